@@ -1,0 +1,292 @@
+"""One agent a training process: puts the hooks in, keeps them quiet, takes them out.
+
+The training thread does as little as possible. What needs no hook is done once a second by a daemon
+thread (the *beat*): host memory, signs of life, telling the user once when something broke, and
+starting a collector when there is none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from zeromon import __version__, paths
+from zeromon.events import ExitKind, Flag, Kind
+from zeromon.ring import RingWriter
+from zeromon_agents.allocator import Allocator, cuda_ready
+from zeromon_agents.c10d import Collectives
+from zeromon_agents.ddp import DISTRIBUTED, Ddp
+from zeromon_agents.fsdp1 import RUNTIME, WRAPPER, Fsdp1
+from zeromon_agents.fsdp2 import PARAM_GROUP, STATE, Fsdp2, Units
+from zeromon_agents.guard import Guard
+from zeromon_agents.host import Host
+from zeromon_agents.imports import ImportWatch
+from zeromon_agents.patches import Patches
+from zeromon_agents.pending import DeviceTimer
+from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
+from zeromon_agents.step import Steps
+from zeromon_agents.unseen import WARM_UP_STEPS, Unseen
+
+_BEAT_SECONDS = 1.0
+_COLLECTOR_EVERY = 5
+_HUNG_AFTER_NS = 5_000_000_000
+
+
+class Place:
+    """Which rank this process is."""
+
+    def __init__(self) -> None:
+        distributed = torch.distributed
+        ready = distributed.is_available() and distributed.is_initialized()
+        self.rank = distributed.get_rank() if ready else int(os.environ.get("RANK", 0))
+        world = distributed.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", 1))
+        self.world_size = world
+        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID")
+        self.local_rank = int(local) if local is not None else self.rank
+
+
+class Agent:
+    """The hooks of one process, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, run_dir: Path, place: Place) -> None:
+        name = f"rank{place.rank}.{os.getpid()}.{secrets.token_hex(2)}.ring"
+        self.guard = Guard()
+        self.ring = RingWriter(run_dir / name, rank=place.rank)
+        self.recorder = Recorder(self.ring, self.guard)
+        self.place = place
+        self.run_dir = run_dir
+        self.patches = Patches()
+        self.imports = ImportWatch()
+        self.device = DeviceTimer(self.recorder)
+        self.collectives = Collectives(self.recorder, self.device)
+        self.steps = Steps(self.recorder, self._before_step_mark)
+        self.ddp = Ddp(self.recorder, self.steps, self.collectives, self.device, self.patches)
+        self.unseen = Unseen(self.recorder, self.collectives, self.ddp.buckets)
+        self.allocator = Allocator(self.recorder)
+        self.host = Host(self.recorder)
+        self._stopping = threading.Event()
+        self._excepthook: Any = None
+        self._told_device = False
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Installs every hook; those on modules not yet imported come when they are."""
+        self._describe()
+        self._watch_existing_groups()
+        self.guard.on_limit = self.pause
+        self.steps.on_optimizer = self._optimizer_seen
+        self.collectives.install(self.patches)
+        units = Units(self.recorder, self.device)
+        fsdp2 = Fsdp2(units, self.steps, self.patches)
+        fsdp1 = Fsdp1(units, self.steps, self.patches)
+        for module, watch in (
+            ("torch.autograd", lambda m: self.steps.watch_backward(m, self.patches)),
+            ("torch.utils.data.dataloader", lambda m: self.steps.watch_data(m, self.patches)),
+            (DISTRIBUTED, self.ddp.watch),
+            (PARAM_GROUP, fsdp2.watch_param_group),
+            (STATE, fsdp2.watch_state),
+            (RUNTIME, fsdp1.watch_runtime),
+            (WRAPPER, fsdp1.watch_wrapper),
+        ):
+            self.imports.when_imported(module, self.guard.guarded(watch))
+        os.register_at_fork(after_in_child=self._in_forked_child)
+        atexit.register(self._at_exit)
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        self.recorder.mode = ON
+        self.recorder.detailed = True
+        threading.Thread(target=self._beat, name="zeromon", daemon=True).start()
+
+    def stop(self) -> list[str]:
+        """Takes every hook out and says goodbye; returns what somebody else has patched over."""
+        if self._stopping.is_set():
+            return []
+        self._stopping.set()
+        self.recorder.mode = OFF
+        self.ddp.stop()
+        self.imports.close()
+        kept = self.patches.restore()
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        atexit.unregister(self._at_exit)
+        self.recorder.emit(Kind.EXIT, op=ExitKind.DETACHED)
+        return kept
+
+    def pause(self) -> None:
+        """Switches all hooks off, in place: too many of them failed."""
+        self.recorder.mode = OFF
+
+    # ---- what is told once --------------------------------------------------------------------
+
+    def _describe(self) -> None:
+        place = self.place
+        self.recorder.meta(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            world_size=place.world_size,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            torch=torch.__version__,
+            python=sys.version.split()[0],
+            agent=__version__,
+            device="cpu",
+            argv=sys.argv[:20],
+        )
+
+    def _describe_device(self) -> None:
+        if self._told_device or not cuda_ready():
+            return
+        self._told_device = True
+        index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        uuid = str(getattr(properties, "uuid", ""))
+        self.recorder.meta(device=f"cuda:{index}", device_name=properties.name, device_uuid=uuid)
+
+    def _watch_existing_groups(self) -> None:
+        world = torch.distributed.distributed_c10d._world
+        for pg in list(world.pg_map):
+            if hasattr(pg, "group_name"):
+                self.collectives.group_of(pg, existed=True)
+
+    def _optimizer_seen(self, optimizer: Any) -> None:
+        self.steps.on_optimizer = None
+        kind = type(optimizer).__name__
+        facts = {"optimizer": kind}
+        if kind == "ZeroRedundancyOptimizer":
+            facts["strategy"] = "zero1"
+        self.recorder.meta(**facts)
+
+    # ---- every step ---------------------------------------------------------------------------
+
+    def _before_step_mark(self, step: int) -> None:
+        self.collectives.flush_step()
+        if self.recorder.mode == IDLE:
+            return
+        self.device.poll()
+        self.unseen.account(step)
+        if step == WARM_UP_STEPS:
+            self.collectives.end_warm_up()
+        self.host.sample()
+        self.allocator.sample()
+
+    # ---- every second -------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._stopping.is_set():
+            try:
+                self._one_beat(beats)
+            except Guard.CAUGHT as error:
+                self.guard.note(error, "beat")
+            beats += 1
+            self._stopping.wait(_BEAT_SECONDS)
+
+    def _one_beat(self, beats: int) -> None:
+        self.recorder.emit(Kind.BEAT, self.guard.errors, self.recorder.step)
+        self.host.sample(force=True)
+        self.imports.sweep()
+        self._describe_device()
+        self._show_hang_in_idle_step()
+        message = self.guard.message()
+        if message:
+            tell(message)
+        if beats % _COLLECTOR_EVERY == (0 if self.place.local_rank == 0 else 2):
+            ensure_collector(self.run_dir.parent)
+
+    def _show_hang_in_idle_step(self) -> None:
+        """A step with idle hooks that does not end: record what it last began."""
+        last, recorder = self.collectives.last_counted, self.recorder
+        if recorder.mode != IDLE or last is None:
+            return
+        if time.monotonic_ns() - self.steps.step_start_ns < _HUNG_AFTER_NS:
+            return
+        self.collectives.last_counted = None
+        op, phase, group, nbytes = last
+        # fmt: off
+        recorder.write(self.steps.step_start_ns, Kind.ISSUED, op, phase, Flag.INFERRED, group, 0,
+                       nbytes, 0, 0, 0)
+        # fmt: on
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def _in_forked_child(self) -> None:
+        """A forked worker shares the mapping: it must not write into its parent's record."""
+        self.ring.mute()
+        self.recorder.mode = OFF
+        self._stopping.set()
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        atexit.unregister(self._at_exit)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        with suppress(Guard.CAUGHT):
+            text = self.recorder.text(f"{kind.__name__}: {error}")
+            self.recorder.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
+            atexit.unregister(self._at_exit)
+        self._excepthook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        with suppress(Guard.CAUGHT):
+            self._stopping.set()
+            self.recorder.mode = OFF
+            self.recorder.emit(Kind.EXIT, op=ExitKind.CLEAN)
+
+
+def tell(message: str) -> None:
+    """One line on the user's stderr."""
+    with suppress(Guard.CAUGHT):
+        os.write(2, f"{message}\n".encode())
+
+
+def ensure_collector(root: Path) -> None:
+    """Starts a collector for *root* when none holds its lock. Never called by the training thread."""
+    if os.environ.get("ZEROMON_COLLECTOR") == "off" or collector_runs(root):
+        return
+    python = os.environ.get("ZEROMON_PYTHON") or sys.executable
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    source = str(Path(__file__).resolve().parents[1])
+    core = str(Path(paths.__file__).resolve().parents[1])
+    inherited["PYTHONPATH"] = os.pathsep.join((core, source))
+    inherited["ZEROMON_DIR"] = str(root)
+    inherited.pop("ZEROMON_SHIM", None)
+    with suppress(OSError, subprocess.SubprocessError):
+        # the command puts itself into the background and returns at once
+        subprocess.run(
+            [python, "-m", "zeromon.collector", "--daemon"],
+            cwd="/",
+            env=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            check=False,
+        )
+
+
+def collector_runs(root: Path) -> bool:
+    """Whether some process holds the collector's lock of *root*."""
+    try:
+        fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return True  # nothing can be started there either
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,78 @@
+"""The CUDA caching allocator, without synchronizing and without touching the user's peaks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from zeromon.events import Kind
+from zeromon_agents.recorder import OFF, Recorder
+
+
+def cuda_ready() -> bool:
+    """Whether this process already uses CUDA; never the reason that it starts to."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def allocated_bytes() -> int:
+    """Bytes allocated on the current device, or -1 without one."""
+    if not cuda_ready():
+        return -1
+    return int(torch.cuda.memory_allocated())
+
+
+class Allocator:
+    """Samples the allocator at the end of a step and hears of failed allocations."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._observing = False
+        self._capacity = -1
+
+    def sample(self) -> None:
+        """Writes the allocator's figures of now; nothing on a CPU rank."""
+        if not cuda_ready():
+            return
+        self._observe_oom()
+        device = torch.cuda.current_device()
+        stats = torch._C._cuda_memoryStats(device)
+        current = {
+            name: stats[name]["all"]["current"]
+            for name in ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
+        }
+        recorder, now = self._recorder, time.monotonic_ns()
+        # fmt: off
+        recorder.write(now, Kind.MEMORY, 0, recorder.phase, 0, 0, 0, current["allocated_bytes"],
+                       current["active_bytes"], current["reserved_bytes"],
+                       current["inactive_split_bytes"])
+        # fmt: on
+        if recorder.detailed or self._capacity < 0:
+            self._sample_device(now, device, stats)
+
+    def _sample_device(self, now: int, device: int, stats: dict[str, Any]) -> None:
+        free, total = torch.cuda.mem_get_info(device)
+        fraction = 1.0
+        probe = getattr(torch._C, "_cuda_getMemoryFraction", None)
+        if probe is not None:
+            fraction = float(probe(device))
+        self._capacity = int(total * fraction)
+        # fmt: off
+        self._recorder.write(now, Kind.MEMORY_PEAK, 0, 0, 0, 0, 0,
+                             stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0),
+                             free, self._capacity)
+        # fmt: on
+
+    def _observe_oom(self) -> None:
+        """torch offers no way to detach an observer, so it asks the mode each time."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if self._observing or attach is None:
+            return
+        self._observing = True
+        recorder = self._recorder
+
+        def out_of_memory(device: int, requested: int, allocated: int, free: int) -> None:
+            if recorder.mode != OFF:
+                recorder.emit(Kind.OOM, requested, allocated, free)
+
+        attach(recorder.guard.guarded(out_of_memory))

@@ -1,0 +1,204 @@
+"""What the start-up shim calls when ``torch.distributed.distributed_c10d`` has just been loaded.
+
+Nothing starts here: a launcher, a data worker and a compiler process import torch, too. The agent
+starts when the process becomes a rank (``init_process_group``), or, without process groups, when an
+optimizer first steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeromon_agents.agent import Agent
+
+
+class Bootstrap:
+    """Waits for the process to become a rank; at most one an interpreter."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self._c10d: ModuleType | None = None
+        self._original_init: Any = None
+        self._hooked_init: Any = None
+        self._optimizer_hooks: list[Any] = []
+        self._watch: Any = None
+        self._failed = False
+
+    def install(self, c10d: ModuleType) -> None:
+        """Hooks ``init_process_group`` of *c10d* and the first optimizer step."""
+        if self._c10d is not None:
+            return
+        from zeromon_agents.imports import ImportWatch
+
+        self._c10d = c10d
+        self._original_init = original = c10d.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.start_safely()
+            return result
+
+        self._hooked_init = init_process_group
+        for module in (c10d, sys.modules.get("torch.distributed")):
+            if module is not None and vars(module).get("init_process_group") is original:
+                setattr(module, "init_process_group", init_process_group)
+        self._watch = ImportWatch()
+        self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
+
+    def _watch_optimizers(self, optimizer_module: ModuleType) -> None:
+        """Registers torch's global hooks, once, for as long as we are here.
+
+        torch iterates over these hooks while it calls them, so nothing may be added or removed from
+        within one: the agent, which may start in the first of them, is called through these two.
+        """
+        before = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
+        after = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
+        if before is not None and after is not None:
+            self._optimizer_hooks = [before(self._before_step), after(self._after_step)]
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self.agent is None and not self._failed and _alone():
+            self.start_safely()
+        if self.agent is not None:
+            self.agent.steps.optimizer_begins(optimizer)
+
+    def _after_step(self, *_: Any) -> None:
+        if self.agent is not None:
+            self.agent.steps.optimizer_ends()
+
+    def start_safely(self) -> None:
+        """Starts the agent; if it cannot, the user is told once and training goes on."""
+        if self.agent is not None or self._failed:
+            return
+        from zeromon_agents.guard import Guard
+
+        try:
+            self.agent = start_agent()
+        except Guard.CAUGHT as error:
+            self._failed = True
+            hint = getattr(error, "hint", "")
+            tell_failure(error, hint)
+
+    def stop(self) -> list[str]:
+        """Stops the agent and takes our own wrappers away."""
+        kept: list[str] = []
+        if self.agent is not None:
+            kept = self.agent.stop()
+            self.agent = None
+        for module in (self._c10d, sys.modules.get("torch.distributed")):
+            if module is not None and vars(module).get("init_process_group") is self._hooked_init:
+                setattr(module, "init_process_group", self._original_init)
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks.clear()
+        if self._watch is not None:
+            self._watch.close()
+        self._c10d = None
+        self._failed = False
+        return kept
+
+
+def _alone() -> bool:
+    """Whether this process trains by itself, so that no process group will announce it."""
+    return "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+BOOTSTRAP = Bootstrap()
+
+
+def install(c10d: ModuleType) -> None:
+    """The shim's entry."""
+    BOOTSTRAP.install(c10d)
+
+
+def tell_failure(error: BaseException, hint: str = "") -> None:
+    """Says on stderr, once a process, that this process is not watched."""
+    text = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
+    os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
+
+
+def start_agent() -> Agent:
+    """Makes and starts the agent of this process."""
+    missing = missing_parts()
+    if missing:
+        import torch
+
+        raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
+    from zeromon_agents.agent import Agent, Place
+
+    agent = Agent(run_directory(), Place())
+    agent.start()
+    return agent
+
+
+def missing_parts() -> list[str]:
+    """What this torch lacks that the agent cannot do without."""
+    import torch
+    import torch.optim.optimizer as optimizer
+
+    distributed = getattr(torch._C, "_distributed_c10d", None)
+    group = getattr(distributed, "ProcessGroup", None)
+    wanted = {
+        "torch.distributed": distributed is not None,
+        "ProcessGroup._get_sequence_number_for_group": hasattr(
+            group, "_get_sequence_number_for_group"
+        ),
+        "Work": hasattr(distributed, "Work"),
+        "register_optimizer_step_post_hook": hasattr(
+            optimizer, "register_optimizer_step_post_hook"
+        ),
+    }
+    return [name for name, there in wanted.items() if not there]
+
+
+def run_directory() -> Path:
+    """The folder of this run: given by ``zeromon run``, or found by what the ranks have in common."""
+    from zeromon import paths
+
+    given = os.environ.get("ZEROMON_RUN_DIR")
+    if given:
+        return paths.make_private(Path(given))
+    root = paths.choose_root()
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+    name = "".join(c if c.isalnum() else "_" for c in script)[:24].strip("_") or "python"
+    key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_RANKS)
+    if not key.strip("|"):
+        key = f"{os.getpid()}.{time.time_ns()}"
+    base = f"{name}-{zlib.crc32(key.encode()):08x}"
+    rank = os.environ.get("RANK", "0")
+    for attempt in range(1, 1000):
+        folder = root / (base if attempt == 1 else f"{base}-{attempt}")
+        if not list(folder.glob(f"rank{rank}.*.ring")):
+            break  # a folder where this rank has been is an earlier run's
+    folder = paths.make_private(folder)
+    describe_run(folder)
+    return folder
+
+
+_SHARED_BY_RANKS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+)
+
+
+def describe_run(folder: Path) -> None:
+    """Writes ``run.json`` for a run that no launcher of ours described; the first rank wins."""
+    try:
+        fd = os.open(folder / "run.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(fd, "w") as file:
+        json.dump({"run": folder.name, "command": sys.argv[:50], "started": time.time()}, file)

@@ -1,0 +1,475 @@
+"""Every collective that Python issues, seen at the pybind classes it must pass.
+
+``torch.distributed.ProcessGroup`` methods issue, ``Work.wait`` waits. Patching the classes sees every
+caller, however early it imported a function: FSDP, DeepSpeed, the user's own code.
+
+A record ISSUED is written before the call (so that a collective that hangs is visible from outside),
+a record DONE when it was waited for. What C++ issues does not pass here; see :mod:`.unseen`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from zeromon.events import Dtype, Flag, Kind, Op
+from zeromon.ring import NameKind
+from zeromon_agents.guard import Guard
+from zeromon_agents.patches import Patches
+from zeromon_agents.pending import DeviceTimer
+from zeromon_agents.recorder import ON, Recorder
+
+
+class Payload(NamedTuple):
+    """Where a method's payload S is: the argument's index and name, and whether S is n times it."""
+
+    op: Op
+    index: int
+    keyword: str
+    per_rank: bool = False
+
+
+_AG, _RS, _A2A = Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL
+
+PAYLOADS: dict[str, Payload] = {
+    "allreduce": Payload(Op.ALL_REDUCE, 0, "tensors"),
+    "allreduce_coalesced": Payload(Op.ALL_REDUCE, 0, "tensors"),
+    "broadcast": Payload(Op.BROADCAST, 0, "tensors"),
+    "reduce": Payload(Op.REDUCE, 0, "tensors"),
+    "allgather": Payload(_AG, 0, "output_tensors"),
+    "allgather_coalesced": Payload(_AG, 0, "output_lists"),
+    "all_gather_single": Payload(_AG, 0, "output"),
+    "_allgather_base": Payload(_AG, 0, "output"),
+    "all_gather_single_coalesced": Payload(_AG, 0, "outputs"),
+    "allgather_into_tensor_coalesced": Payload(_AG, 0, "outputs"),
+    "gather": Payload(Op.GATHER, 1, "input_tensors", per_rank=True),
+    "scatter": Payload(Op.SCATTER, 0, "output_tensors", per_rank=True),
+    "reduce_scatter": Payload(_RS, 1, "input_tensors"),
+    "reduce_scatter_single": Payload(_RS, 1, "inputTensor"),
+    "_reduce_scatter_base": Payload(_RS, 1, "inputTensor"),
+    "reduce_scatter_single_coalesced": Payload(_RS, 1, "inputs"),
+    "reduce_scatter_tensor_coalesced": Payload(_RS, 1, "inputs"),
+    "all_to_all_single": Payload(_A2A, 1, "input"),
+    "alltoall_base": Payload(_A2A, 1, "input"),
+    "alltoall": Payload(_A2A, 1, "input_tensors"),
+    "send": Payload(Op.SEND, 0, "tensors"),
+    "recv": Payload(Op.RECV, 0, "tensors"),
+    "recv_anysource": Payload(Op.RECV, 0, "tensors"),
+    "barrier": Payload(Op.BARRIER, -1, ""),
+    "monitored_barrier": Payload(Op.BARRIER, -1, ""),
+}
+"""The methods that communicate, in every spelling that a supported torch has."""
+
+IGNORED = frozenset(
+    "rank size name get_group_store split_group merge_remote_group abort shutdown _id _backend_id"
+    " _set_sequence_number_for_group _get_sequence_number_for_group set_timeout _device_types"
+    " _get_backend_name _start_coalescing _end_coalescing _register_backend _get_backend"
+    " _set_default_backend _register_on_completion_hook _wait_for_pending_works _has_hooks"
+    " _enable_collectives_timing _set_group_name group_name _set_group_desc group_desc"
+    " bound_device_id use_pg_for_symm_mem_rendezvous boxed unbox _pybind11_conduit_v1_"
+    " BackendType UNDEFINED GLOO NCCL XCCL UCC MPI CUSTOM"
+    # of older versions
+    " _set_backend _get_backends _supports_splitting _is_ucc_available eager_connect_single_device"
+    " perform_nocolor_split comm_split_count _set_timeout get_timeout".split()
+)
+"""What else the class has: nothing here communicates by itself."""
+
+_DTYPES = {
+    getattr(torch, name): code
+    for name, code in (
+        ("float32", Dtype.FLOAT32),
+        ("float16", Dtype.FLOAT16),
+        ("bfloat16", Dtype.BFLOAT16),
+        ("float64", Dtype.FLOAT64),
+        ("int8", Dtype.INT8),
+        ("uint8", Dtype.UINT8),
+        ("int16", Dtype.INT16),
+        ("int32", Dtype.INT32),
+        ("int64", Dtype.INT64),
+        ("bool", Dtype.BOOL),
+        ("float8_e4m3fn", Dtype.FLOAT8_E4M3FN),
+        ("float8_e5m2", Dtype.FLOAT8_E5M2),
+    )
+    if hasattr(torch, name)
+}
+
+# Fields of an open collective; a list, because a callback on another thread fills in END.
+OP, PHASE, FLAGS, GROUP, UNIT, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT = range(10)
+Entry = list[Any]
+
+
+class Group:
+    """What is known of a process group, without keeping it alive."""
+
+    __slots__ = (
+        "base",
+        "coalescing",
+        "cuda",
+        "explained",
+        "extra",
+        "id",
+        "issued",
+        "ref",
+        "seen_sequences",
+        "size",
+    )
+
+    def __init__(self, number: int, ref: Any, *, size: int, cuda: bool, base: int) -> None:
+        self.id = number
+        self.ref = ref
+        self.size = size
+        self.cuda = cuda
+        self.base = base
+        """The group's own sequence number when we began to watch."""
+        self.issued = 0
+        """Collectives that passed our hooks."""
+        self.extra = 0
+        """By how much their sequence numbers exceed one each."""
+        self.explained = 0
+        """Sequence numbers of C++ collectives already reported."""
+        self.coalescing: list[Entry] | None = None
+        self.seen_sequences: set[int] | None = set()
+        """During warm-up: the sequence numbers that are ours."""
+
+
+def total_bytes(payload: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(payload, torch.Tensor):
+        return payload.nbytes
+    return sum(total_bytes(item) for item in payload)
+
+
+def _first_tensor(payload: Any) -> Any:
+    while isinstance(payload, (list, tuple)) and payload:
+        payload = payload[0]
+    return payload
+
+
+class Collectives:
+    """Installs and keeps the hooks on ProcessGroup and Work."""
+
+    def __init__(self, recorder: Recorder, device: DeviceTimer) -> None:
+        self._recorder = recorder
+        self._device = device
+        self.groups: dict[int, Group] = {}
+        self.open: dict[int, Entry | list[Entry]] = {}
+        """Works not yet waited for, by id: a weak reference a call would cost more."""
+        self.counts: dict[tuple[int, int, int], list[int]] = {}
+        """(group, op, phase) -> [calls, bytes] of a step with idle hooks."""
+        self.warm = True
+        self.last_counted: tuple[int, int, int, int] | None = None
+        """(op, phase, group, bytes) of the newest collective of a step with idle hooks."""
+
+    # ---- groups -------------------------------------------------------------------------------
+
+    def group_of(self, pg: Any, *, existed: bool = False) -> Group:
+        """The record of *pg*, made at first sight. *existed*: it is older than the agent."""
+        known = self.groups.get(id(pg))
+        if known is not None:
+            return known
+        facts = describe_group(pg)
+        number = self._recorder.ring.name(NameKind.GROUP, facts)
+        forget = self.groups.pop
+        key = id(pg)
+        group = Group(
+            number,
+            weakref.ref(pg, lambda _: forget(key, None)),
+            size=facts["size"],
+            cuda=any(device != "cpu" for device in facts["devices"]),
+            base=sequence_number(pg) if existed else 0,
+        )
+        if not self.warm:
+            group.seen_sequences = None
+        self.groups[key] = group
+        return group
+
+    def end_warm_up(self) -> None:
+        """From now on no sequence number is read per collective."""
+        self.warm = False
+        for group in self.groups.values():
+            group.seen_sequences = None
+
+    # ---- hooks --------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Patches every communicating method that the classes have."""
+        distributed = torch._C._distributed_c10d
+        group_class, work_class = distributed.ProcessGroup, distributed.Work
+        for name, payload in PAYLOADS.items():
+            if name in vars(group_class):
+                original = patches.original(group_class, name)
+                patches.set(group_class, name, self._issue_hook(original, name, payload))
+        if "_start_coalescing" in vars(group_class):
+            start = patches.original(group_class, "_start_coalescing")
+            end = patches.original(group_class, "_end_coalescing")
+            patches.set(group_class, "_start_coalescing", self._start_coalescing_hook(start))
+            patches.set(group_class, "_end_coalescing", self._end_coalescing_hook(end))
+        patches.set(work_class, "wait", self._wait_hook(patches.original(work_class, "wait")))
+
+    def _issue_hook(self, original: Any, name: str, where: Payload) -> Callable[..., Any]:
+        """The wrapper of one method. Long because it is inlined: each call in here costs 50 ns."""
+        recorder, groups, opened = self._recorder, self.groups, self.open
+        write, note, now = recorder.write, recorder.guard.note, time.monotonic_ns
+        op, index, keyword, per_rank = where
+        issued_kind = int(Kind.ISSUED)
+        tensor_type, dtypes = torch.Tensor, _DTYPES
+        op_number, is_async_flag, failed = int(op), int(Flag.ASYNC), int(Flag.FAILED)
+        wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
+        extra, calibrated = 0, False
+
+        def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            mode = recorder.mode
+            if not mode:
+                return original(pg, *args, **kwargs)
+            nonlocal extra, calibrated
+            entry: Entry | None = None
+            before = -1
+            try:
+                group = groups.get(id(pg)) or self.group_of(pg)
+                if index < 0:
+                    payload, nbytes, dtype = None, 0, 0
+                else:
+                    payload = args[index] if index < len(args) else kwargs[keyword]
+                    if type(payload) is list and len(payload) == 1:
+                        payload = payload[0]
+                    if type(payload) is tensor_type:
+                        nbytes, dtype = payload.nbytes, dtypes.get(payload.dtype, 0)
+                    else:
+                        nbytes = total_bytes(payload)
+                        payload = _first_tensor(payload)
+                        dtype = dtypes.get(getattr(payload, "dtype", None), 0)
+                    if per_rank:
+                        nbytes *= group.size
+                group.issued = sequence = group.issued + 1
+                if mode == ON:
+                    options = args[-1] if args else None
+                    flags = is_async_flag if getattr(options, "asyncOp", False) else 0
+                    phase, unit, started = recorder.phase, recorder.unit, now()
+                    # fmt: off
+                    write(started, issued_kind, op_number, phase, flags, group.id, unit,
+                          nbytes, sequence, dtype, 0)
+                    entry = [op_number, phase, flags, group.id, unit, nbytes, started, sequence, 0, None]
+                    # fmt: on
+                    if group.cuda and payload is not None and payload.is_cuda:
+                        self._device.issued(entry)
+                else:
+                    self._count(group.id, op_number, nbytes)
+                if extra:
+                    group.extra += extra
+                if group.seen_sequences is not None or not calibrated:
+                    before = sequence_number(pg)
+            except Guard.CAUGHT as error:
+                note(error, name)
+                return original(pg, *args, **kwargs)
+            try:
+                work = original(pg, *args, **kwargs)
+            except BaseException:
+                if entry is not None:
+                    entry[FLAGS] |= failed
+                    self._done(entry, now(), 0)
+                raise
+            try:
+                if before >= 0:
+                    extra, calibrated = self._note_sequence(group, pg, before, extra)
+                if entry is not None:
+                    if group.coalescing is not None:
+                        group.coalescing.append(entry)
+                    elif work is None:
+                        self._done(entry, now(), now() - entry[ISSUED_NS])
+                    else:
+                        opened[id(work)] = entry
+                        if flags and wants_callback and entry[EVENT] is None:
+                            self._call_back(work, entry)
+            except Guard.CAUGHT as error:
+                note(error, name)
+            return work
+
+        method.__name__ = name
+        return method
+
+    def _wait_hook(self, original: Any) -> Callable[..., Any]:
+        recorder, take, now = self._recorder, self.open.pop, time.monotonic_ns
+        note, write, done_kind = recorder.guard.note, recorder.write, int(Kind.DONE)
+        end_known = int(Flag.END_KNOWN)
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.mode != ON:
+                take(id(work), None)
+                return original(work, *args, **kwargs)
+            entry = take(id(work), None)
+            if entry is None:
+                return original(work, *args, **kwargs)
+            if type(entry[0]) is list or entry[EVENT] is not None:
+                return self._wait_long_way(original, work, entry, args, kwargs)
+            reached = now()
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                left = now()
+                try:
+                    # fmt: off
+                    op, phase, flags, group, unit, nbytes, issued, sequence, end, _ = entry
+                    if end:  # a callback saw the completion; it cannot be later than our return
+                        left, blocked = min(end, left), max(0, min(end, left) - reached)
+                    else:
+                        blocked = left - reached
+                    entry[END] = left
+                    write(left, done_kind, op, phase, flags | end_known, group, unit,
+                          nbytes, issued, blocked, sequence)
+                    # fmt: on
+                except Guard.CAUGHT as error:
+                    note(error, "Work.wait")
+
+        return wait
+
+    def _wait_long_way(
+        self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """A wait for device work, or for several coalesced collectives at once."""
+        entries: list[Entry] = entry if type(entry[0]) is list else [entry]
+        guard, timed = self._recorder.guard, None
+        reached = time.monotonic_ns()
+        try:
+            timed = self._device.reached_wait(entries)
+        except Guard.CAUGHT as error:
+            guard.note(error, "Work.wait")
+        try:
+            return original(work, *args, **kwargs)
+        finally:
+            try:
+                if timed is not None:
+                    self._device.left_wait(timed)
+                else:
+                    left = time.monotonic_ns()
+                    for position, one in enumerate(entries):
+                        self._done(one, left, 0 if position else left - reached)
+            except Guard.CAUGHT as error:
+                guard.note(error, "Work.wait")
+
+    def _start_coalescing_hook(self, original: Any) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        def _start_coalescing(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.mode:
+                try:
+                    self.group_of(pg).coalescing = []
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, "_start_coalescing")
+            return original(pg, *args, **kwargs)
+
+        return _start_coalescing
+
+    def _end_coalescing_hook(self, original: Any) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        def _end_coalescing(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            work = original(pg, *args, **kwargs)
+            if recorder.mode:
+                try:
+                    group = self.group_of(pg)
+                    entries, group.coalescing = group.coalescing, None
+                    if entries and work is not None:
+                        self.open[id(work)] = entries
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, "_end_coalescing")
+            return work
+
+        return _end_coalescing
+
+    # ---- helpers ------------------------------------------------------------------------------
+
+    def _count(self, group: int, op: int, nbytes: int) -> None:
+        phase = self._recorder.phase
+        self.last_counted = (op, phase, group, nbytes)
+        key = (group, op, phase)
+        row = self.counts.get(key)
+        if row is None:
+            self.counts[key] = [1, nbytes]
+        else:
+            row[0] += 1
+            row[1] += nbytes
+
+    def _call_back(self, work: Any, entry: Entry) -> None:
+        """Learns the true completion of an asynchronous collective from the backend's own thread."""
+
+        def completed(_: Any) -> None:
+            if not entry[END]:
+                entry[END] = time.monotonic_ns()
+
+        work.get_future().add_done_callback(completed)
+
+    def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
+        op, phase, flags, group, unit, nbytes, issued, sequence, _, _ = entry
+        flags |= Flag.END_KNOWN
+        entry[END] = end_ns
+        # fmt: off
+        self._recorder.write(end_ns, Kind.DONE, op, phase, flags, group, unit,
+                             nbytes, issued, blocked_ns, sequence)
+        # fmt: on
+
+    def _note_sequence(self, group: Group, pg: Any, before: int, extra: int) -> tuple[int, bool]:
+        """Learns which sequence numbers are ours, and how many one call of a method takes.
+
+        Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo).
+        Returns how many more than one, and whether that is now known.
+        """
+        after = sequence_number(pg)
+        if group.seen_sequences is not None:
+            group.seen_sequences.update(range(before + 1, after + 1))
+        if group.coalescing is not None:
+            return extra, False
+        group.extra += (after - before - 1) - extra
+        return after - before - 1, True
+
+    def flush_step(self) -> None:
+        """At the end of a step: counts of idle hooks, and works that nobody waited for."""
+        now = time.monotonic_ns()
+        for (group, op, phase), (count, nbytes) in self.counts.items():
+            # fmt: off
+            self._recorder.write(now, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, 0)
+            # fmt: on
+        self.counts.clear()
+        self.last_counted = None
+        if len(self.open) > 64:
+            self._flush_unwaited()
+
+    def _flush_unwaited(self) -> None:
+        for key, entry in list(self.open.items()):
+            if type(entry[0]) is not list and entry[END]:
+                self.open.pop(key, None)
+                self._done(entry, entry[END], 0)
+        while len(self.open) > 4096:
+            self.open.pop(next(iter(self.open)))
+
+
+def sequence_number(pg: Any) -> int:
+    """How many collectives the group has issued, from Python and from C++."""
+    try:
+        return int(pg._get_sequence_number_for_group())
+    except RuntimeError:  # backends without sequence numbers (MPI, fake)
+        return -1
+
+
+def describe_group(pg: Any) -> dict[str, Any]:
+    """Size, ranks, description and backend of a process group, as the name table keeps them."""
+    world = torch.distributed.distributed_c10d._world
+    ranks = sorted(world.pg_group_ranks.get(pg, {})) or list(range(pg.size()))
+    name, desc = str(pg.group_name), str(getattr(pg, "group_desc", "") or "")
+    if desc == "default_pg":
+        label = "world"
+    elif desc and desc != "undefined":
+        label = desc
+    else:
+        label = f"pg{name}"
+    devices = sorted({getattr(d, "type", str(d)) for d in getattr(pg, "_device_types", [])})
+    return {
+        "name": name,
+        "label": label[:60],
+        "size": pg.size(),
+        "ranks": ranks[:1024],
+        "devices": devices or ["cpu"],
+        "backend": str(world.pg_map.get(pg, ("?",))[0]),
+    }

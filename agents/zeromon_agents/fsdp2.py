@@ -1,0 +1,208 @@
+"""FSDP2 (``fully_shard``): units, their unshard and reshard, and forward.
+
+Private names of torch live here and nowhere else; each has a canary test. The methods of
+FSDPParamGroup are looked up on the instance at every call, so patching the class works at any time,
+and they run outside of compiled regions, so no graph breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zeromon.events import Kind, Op, UnitEvent
+from zeromon_agents.allocator import allocated_bytes
+from zeromon_agents.guard import Guard
+from zeromon_agents.patches import Patches
+from zeromon_agents.pending import DeviceTimer
+from zeromon_agents.recorder import ON, Recorder
+from zeromon_agents.step import Steps
+
+PARAM_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
+class Units:
+    """Writes what happens to units; shared by FSDP1 and FSDP2."""
+
+    def __init__(self, recorder: Recorder, device: DeviceTimer) -> None:
+        self.recorder = recorder
+        self.device = device
+
+    def mark(self, event: UnitEvent, unit: int, blocked_ns: int = 0) -> None:
+        """A unit record of now; with the allocated bytes on detailed steps."""
+        recorder = self.recorder
+        allocated = allocated_bytes() if recorder.detailed else -1
+        # fmt: off
+        recorder.write(time.monotonic_ns(), Kind.UNIT, event, recorder.phase, 0, 0, unit,
+                       blocked_ns, allocated, 0, 0)
+        # fmt: on
+
+    def within(self, unit_of: Callable[[Any], int], event: UnitEvent | None) -> Any:
+        """A decorator for a method of a unit: its collectives are the unit's."""
+        recorder = self.recorder
+
+        def decorate(original: Any, subject: int = 0) -> Any:
+            @functools.wraps(original)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                if recorder.mode != ON:
+                    return original(*args, **kwargs)
+                outer = recorder.unit
+                try:
+                    recorder.unit = unit = unit_of(args[subject])
+                    if event is not None:
+                        self.mark(event, unit)
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, original.__name__)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    recorder.unit = outer
+
+            return method
+
+        return decorate
+
+
+class Fsdp2:
+    """The hooks on FSDPParamGroup and FSDPState."""
+
+    def __init__(self, units: Units, steps: Steps, patches: Patches) -> None:
+        self._units = units
+        self._recorder = units.recorder
+        self._steps = steps
+        self._patches = patches
+
+    def watch_param_group(self, module: Any) -> None:
+        """Patches FSDPParamGroup of *module*."""
+        group = module.FSDPParamGroup
+        unshard = self._units.within(self.unit_of, None)
+        patches = self._patches
+        patches.set(group, "unshard", self._unshard_hook(patches.original(group, "unshard")))
+        original = patches.original(group, "wait_for_unshard")
+        patches.set(group, "wait_for_unshard", self._wait_hook(original))
+        reshard = self._units.within(self.unit_of, UnitEvent.RESHARD)
+        patches.set(group, "reshard", reshard(patches.original(group, "reshard")))
+        for name in ("post_backward", "finalize_backward"):
+            patches.set(group, name, unshard(patches.original(group, name)))
+        original = patches.original(group, "post_forward")
+        patches.set(group, "post_forward", self._post_forward_hook(original))
+
+    def watch_state(self, module: Any) -> None:
+        """Patches FSDPState of *module*: its root starts the forward."""
+        state = module.FSDPState
+        original = self._patches.original(state, "_root_pre_forward")
+        steps, recorder, timer = self._steps, self._recorder, self._units.device
+
+        @functools.wraps(original)
+        def _root_pre_forward(fsdp_state: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.mode:
+                try:
+                    if fsdp_state._state_ctx.iter_forward_root is None:
+                        timer.mark_compute_stream()
+                        steps.forward_begins()
+                        self._strategy(fsdp_state)
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, "_root_pre_forward")
+            return original(fsdp_state, *args, **kwargs)
+
+        self._patches.set(state, "_root_pre_forward", _root_pre_forward)
+
+    _told_strategy = False
+
+    def _strategy(self, fsdp_state: Any) -> None:
+        if self._told_strategy:
+            return
+        self._told_strategy = True
+        reshards = bool(getattr(fsdp_state, "_auto_reshard_after_forward", True))
+        group = next(iter(param_groups(fsdp_state)), None)
+        if group is not None and not reshards:
+            info = getattr(group, "post_forward_mesh_info", None)
+            reshards = info is not None
+        self._recorder.meta(strategy="fsdp2" if reshards else "fsdp2-zero2")
+
+    def unit_of(self, group: Any) -> int:
+        """The id of the unit that *group* is."""
+        known = getattr(group, "_zeromon_unit", None)
+        if known is not None and known[0] is self._recorder:
+            return int(known[1])
+        fqn = getattr(group, "_module_fqn", None)
+        if fqn is None:
+            return 0  # before lazy init; it will have its name at the next call
+        facts = {"params": len(group.fsdp_params), "kind": "fsdp2"}
+        number = self._recorder.unit_id(fqn or "(root)", facts)
+        group._zeromon_unit = (self._recorder, number)
+        return number
+
+    def _unshard_hook(self, original: Any) -> Any:
+        recorder, units = self._recorder, self._units
+
+        @functools.wraps(original)
+        def unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.mode != ON:
+                return original(group, *args, **kwargs)
+            outer = recorder.unit
+            pending = group._all_gather_result
+            try:
+                recorder.unit = self.unit_of(group)
+                result = original(group, *args, **kwargs)
+                if pending is None and group._all_gather_result is not None:
+                    units.mark(UnitEvent.UNSHARD, recorder.unit)
+                return result
+            finally:
+                recorder.unit = outer
+
+        return unshard
+
+    def _wait_hook(self, original: Any) -> Any:
+        recorder, units = self._recorder, self._units
+
+        @functools.wraps(original)
+        def wait_for_unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.mode != ON or group._all_gather_result is None:
+                return original(group, *args, **kwargs)
+            outer, reached = recorder.unit, time.monotonic_ns()
+            try:
+                recorder.unit = self.unit_of(group)
+                event = group._all_gather_result.all_gather_event
+                if event is not None and group.device.type == "cuda":
+                    # the stream will wait for this very event first thing in the call below
+                    stream = group.device_handle.current_stream()
+                    units.device.stall(Op.ALL_GATHER, lambda: stream.wait_event(event))
+            except Guard.CAUGHT as error:
+                recorder.guard.note(error, "wait_for_unshard")
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                try:
+                    blocked = time.monotonic_ns() - reached
+                    units.mark(UnitEvent.WAIT_UNSHARD, recorder.unit, blocked)
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, "wait_for_unshard")
+                recorder.unit = outer
+
+        return wait_for_unshard
+
+    def _post_forward_hook(self, original: Any) -> Any:
+        steps, recorder = self._steps, self._recorder
+
+        @functools.wraps(original)
+        def post_forward(group: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                if recorder.mode:
+                    steps.forward_seen()
+
+        return post_forward
+
+
+def param_groups(fsdp_state: Any) -> list[Any]:
+    """The param groups of a state, under the name that this torch has."""
+    groups = getattr(fsdp_state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    group = getattr(fsdp_state, "_fsdp_param_group", None)
+    return [] if group is None else [group]

@@ -1,0 +1,73 @@
+"""What all hooks of one process share: the ring's ``write``, the mode, the phase, the unit.
+
+The mode is read by every hook on every call:
+
+======  ==========================================================================
+OFF     hooks only call through (detached, not started, forked child)
+IDLE    collectives are counted, nothing is timed: what the agent costs is the
+        difference between IDLE and ON steps
+ON      everything is recorded
+======  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from zeromon.events import Kind, Phase
+from zeromon.ring import NameKind, RingWriter
+from zeromon_agents.guard import Guard
+
+OFF, IDLE, ON = 0, 1, 2
+
+
+class Recorder:
+    """The state that hooks read and write; one a process."""
+
+    __slots__ = (
+        "_units",
+        "detailed",
+        "guard",
+        "mode",
+        "phase",
+        "ring",
+        "step",
+        "unit",
+        "write",
+    )
+
+    def __init__(self, ring: RingWriter, guard: Guard) -> None:
+        self.ring = ring
+        self.write = ring.write
+        self.guard = guard
+        self.mode = OFF
+        self.detailed = False
+        """Whether this step also takes what is too dear for every step."""
+        self.phase: int = Phase.OTHER
+        self.unit = 0
+        """Id of the FSDP unit that is communicating, 0 for none."""
+        self.step = 0
+        self._units: dict[str, int] = {}
+
+    def unit_id(self, fqn: str, describe: dict[str, Any]) -> int:
+        """The id under which records speak of the unit *fqn*; 0 when the name table is full."""
+        number = self._units.get(fqn)
+        if number is None:
+            number = self.ring.name(NameKind.UNIT, {"fqn": fqn, **describe})
+            self._units[fqn] = number
+        return number
+
+    def meta(self, **facts: Any) -> None:
+        """Adds facts about this rank; later ones win."""
+        self.ring.name(NameKind.META, facts)
+
+    def text(self, text: str) -> int:
+        """Stores a text for a record to point at."""
+        return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
+
+    def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
+        """A record of *now*; for hooks that are not on the hot path."""
+        # fmt: off
+        self.write(time.monotonic_ns(), kind, op, self.phase, 0, 0, self.unit, a, b, c, d)
+        # fmt: on

@@ -1,0 +1,225 @@
+"""Steps and phases, without any call in the script.
+
+Optimizer steps come from torch's global optimizer hooks; backward from the one function that every
+backward passes; forward from the wrappers (DDP, FSDP) where there is one, else it is what lies
+between the data and the backward; data wait from the DataLoader's iterator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zeromon.events import Flag, Kind, Phase
+from zeromon_agents.guard import Guard
+from zeromon_agents.patches import Patches
+from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
+
+DETAIL_EVERY = 8
+_SETTLED = 10
+_OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
+
+
+def idle_step(step: int) -> bool:
+    """Whether *step* runs with idle hooks: the same steps on every rank, so that all idle together.
+
+    Often at first, for a figure soon; then seldom.
+    """
+    if step <= _SETTLED:
+        return False
+    return step % (_OFTEN if step < _OFTEN_UNTIL else _SELDOM) == 0
+
+
+class Steps:
+    """Follows the training loop and writes its phases and steps."""
+
+    def __init__(self, recorder: Recorder, before_step_mark: Callable[[int], None]) -> None:
+        self._recorder = recorder
+        self._before_step_mark = before_step_mark
+        now = time.monotonic_ns()
+        self.step_start_ns = now
+        self._free_since = now
+        self._micro_steps = 0
+        self._micro_of_last = 0
+        self._forward_from = 0
+        self._forward_seen_ns = 0
+        self._has_wrapper = False
+        self._backward_depth = 0
+        self._backward_from = 0
+        self._optimizer_depth = 0
+        self._optimizer_from = 0
+        self._data_from = 0
+        self.on_optimizer: Callable[[Any], None] | None = None
+        """Called with the optimizer before its step."""
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        """The outermost wrapped module starts its forward."""
+        if self._backward_depth or self._recorder.mode == OFF:
+            return  # recomputation of activation checkpointing belongs to backward
+        self._close_forward()
+        self._has_wrapper = True
+        self._forward_from = self._forward_seen_ns = time.monotonic_ns()
+        self._recorder.phase = Phase.FORWARD
+
+    def forward_seen(self) -> None:
+        """Forward has come at least this far; it ends where it was last seen."""
+        if self._forward_from and not self._backward_depth:
+            self._forward_seen_ns = time.monotonic_ns()
+
+    def forward_ends(self) -> None:
+        """The outermost wrapped module has returned."""
+        self.forward_seen()
+        self._close_forward()
+
+    def _close_forward(self) -> None:
+        if self._forward_from:
+            self._span(Phase.FORWARD, self._forward_from, self._forward_seen_ns)
+            self._forward_from = 0
+            self._recorder.phase = Phase.OTHER
+
+    # ---- backward -----------------------------------------------------------------------------
+
+    def backward_begins(self) -> None:
+        """The autograd engine starts."""
+        self._backward_depth += 1
+        if self._backward_depth > 1 or self._recorder.mode == OFF:
+            return
+        now = time.monotonic_ns()
+        if self._forward_from:
+            self._close_forward()
+        elif not self._has_wrapper:
+            self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
+        self._backward_from = now
+        self._recorder.phase = Phase.BACKWARD
+
+    def backward_ends(self) -> None:
+        """The autograd engine has returned."""
+        self._backward_depth -= 1
+        if self._backward_depth or not self._backward_from:
+            return
+        self._micro_steps += 1
+        self._free_since = time.monotonic_ns()
+        self._span(Phase.BACKWARD, self._backward_from, self._free_since)
+        self._backward_from = 0
+        self._recorder.phase = Phase.OTHER
+
+    # ---- optimizer ----------------------------------------------------------------------------
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer is about to step; nested ones (ZeroRedundancyOptimizer) count once."""
+        self._optimizer_depth += 1
+        if self._optimizer_depth > 1:
+            return
+        try:
+            if self.on_optimizer is not None:
+                self.on_optimizer(optimizer)
+            if self._recorder.mode != OFF:
+                self._close_forward()
+                self._optimizer_from = time.monotonic_ns()
+                self._recorder.phase = Phase.OPTIMIZER
+        except Guard.CAUGHT as error:
+            self._recorder.guard.note(error, "optimizer_begins")
+
+    def optimizer_ends(self) -> None:
+        """An optimizer has stepped: the step ends here, unless another one follows."""
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        if self._optimizer_depth or self._recorder.mode == OFF or not self._optimizer_from:
+            return
+        try:
+            self._end_step()
+        except Guard.CAUGHT as error:
+            self._recorder.guard.note(error, "optimizer_ends")
+
+    def _end_step(self) -> None:
+        recorder = self._recorder
+        now = time.monotonic_ns()
+        self._span(Phase.OPTIMIZER, self._optimizer_from, now)
+        self._optimizer_from = 0
+        self._before_step_mark(recorder.step + 1)
+        now = time.monotonic_ns()  # what we do at the end of a step is part of its cost
+        recorder.phase = Phase.OTHER
+        recorder.unit = 0
+        flags = Flag.IDLE if recorder.mode == IDLE else Flag(0)
+        if self._micro_steps or not recorder.step:
+            recorder.step += 1
+            self._micro_of_last = self._micro_steps
+        else:  # no backward since the last optimizer: another optimizer of the same step
+            flags |= Flag.CONTINUED
+        # fmt: off
+        recorder.write(now, Kind.STEP, 0, 0, flags, 0, 0,
+                       recorder.step, self.step_start_ns, self._micro_of_last, 0)
+        # fmt: on
+        self.step_start_ns = self._free_since = now
+        self._micro_steps = 0
+        following = recorder.step + 1
+        recorder.mode = IDLE if idle_step(following) else ON
+        recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == 1
+
+    # ---- data ---------------------------------------------------------------------------------
+
+    def data_begins(self) -> None:
+        """The loop asks its DataLoader for the next batch."""
+        if self._recorder.mode != OFF and not self._backward_depth:
+            self._close_forward()
+            self._data_from = time.monotonic_ns()
+            self._recorder.phase = Phase.DATA_WAIT
+
+    def data_ends(self) -> None:
+        """The batch has come."""
+        if self._data_from:
+            self._free_since = time.monotonic_ns()
+            self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
+            self._data_from = 0
+            self._recorder.phase = Phase.OTHER
+
+    def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
+        if end_ns > start_ns:
+            self._recorder.write(end_ns, Kind.PHASE, 0, phase, flags, 0, 0, start_ns, 0, 0, 0)
+
+    # ---- installation -------------------------------------------------------------------------
+
+    def watch_backward(self, autograd: Any, patches: Patches) -> None:
+        """Wraps the function that ``Tensor.backward``, ``autograd.backward`` and ``grad`` share."""
+        name = "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
+        original = patches.original(autograd, name)
+        note = self._recorder.guard.note
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self.backward_begins()
+            except Guard.CAUGHT as error:
+                note(error, name)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                try:
+                    self.backward_ends()
+                except Guard.CAUGHT as error:
+                    note(error, name)
+
+        run_backward.__name__ = name
+        patches.set(autograd, name, run_backward)
+
+    def watch_data(self, dataloader: Any, patches: Patches) -> None:
+        """Wraps the iterator that every DataLoader uses."""
+        iterator = dataloader._BaseDataLoaderIter
+        original = patches.original(iterator, "__next__")
+        note = self._recorder.guard.note
+
+        def __next__(loader: Any) -> Any:
+            try:
+                self.data_begins()
+            except Guard.CAUGHT as error:
+                note(error, "DataLoader")
+            try:
+                return original(loader)
+            finally:
+                try:
+                    self.data_ends()
+                except Guard.CAUGHT as error:
+                    note(error, "DataLoader")
+
+        patches.set(iterator, "__next__", __next__)

@@ -1,0 +1,77 @@
+"""Prints what a run did, and how it ended: steps, exposed communication, memory, deaths.
+
+RUN is a run id or its beginning; without one, the newest run. Works on a run that is live, that has
+ended, and that was killed together with its collector. Exit code 1 when there are findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from zeromon import paths
+from zeromon.collector import read_folder
+from zeromon.errors import RunNotFound
+from zeromon.report import render
+from zeromon.source import LiveSource, node_runs
+from zeromon.state import RunSnapshot
+from zeromon.store import Store, encode
+
+HELP = "print what a run did and how it ended"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon report [RUN] [--json] [--wait SECONDS]``"""
+    parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
+    )
+
+
+def call(options: argparse.Namespace) -> int:
+    """Finds the run, alive or dead, and prints it."""
+    deadline = time.monotonic() + options.wait
+    run = newest_picture(options.run)
+    while not run.ended and time.monotonic() < deadline:
+        time.sleep(0.25)
+        run = newest_picture(options.run)
+    sys.stdout.write(encode(run).decode() + "\n" if options.json else render(run))
+    return 1 if any(f.severity != "info" for f in run.findings) else 0
+
+
+def newest_picture(name: str | None) -> RunSnapshot:
+    """The best picture there is: from a collector, from orphaned rings, or from the store."""
+    pictures = [*_live(name), *_orphans(name)]
+    try:
+        pictures.append(Store().load(name))
+    except RunNotFound:
+        if not pictures:
+            raise
+    # the same run may be both kept and live: what was taken last is the fuller one
+    return max(pictures, key=lambda run: (run.started_wall, run.taken_wall))
+
+
+def _live(name: str | None) -> list[RunSnapshot]:
+    found = []
+    for live in node_runs():
+        if name is None or live.run.startswith(name):
+            found.append(LiveSource(live.address, live.run).latest())
+    return found
+
+
+def _orphans(name: str | None) -> list[RunSnapshot]:
+    """Runs whose rings lie there while no collector follows them."""
+    followed = {live.run for live in node_runs()}
+    folders: list[Path] = []
+    for root in paths.ring_roots():
+        folders += [f for f in root.glob("*/") if paths.is_run_id(f.name)]
+    return [
+        read_folder(folder)
+        for folder in folders
+        if folder.name not in followed
+        and (name is None or folder.name.startswith(name))
+        and any(folder.glob("rank*.ring"))
+    ]

@@ -1,0 +1,172 @@
+"""Runs a training command and watches every rank it starts.
+
+The command takes this process's place: same pid, same signals, same exit code, same terminal. Any
+launcher works that passes its environment on: torchrun, python -m torch.distributed.run,
+accelerate launch, deepspeed, srun, mpirun, bash, or plain python.
+
+Under a launcher that starts one copy of `zeromon run` per rank (srun zeromon run -- python train.py)
+the ranks of a node find one another by SLURM_JOB_ID and SLURM_STEP_ID, or MASTER_ADDR and MASTER_PORT.
+
+environment:
+  ZEROMON_PORT   port of the collector (default 9417; the next free one if it is taken)
+  ZEROMON_DIR    folder of the live records (default /dev/shm/zeromon-UID, or the temporary folder)
+  ZEROMON_STORE  folder of the records of ended runs (default ~/.local/state/zeromon)
+  ZEROMON_RUN    name of the run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from zeromon import paths
+from zeromon.errors import LaunchError
+from zeromon.source import collector_address
+
+HELP = "run a training command and watch it"
+
+_COLLECTOR_PATIENCE_SECONDS = 5.0
+_SHARED_BY_TASKS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon run [options] -- command ...``"""
+    parser.add_argument("--name", help="name of the run (default: the script, the time)")
+    parser.add_argument("--port", type=int, help="port of the collector (default 9417)")
+    parser.add_argument("--quiet", action="store_true", help="do not say where to look")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Prepares the environment and becomes the command."""
+    from zeromon.cli import say
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise LaunchError("no command to run")
+    if options.port is not None and not 0 < options.port < 65536:
+        raise LaunchError(f"{options.port} is not a port", "Ports are 1 to 65535.")
+    root = paths.choose_root()
+    folder = paths.make_private(root / _run_id(options.name, command))
+    _describe(folder, command)
+    environment = child_environment(os.environ, folder)
+    if options.port is not None:
+        environment["ZEROMON_PORT"] = str(options.port)
+    address = start_collector(root, environment)
+    if not options.quiet:
+        where = f"http://{address}/metrics" if address else "the collector is still starting"
+        say(f"watching run {folder.name} ({where}); look at it with: zeromon attach")
+        asked = environment.get("ZEROMON_PORT")
+        if address and asked and not address.endswith(f":{asked}"):
+            say(f"  port {asked} is taken, or another run's collector serves this node already")
+    for warning in warnings_for(command):
+        say(warning)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        (folder / "run.json").unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        say(f"cannot run {command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _run_id(asked: str | None, command: list[str]) -> str:
+    name = asked or os.environ.get("ZEROMON_RUN")
+    if name:
+        if not paths.is_run_id(name):
+            raise LaunchError(
+                f"{name!r} cannot name a run", "Use letters, digits, dots, dashes, underscores."
+            )
+        return name
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_TASKS)
+        if key.strip("|"):
+            stem = paths.new_run_id(command).rpartition("-")[0].rpartition("-")[0]
+            return f"{stem}-{zlib.crc32(key.encode()):08x}"
+    return paths.new_run_id(command)
+
+
+def _describe(folder: Path, command: list[str]) -> None:
+    facts = {
+        "run": folder.name,
+        "command": command,
+        "started": time.time(),
+        "mono_ns": time.monotonic_ns(),
+        "pid": os.getpid(),
+        "cwd": os.getcwd(),
+    }
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        del facts["pid"]  # one of several tasks: the run ends with its ranks, not with this one
+    temporary = folder / f".run.{os.getpid()}"
+    temporary.write_text(json.dumps(facts))
+    temporary.replace(folder / "run.json")
+
+
+def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, str]:
+    """The environment that makes every Python below the command load the shim first."""
+    child = dict(environment)
+    shim = str(Path(__file__).resolve().parents[1] / "shim")
+    others = [p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p and p != shim]
+    child["PYTHONPATH"] = os.pathsep.join([shim, *others])
+    agents = find_spec("zeromon_agents")
+    if agents is None or agents.origin is None:
+        raise LaunchError("this installation has no zeromon_agents", "Reinstall zeromon.")
+    child["ZEROMON_SHIM"] = "1"
+    child["ZEROMON_CORE"] = str(Path(__file__).resolve().parents[2])
+    child["ZEROMON_AGENTS"] = str(Path(agents.origin).resolve().parents[1])
+    child["ZEROMON_RUN_DIR"] = str(folder)
+    child["ZEROMON_PYTHON"] = sys.executable
+    return child
+
+
+def start_collector(root: Path, environment: dict[str, str]) -> str | None:
+    """Makes sure that a collector serves *root*; returns its address once it listens."""
+    collector = dict(environment, ZEROMON_DIR=str(root))
+    core, agents = environment["ZEROMON_CORE"], environment["ZEROMON_AGENTS"]
+    collector["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
+    collector.pop("ZEROMON_SHIM")
+    with open(os.devnull, "r+b") as null:
+        subprocess.run(
+            [sys.executable, "-m", "zeromon.collector", "--daemon"],
+            cwd="/",
+            env=collector,
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            timeout=30,
+            check=False,
+        )
+    deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        address = collector_address(root)
+        if address is not None:
+            return address
+        time.sleep(0.02)
+    return None
+
+
+def warnings_for(command: list[str]) -> list[str]:
+    """What is known to keep the agents out, said before it happens."""
+    names = [Path(word).name for word in command]
+    found = []
+    if "opentelemetry-instrument" in names:
+        found.append(
+            "opentelemetry-instrument replaces sitecustomize and keeps zeromon out; put it first:"
+            " opentelemetry-instrument zeromon run -- ..."
+        )
+    script = next((i for i, word in enumerate(command) if word.endswith(".py")), len(command))
+    if any(word in ("-I", "-E", "-S") for word in command[1:script]) and names[0].startswith(
+        "python"
+    ):
+        found.append("python -I, -E and -S ignore sitecustomize: this process is not watched")
+    return found

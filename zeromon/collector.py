@@ -1,0 +1,364 @@
+"""The node's collector: follows every ring, folds, and once a second swaps one frozen picture.
+
+One process a node and user (a lock file says so). It is started by ``zeromon run`` or by the first
+agent that finds none, serves all runs of the node, and ends when they have ended and the views have
+read the end. Killed, it is started again by an agent, and reads the rings from their beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zeromon import paths
+from zeromon.advice import advise
+from zeromon.device import Nvml
+from zeromon.errors import CollectorError, RingError, ZeromonError
+from zeromon.events import ExitKind, decode
+from zeromon.forecast import rank_risks
+from zeromon.process import ProcessWatch, describe_status
+from zeromon.ring import NameKind, RingReader
+from zeromon.state import RankSnapshot, RankState, RunSnapshot, fold, summarize
+from zeromon.store import Store
+
+DEFAULT_PORT = 9417
+_TICK_SECONDS = 1.0
+_SAVE_EVERY = 5
+_STATUS_PATIENCE = 3
+_LINGER_SECONDS = 60.0
+_LEAST_LINGER_SECONDS = 3.0
+_START_PATIENCE_SECONDS = 30.0
+
+
+class RankFollower:
+    """One ring: its reader, its state, and the process behind it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reader = RingReader(path)
+        header = self.reader.header
+        self.state = RankState(rank=header.rank, pid=header.pid)
+        self.process = ProcessWatch(header.pid, header.mono_ns)
+        self.alive = True
+        self._dead_ticks = 0
+        self.settled = False
+
+    def poll(self) -> None:
+        """Folds what is new. After the process's death the ring is read to its very end."""
+        was_alive = self.alive
+        self.alive = self.process.alive()
+        self._learn_names()
+        for raw in self.reader.read(final=not self.alive):
+            event = decode(raw)
+            if event is None:
+                self.state.dropped += 1
+            else:
+                fold(self.state, event)
+        self._learn_names()
+        self.state.dropped += self.reader.lost
+        self.reader.lost = 0
+        if not self.alive:
+            self._dead_ticks += 0 if was_alive else 1
+            known = self.process.status() is not None
+            self.settled = known or self._dead_ticks >= _STATUS_PATIENCE
+
+    def _learn_names(self) -> None:
+        state = self.state
+        for name in self.reader.names():
+            if name.kind == NameKind.META:
+                state.meta.update(name.payload)
+            elif name.kind == NameKind.GROUP:
+                state.groups[name.id] = name.payload
+            elif name.kind == NameKind.UNIT:
+                state.units[name.id] = str(name.payload.get("fqn", ""))
+            elif name.kind == NameKind.TEXT:
+                state.texts[name.id] = str(name.payload.get("text", ""))
+
+    def ending(self) -> tuple[str, bool]:
+        """How it ended (empty while it lives), and whether that was a failure."""
+        said, status = self.state.exit, self.process.status()
+        if self.alive:
+            return ("detached", False) if said and said.how == ExitKind.DETACHED else ("", False)
+        if said is not None and said.how == ExitKind.EXCEPTION:
+            return "exception", True
+        if status is not None:
+            text = describe_status(status)
+            return text, text != "finished"
+        if said is not None:
+            return "finished", False
+        return "killed without a word (SIGKILL or a crash)", True
+
+    def snapshot(self) -> RankSnapshot:
+        """The picture of this rank."""
+        ended, failed = self.ending()
+        return summarize(self.state, alive=self.alive, ended=ended, failed=failed)
+
+
+class RunFollower:
+    """One run's folder: its ranks and its launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder.name
+        self.info = _read_json(folder / "run.json")
+        self.started_wall = float(self.info.get("started") or time.time())
+        self.ranks: dict[str, RankFollower] = {}
+        self.bad_rings: dict[str, str] = {}
+        self.ended = False
+        self.ended_wall = 0.0
+        launcher = self.info.get("pid")
+        born = self.info.get("mono_ns")
+        self._launcher = ProcessWatch(int(launcher), born) if launcher else None
+
+    def poll(self) -> None:
+        """Finds new rings, reads all, and notices the end."""
+        for path in sorted(self.folder.glob("rank*.ring")):
+            if path.name not in self.ranks and path.name not in self.bad_rings:
+                self._follow(path)
+        for follower in self.ranks.values():
+            follower.poll()
+        if not self.ended and self._is_over():
+            self.ended = True
+            self.ended_wall = time.time()
+
+    def _follow(self, path: Path) -> None:
+        try:
+            self.ranks[path.name] = RankFollower(path)
+        except RingError as error:
+            self.bad_rings[path.name] = str(error)
+
+    def _is_over(self) -> bool:
+        if self._launcher is not None and self._launcher.alive():
+            return False
+        if any(not follower.settled for follower in self.ranks.values()):
+            return False
+        if self.ranks or self._launcher is not None:
+            return True
+        return time.time() - self.started_wall > _START_PATIENCE_SECONDS
+
+    def newest(self) -> list[RankFollower]:
+        """One follower a rank: after an elastic restart, the newest."""
+        newest: dict[int, RankFollower] = {}
+        for follower in self.ranks.values():
+            rank = follower.state.rank
+            known = newest.get(rank)
+            if known is None or known.reader.header.mono_ns < follower.reader.header.mono_ns:
+                newest[rank] = follower
+        return [newest[rank] for rank in sorted(newest)]
+
+    def snapshot(self, nvml: Nvml) -> RunSnapshot:
+        """The picture of the run, with risks and findings."""
+        now = time.monotonic_ns()
+        followers = self.newest()
+        ranks = [follower.snapshot() for follower in followers]
+        resident = sum(max(0, rank.rss_bytes) for rank in ranks if rank.alive)
+        ranks = [
+            replace(
+                rank,
+                risks=rank_risks(rank, max(0, resident - max(0, rank.rss_bytes))),
+                device_stats=nvml.read(str(follower.state.meta.get("device_uuid", "")), now),
+            )
+            for rank, follower in zip(ranks, followers, strict=True)
+        ]
+        run = RunSnapshot(
+            run=self.run,
+            command=tuple(str(word) for word in self.info.get("command", ())),
+            node=socket.gethostname(),
+            started_wall=self.started_wall,
+            taken_wall=self.ended_wall or time.time(),
+            taken_ns=now,
+            ended=self.ended,
+            ranks=tuple(ranks),
+            findings=(),
+            note=self._note(),
+        )
+        return replace(run, findings=advise(run))
+
+    def _note(self) -> str:
+        if self.bad_rings:
+            return "; ".join(self.bad_rings.values())
+        if self.ranks or not self.ended:
+            return ""
+        return (
+            "no rank ever reported: the command ended before init_process_group and before any"
+            " optimizer step, or another sitecustomize kept zeromon out"
+        )
+
+    def keep(self, store: Store) -> None:
+        """Moves the rings of an ended run from memory to the store."""
+        for follower in self.ranks.values():
+            with suppress(OSError, ZeromonError):
+                store.keep_ring(self.run, follower.path)
+            follower.reader.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Collector:
+    """Follows all runs below *root*. ``view`` is the one thing that other threads read."""
+
+    def __init__(
+        self, root: Path, store: Store | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.root = root
+        self.store = store or Store()
+        self.view: tuple[RunSnapshot, ...] = ()
+        self._clock = clock
+        self._runs: dict[str, RunFollower] = {}
+        self._over: dict[str, RunSnapshot] = {}
+        self._nvml = Nvml()
+        self._ticks = 0
+        self._quiet_since = clock()
+        self._last_read = 0.0
+        self._read_since_end = False
+        self.started = clock()
+
+    def was_read(self) -> None:
+        """A view has asked for the picture."""
+        self._last_read = self._clock()
+        self._read_since_end = True
+
+    def tick(self) -> None:
+        """Reads everything that is new and swaps the picture."""
+        self._find_runs()
+        pictures = dict(self._over)
+        for name, run in list(self._runs.items()):
+            run.poll()
+            picture = run.snapshot(self._nvml)
+            pictures[name] = picture
+            if run.ended:
+                self._finish(name, run, picture)
+            elif self._ticks % _SAVE_EVERY == 0 and picture.ranks:
+                with suppress(OSError, ZeromonError):
+                    self.store.save(picture)
+        self.view = tuple(pictures[name] for name in sorted(pictures))
+        self._ticks += 1
+        if self._runs:
+            self._quiet_since = self._clock()
+            self._read_since_end = False
+
+    def _find_runs(self) -> None:
+        for folder in self.root.glob("*/"):
+            name = folder.name
+            if name not in self._runs and name not in self._over and paths.is_run_id(name):
+                self._runs[name] = RunFollower(folder)
+
+    def _finish(self, name: str, run: RunFollower, picture: RunSnapshot) -> None:
+        del self._runs[name]
+        self._over[name] = picture
+        with suppress(OSError, ZeromonError):
+            self.store.save(picture)
+            run.keep(self.store)
+            self.store.prune()
+
+    def may_end(self) -> bool:
+        """Nothing is left to follow, and whoever has been looking has seen the end."""
+        quiet = self._clock() - self._quiet_since
+        if self._runs or quiet < _LEAST_LINGER_SECONDS:
+            return False
+        watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
+        return self._read_since_end or not watched or quiet > _LINGER_SECONDS
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_folder(folder: Path) -> RunSnapshot:
+    """The picture of a run straight from its rings, without a collector."""
+    run = RunFollower(folder)
+    for _ in range(_STATUS_PATIENCE + 1):
+        run.poll()
+    return run.snapshot(Nvml())
+
+
+# ---- the process ----------------------------------------------------------------------------------
+
+
+def lock(root: Path) -> int | None:
+    """The collector's lock of *root* as a file descriptor, or None when another one holds it."""
+    fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
+    """Runs a collector until its work is done. Returns 0, also when another one runs already."""
+    paths.make_private(root)
+    if lock(root) is None:
+        return 0
+    from zeromon.exporter import start_server
+
+    collector = Collector(root)
+    server = start_server(collector, host, port, token, strict_port=strict_port)
+    address = root / "collector.json"
+    facts = {"pid": os.getpid(), "host": host, "port": server.server_port}
+    address.write_text(json.dumps(facts))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        while not stop.is_set() and not collector.may_end():
+            began = time.monotonic()
+            collector.tick()
+            stop.wait(max(0.05, _TICK_SECONDS - (time.monotonic() - began)))
+    finally:
+        address.unlink(missing_ok=True)
+        server.shutdown()
+    return 0
+
+
+def go_to_background() -> None:
+    """Detaches from the starter: two forks, a session of its own, no terminal."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line of the collector process."""
+    parser = argparse.ArgumentParser(prog="zeromon.collector", description=__doc__)
+    parser.add_argument("--host", default=os.environ.get("ZEROMON_HOST", "127.0.0.1"))
+    parser.add_argument("--port", type=int, help=f"default {DEFAULT_PORT} or ZEROMON_PORT")
+    parser.add_argument("--daemon", action="store_true", help="go to the background at once")
+    options = parser.parse_args(arguments)
+    asked = options.port or os.environ.get("ZEROMON_PORT")
+    port = int(asked) if asked else DEFAULT_PORT
+    root = paths.ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_root()
+    if options.daemon:
+        go_to_background()
+    token = os.environ.get("ZEROMON_TOKEN", "")
+    try:
+        return serve(root, options.host, port, token, strict_port=False)
+    except (CollectorError, RingError) as error:
+        sys.stderr.write(f"zeromon: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What NVML says of the devices of this node. Absent, without complaint, where there is none.
+
+It is asked by the collector, not by the agents: NVML needs nothing of the training process, and the
+training process is better off without one more library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeromon.state import Device
+
+_THROTTLE = (
+    ("SwPowerCap", "power cap"),
+    ("HwSlowdown", "hardware slowdown"),
+    ("SwThermalSlowdown", "thermal"),
+    ("HwThermalSlowdown", "hardware thermal"),
+    ("HwPowerBrakeSlowdown", "power brake"),
+)
+_KIB = 1024
+
+
+class Nvml:
+    """NVML through nvidia-ml-py; *library* is a parameter for tests."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._nvml = library
+        self._handles: dict[str, Any] = {}
+        self._links: dict[str, tuple[int, int, int]] = {}
+        self._xids: dict[str, int] = {}
+        self._events: Any = None
+        if library is None:
+            try:
+                import pynvml
+
+                self._nvml = pynvml
+            except ImportError:
+                return
+        try:
+            self._nvml.nvmlInit()
+            self._find_devices()
+        except self._nvml.NVMLError:
+            self._nvml = None
+
+    def _find_devices(self) -> None:
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = self._nvml.nvmlDeviceGetUUID(handle)
+            self._handles[bare_uuid(uuid)] = handle
+        self._events = self._ask(self._nvml.nvmlEventSetCreate)
+        for handle in self._handles.values():
+            kind = self._nvml.nvmlEventTypeXidCriticalError
+            self._ask(partial(self._nvml.nvmlDeviceRegisterEvents, handle, kind, self._events))
+
+    def _collect_xids(self) -> None:
+        """Takes the Xid errors that have come since the last call, without waiting for one."""
+        while self._events is not None:
+            event = self._ask(lambda: self._nvml.nvmlEventSetWait_v2(self._events, 0))
+            if event is None:
+                return
+            uuid = self._ask(partial(self._nvml.nvmlDeviceGetUUID, event.device))
+            self._xids[bare_uuid(uuid or "")] = int(event.eventData)
+
+    def _link_rates(self, uuid: str, handle: Any, now_ns: int) -> tuple[float | None, float | None]:
+        """NVLink bytes/s received and transmitted since the last call, over all links."""
+        nvml = self._nvml
+        fields = [
+            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}", None) for way in ("RX", "TX")
+        ]
+        if None in fields:
+            return None, None
+        values = self._ask(lambda: nvml.nvmlDeviceGetFieldValues(handle, fields))
+        if not values or any(value.nvmlReturn != 0 for value in values):
+            return None, None
+        received, sent = (int(value.value.ullVal) * _KIB for value in values)
+        before = self._links.get(uuid)
+        self._links[uuid] = (now_ns, received, sent)
+        if before is None or now_ns <= before[0]:
+            return None, None
+        seconds = (now_ns - before[0]) / 1e9
+        return (received - before[1]) / seconds, (sent - before[2]) / seconds
+
+    def read(self, uuid: str, now_ns: int) -> Device | None:
+        """The figures of the device with *uuid*, or None when NVML does not know it."""
+        self._collect_xids()
+        handle = self._handles.get(bare_uuid(uuid)) if self._nvml and uuid else None
+        if handle is None:
+            return None
+        nvml, ask = self._nvml, self._ask
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        use = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        name = ask(lambda: nvml.nvmlDeviceGetName(handle)) or ""
+        receive = ask(
+            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        )
+        transmit = ask(
+            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        )
+        link_receive, link_transmit = self._link_rates(uuid, handle, now_ns)
+        return Device(
+            name=name.decode() if isinstance(name, bytes) else str(name),
+            used_bytes=int(memory.used) if memory else None,
+            total_bytes=int(memory.total) if memory else None,
+            utilization_ratio=use.gpu / 100 if use else None,
+            power_watts=power / 1000 if power is not None else None,
+            temperature_celsius=ask(
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            pcie_receive_bytes_per_second=receive * _KIB if receive is not None else None,
+            pcie_transmit_bytes_per_second=transmit * _KIB if transmit is not None else None,
+            nvlink_receive_bytes_per_second=link_receive,
+            nvlink_transmit_bytes_per_second=link_transmit,
+            xid=self._xids.get(bare_uuid(uuid)),
+            throttle_reasons=self._throttle(handle),
+            ecc_errors=ask(
+                lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+        )
+
+    def _throttle(self, handle: Any) -> tuple[str, ...]:
+        mask = self._ask(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        return tuple(
+            text
+            for name, text in _THROTTLE
+            if mask & getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)
+        )
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """The answer, or None where this device or driver has none."""
+        try:
+            return question()
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+
+def bare_uuid(uuid: str | bytes) -> str:
+    """A UUID without the prefix that NVML gives and torch does not."""
+    text = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return re.sub(r"^(GPU|MIG)-", "", text).lower()

@@ -1,0 +1,68 @@
+"""Every error that zeromon raises on purpose, each with a way out.
+
+::
+
+    ZeromonError
+      RingError            a ring file that cannot be made or read
+        RingVersionError   written by another version of the layout
+      RunNotFound          no run, or no such run
+      RunAmbiguous         several runs, and no way to choose
+      SourceError          a collector that does not answer
+      CollectorError       the collector cannot start
+      LaunchError          the command cannot be started
+"""
+
+from __future__ import annotations
+
+
+class ZeromonError(Exception):
+    """An error whose text is for the user. ``hint`` says what to try next."""
+
+    hint = ""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+
+class RingError(ZeromonError):
+    """A ring file cannot be created or read."""
+
+    hint = "Free space in the ring directory, or point ZEROMON_DIR at another one."
+
+
+class RingVersionError(RingError):
+    """The ring was written by another version of the layout."""
+
+    hint = "Use the zeromon version that the training processes use."
+
+
+class RunNotFound(ZeromonError):
+    """There is no run, or none of that name."""
+
+    hint = "Start one with: zeromon run -- torchrun --nproc-per-node 2 train.py"
+
+
+class RunAmbiguous(ZeromonError):
+    """Several runs match."""
+
+    hint = "Name one of them."
+
+
+class SourceError(ZeromonError):
+    """A collector does not answer, or not as expected."""
+
+    hint = "Check the address; `zeromon attach` without arguments lists the runs of this node."
+
+
+class CollectorError(ZeromonError):
+    """The collector cannot start."""
+
+    hint = "Choose another port with --port or ZEROMON_PORT."
+
+
+class LaunchError(ZeromonError):
+    """The command cannot be started."""
+
+    hint = "Give the command after two dashes: zeromon run -- torchrun train.py"

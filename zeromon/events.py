@@ -1,0 +1,373 @@
+"""The records that travel from a training process to everybody else, and their 64-byte layout.
+
+A record is written by a hook with one ``struct`` call and read by another process, so the
+layout is fixed: little-endian, eight 64-bit words, a sequence number at both ends.
+
+====  =====  ==============================================================
+word  field  meaning
+====  =====  ==============================================================
+0     seq    sequence number, starts at 1; written first, checked last
+1     t_ns   CLOCK_MONOTONIC of the event (its end, where it has a duration)
+2     kind, op, phase, flags (1 byte each), group, unit (2 bytes each)
+3-6   a-d    four signed integers whose meaning depends on *kind*
+7     crc, low 32 bits of seq; written last, checked first
+====  =====  ==============================================================
+
+``crc`` is used only where the header asks for it (see :mod:`zeromon.ring`). Bytes are bytes,
+times are nanoseconds; CLOCK_MONOTONIC is one clock for all processes of a node.
+Nothing here reads a clock or touches a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+RECORD = struct.Struct("<QqBBBBHHqqqqII")
+RECORD_SIZE = 64
+assert RECORD.size == RECORD_SIZE
+
+Raw = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""A record as unpacked by :data:`RECORD`."""
+
+
+class Op(IntEnum):
+    """A communication operation, under the name the field uses."""
+
+    NONE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    ALL_REDUCE = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    SEND = 9
+    RECV = 10
+    BARRIER = 11
+
+    @property
+    def label(self) -> str:
+        """The value of the ``op`` label: ``all_gather``, ``reduce_scatter``, ..."""
+        return self.name.lower()
+
+
+class Phase(IntEnum):
+    """What a rank is doing within a step."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    DATA_WAIT = 4
+
+    @property
+    def label(self) -> str:
+        """The value of the ``phase`` label."""
+        return self.name.lower()
+
+
+class UnitEvent(IntEnum):
+    """What happened to an FSDP unit."""
+
+    UNSHARD = 1
+    """The all-gather of the unit was asked for."""
+    WAIT_UNSHARD = 2
+    """The parameters were waited for; ``blocked_ns`` is how long."""
+    RESHARD = 3
+    """The unsharded parameters were freed."""
+
+
+class Pool(IntEnum):
+    """A memory that can run out."""
+
+    DEVICE = 1
+    HOST = 2
+
+    @property
+    def label(self) -> str:
+        """The value of the ``pool`` label."""
+        return self.name.lower()
+
+
+class ExitKind(IntEnum):
+    """How a rank said goodbye; a rank that was killed says nothing."""
+
+    CLEAN = 1
+    EXCEPTION = 2
+    DETACHED = 3
+
+
+class Dtype(IntEnum):
+    """The element type of a collective's payload, as a small number."""
+
+    UNKNOWN = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    FLOAT64 = 4
+    INT8 = 5
+    UINT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    BOOL = 10
+    FLOAT8_E4M3FN = 11
+    FLOAT8_E5M2 = 12
+
+
+class Flag(IntFlag):
+    """Bits of the ``flags`` byte. Their meaning does not depend on the kind."""
+
+    ASYNC = 1
+    """Issued with ``async_op=True``."""
+    END_KNOWN = 2
+    """``t_ns`` is the completion itself, not only an upper bound."""
+    FAILED = 4
+    """The call raised."""
+    IDLE = 8
+    """The step ran with the timing hooks idle, to measure what they cost."""
+    CONTINUED = 16
+    """A further optimizer of the same step: extends the last step."""
+    INFERRED = 32
+    """A phase derived from its neighbours, not observed."""
+    DEVICE = 64
+    """Timed by device events."""
+
+
+class Kind(IntEnum):
+    """What a record is about; selects the decoder."""
+
+    ISSUED = 1
+    DONE = 2
+    COUNTED = 3
+    PHASE = 4
+    STEP = 5
+    UNIT = 6
+    MEMORY = 7
+    MEMORY_PEAK = 8
+    HOST = 9
+    GROUP_SEQUENCE = 10
+    BEAT = 11
+    OOM = 12
+    EXIT = 13
+    STALL = 14
+    BACKWARD_COMM = 15
+
+
+class Issued(NamedTuple):
+    """A collective that was handed to the backend; in flight until its :class:`Done`."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    group: int
+    unit: int
+    nbytes: int
+    sequence: int
+    dtype: int
+
+
+class Done(NamedTuple):
+    """A collective that has ended. ``blocked_ns``: how long the caller, or its stream, stood still."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    group: int
+    unit: int
+    nbytes: int
+    issued_ns: int
+    blocked_ns: int
+    sequence: int
+
+
+class Counted(NamedTuple):
+    """Collectives that were counted and not timed. ``op`` NONE: not even the operation is known."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    group: int
+    count: int
+    nbytes: int
+    observed: bool
+    """True when a hook saw the calls (their timing was idle); False for those issued from C++."""
+
+
+class PhaseSpan(NamedTuple):
+    """A stretch of a step spent in one phase: ``[start_ns, t_ns]``."""
+
+    t_ns: int
+    phase: Phase
+    flags: int
+    start_ns: int
+
+
+class StepMark(NamedTuple):
+    """The end of an optimizer step, all its micro-steps included."""
+
+    t_ns: int
+    flags: int
+    step: int
+    start_ns: int
+    micro_steps: int
+
+
+class UnitMark(NamedTuple):
+    """An FSDP unit was unsharded, waited for or resharded."""
+
+    t_ns: int
+    event: UnitEvent
+    phase: Phase
+    flags: int
+    unit: int
+    blocked_ns: int
+    allocated_bytes: int
+    """Device bytes allocated at this moment on sampled steps, else -1."""
+
+
+class MemorySample(NamedTuple):
+    """The caching allocator's figures, bytes."""
+
+    t_ns: int
+    phase: Phase
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+
+
+class MemoryPeak(NamedTuple):
+    """Allocator counters that only grow, and what the device has."""
+
+    t_ns: int
+    retries: int
+    ooms: int
+    free_bytes: int
+    """Free on the device as the driver sees it (all processes), or -1."""
+    capacity_bytes: int
+    """What this process may use, or -1."""
+
+
+class HostSample(NamedTuple):
+    """Memory of the process on the host, bytes; -1 where unknown."""
+
+    t_ns: int
+    rss_bytes: int
+    limit_bytes: int
+    available_bytes: int
+    pinned_bytes: int
+
+
+class GroupSequence(NamedTuple):
+    """The group's own count of collectives against those that passed our hooks."""
+
+    t_ns: int
+    group: int
+    sequence: int
+    seen: int
+
+
+class Beat(NamedTuple):
+    """A sign of life, with the agent's own health."""
+
+    t_ns: int
+    errors: int
+    phase: Phase
+    step: int
+
+
+class Oom(NamedTuple):
+    """The device allocator could not serve a request."""
+
+    t_ns: int
+    requested_bytes: int
+    allocated_bytes: int
+    free_bytes: int
+
+
+class Exit(NamedTuple):
+    """The agent's goodbye. ``text`` is the id of a text in the name table, 0 for none."""
+
+    t_ns: int
+    how: ExitKind
+    text: int
+
+
+class Stall(NamedTuple):
+    """The compute stream waited for communication at a unit's boundary (device timing)."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    unit: int
+    blocked_ns: int
+
+
+class BackwardComm(NamedTuple):
+    """One backward's communication as DDP's reducer timed it: ``[start_ns, t_ns]``."""
+
+    t_ns: int
+    group: int
+    start_ns: int
+    compute_end_ns: int
+    buckets: int
+
+
+Event = (
+    Issued
+    | Done
+    | Counted
+    | PhaseSpan
+    | StepMark
+    | UnitMark
+    | MemorySample
+    | MemoryPeak
+    | HostSample
+    | GroupSequence
+    | Beat
+    | Oom
+    | Exit
+    | Stall
+    | BackwardComm
+)
+
+_OPS = tuple(Op)
+_PHASES = tuple(Phase)
+# fmt: off
+_DECODERS: dict[int, Callable[[Raw], Event]] = {
+    Kind.ISSUED: lambda r: Issued(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[6], r[7], r[8], r[9], r[10]),
+    Kind.DONE: lambda r: Done(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[6], r[7], r[8], r[9], r[10], r[11]),
+    Kind.COUNTED: lambda r: Counted(r[1], _OPS[r[3]], _PHASES[r[4]], r[6], r[8], r[9], bool(r[10])),
+    Kind.PHASE: lambda r: PhaseSpan(r[1], _PHASES[r[4]], r[5], r[8]),
+    Kind.STEP: lambda r: StepMark(r[1], r[5], r[8], r[9], r[10]),
+    Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9]),
+    Kind.MEMORY: lambda r: MemorySample(r[1], _PHASES[r[4]], r[8], r[9], r[10], r[11]),
+    Kind.MEMORY_PEAK: lambda r: MemoryPeak(r[1], r[8], r[9], r[10], r[11]),
+    Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10], r[11]),
+    Kind.GROUP_SEQUENCE: lambda r: GroupSequence(r[1], r[6], r[8], r[9]),
+    Kind.BEAT: lambda r: Beat(r[1], r[8], _PHASES[r[4]], r[9]),
+    Kind.OOM: lambda r: Oom(r[1], r[8], r[9], r[10]),
+    Kind.EXIT: lambda r: Exit(r[1], ExitKind(r[3]), r[8]),
+    Kind.STALL: lambda r: Stall(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[7], r[8]),
+    Kind.BACKWARD_COMM: lambda r: BackwardComm(r[1], r[6], r[8], r[9], r[10]),
+}
+# fmt: on
+
+
+def decode(raw: Raw) -> Event | None:
+    """The event that *raw* holds, or None for a kind or a value that this version does not know."""
+    decoder = _DECODERS.get(raw[2])
+    if decoder is None:
+        return None
+    try:
+        return decoder(raw)
+    except (IndexError, ValueError):
+        return None

@@ -1,0 +1,173 @@
+"""HTTP: ``/metrics`` for Prometheus and ``/api`` for the views, both from the same frozen picture.
+
+It binds to loopback; any other address needs a token. On loopback the Host header must name this
+machine, so that a web page elsewhere cannot read the API through the user's browser.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.registry import Collector as PrometheusCollector
+
+from zeromon.errors import CollectorError
+from zeromon.metrics import collect
+from zeromon.state import RunSnapshot
+from zeromon.store import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+
+Respond = Callable[[str, list[tuple[str, str]]], Any]
+Environ = dict[str, Any]
+
+_PORTS_TO_TRY = 20
+
+
+class View(Protocol):
+    """What the server shows: the collector, or a test's stand-in with a fixed picture."""
+
+    view: tuple[RunSnapshot, ...]
+
+    def was_read(self) -> None:
+        """Somebody has read the picture."""
+
+
+class SnapshotCollector(PrometheusCollector):
+    """Computes the metrics when they are scraped, from whatever picture is current."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric family."""
+        return collect(self._view.view)
+
+
+class Application:
+    """The WSGI application."""
+
+    def __init__(self, view: View, token: str = "", *, any_host: bool = False) -> None:
+        registry = CollectorRegistry()
+        registry.register(SnapshotCollector(view))
+        self._metrics = make_wsgi_app(registry)
+        self._view = view
+        self._token = token
+        self._any_host = any_host
+
+    def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        """Answers one request."""
+        refusal = self._refusal(environ)
+        if refusal:
+            return _answer(respond, refusal, {"error": refusal.partition(" ")[2]})
+        path = environ.get("PATH_INFO", "/")
+        if path == "/metrics":
+            self._view.was_read()
+            return self._metrics(environ, respond)
+        if path in ("/", "/healthz"):
+            return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
+        if path == "/api/runs":
+            return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
+        if path.startswith("/api/runs/"):
+            return self._run(unquote(path.removeprefix("/api/runs/")), respond)
+        return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
+
+    def _run(self, name: str, respond: Respond) -> Iterable[bytes]:
+        self._view.was_read()
+        for run in self._view.view:
+            if run.run == name:
+                body = encode(run)
+                respond("200 OK", _headers(body))
+                return [body]
+        return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
+
+    def _refusal(self, environ: Environ) -> str:
+        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+            return "405 Method Not Allowed"
+        if self._token:
+            given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                return "401 Unauthorized"
+        host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
+        if not self._any_host and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
+            return "403 Forbidden"
+        return ""
+
+
+def _brief(run: RunSnapshot) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "ended": run.ended,
+        "ranks": len(run.ranks),
+        "pids": [rank.pid for rank in run.ranks],
+        "steps": max((rank.steps for rank in run.ranks), default=0),
+        "started": run.started_wall,
+        "command": list(run.command),
+    }
+
+
+def _headers(body: bytes) -> list[tuple[str, str]]:
+    return [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+
+
+def _answer(respond: Respond, status: str, content: Any) -> list[bytes]:
+    body = json.dumps(content).encode()
+    respond(status, _headers(body))
+    return [body]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the collector has no terminal."""
+
+
+def start_server(
+    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False
+) -> WSGIServer:
+    """Serves *view* from a thread of its own.
+
+    A port that is taken is stepped over to the next free one unless *strict_port*. Raises
+    :class:`CollectorError` when there is none, or for a non-loopback address without a token.
+    """
+    loopback = host == "localhost" or _is_loopback(host)
+    if not loopback and not token:
+        raise CollectorError(
+            f"refusing to listen on {host} without a token",
+            "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
+        )
+    application = Application(view, token, any_host=not loopback)
+    candidates = [port] if strict_port or port == 0 else range(port, port + _PORTS_TO_TRY)
+    for candidate in candidates:
+        try:
+            server = make_server(host, candidate, application, _Server, _QuietHandler)
+        except (OSError, OverflowError):
+            continue
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        return server
+    raise CollectorError(f"port {port} of {host} is taken")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,185 @@
+"""Every Prometheus metric: one line in :data:`METRICS`, documented in ``docs/metrics.md``.
+
+Base units only. Every series has the labels ``run`` and ``rank``; others only where they mean
+something and are bounded (never an FQN). What is unknown is absent, never 0. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+
+from zeromon.state import STEP_BUCKETS, Device, DeviceMemory, RankSnapshot, RunSnapshot
+
+Row = tuple[tuple[str, ...], float | None]
+Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
+
+
+class Spec(NamedTuple):
+    """A metric: its name, type, unit, what it says, its labels besides run and rank, its rows."""
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    rows: Rows
+
+
+def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
+    """A metric with one value a rank."""
+    return lambda run, rank: (((), read(rank)),)
+
+
+def _memory(read: Callable[[DeviceMemory], int]) -> Rows:
+    """A figure of the device's allocator; absent on CPU ranks and where it is -1."""
+    return _one(lambda rank: _known(read(rank.memory)) if rank.memory else None)
+
+
+def _device(read: Callable[[Device], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.device_stats) if rank.device_stats else None)
+
+
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
+    return ((tuple(str(fact) for fact in facts), 1),)
+
+
+def _in_flight(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    oldest = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
+    return (((), (run.taken_ns - oldest) / 1e9 if oldest else 0.0),)
+
+
+def _findings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for finding in {(f.rule, f.severity) for f in run.findings if f.rank in (rank.rank, -1)}:
+        yield finding, 1
+
+
+def _ended(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), 1 if rank.alive else 0),)
+
+
+# fmt: off
+METRICS: tuple[Spec, ...] = (
+    Spec("zeromon_rank_info", "info", "", "What a rank is; the value is always 1.",
+         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _info),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the rank's process lives.", (), _ended),
+    Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended otherwise than by finishing.",
+         (), _one(lambda r: int(r.failed))),
+    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
+    Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step, all its micro-steps included.",
+         (), _one(lambda r: r.steps_seconds_total)),
+    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time by phase of the step: forward, backward, optimizer, data_wait, other.",
+         ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
+    Spec("zeromon_collectives_total", "counter", "collectives", "Collectives whose operation is known, timed or not.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),
+    Spec("zeromon_collective_bytes_total", "counter", "bytes", "Their payload S: for all-gather and reduce-scatter the whole, unsharded size.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.nbytes) for c in r.collectives)),
+    Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over timed collectives.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.seconds) for c in r.collectives)),
+    Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Time during which the calling thread, or the compute stream, stood still for them.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.exposed_seconds) for c in r.collectives)),
+    Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were seen but not timed one by one: issued from C++, or in a step with idle hooks.",
+         ("group",), lambda run, r: (((g,), n) for g, n in r.untimed.items())),
+    Spec("zeromon_collectives_unattributed_total", "counter", "collectives", "Those of them of which not even the operation is known; not part of zeromon_collectives_total.",
+         ("group",), lambda run, r: (((g,), n) for g, n in r.unattributed.items())),
+    Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps (nccl-tests); includes the wait for a late rank.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
+    Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
+         (), _one(lambda r: r.overlap_ratio)),
+    Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps.",
+         (), _one(lambda r: r.exposed_ratio)),
+    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
+         (), _in_flight),
+    Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
+    Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
+    Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),
+    Spec("zeromon_memory_inactive_split_bytes", "gauge", "bytes", "Caching allocator: free parts of split blocks, a measure of fragmentation.", (), _memory(lambda m: m.inactive_split_bytes)),
+    Spec("zeromon_memory_capacity_bytes", "gauge", "bytes", "What this process may use of the device.", (), _memory(lambda m: m.capacity_bytes)),
+    Spec("zeromon_memory_headroom_bytes", "gauge", "bytes", "capacity - (reserved + non-torch).", (), _memory(lambda m: m.headroom_bytes)),
+    Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Allocations that succeeded only after the cache was flushed.", (), _memory(lambda m: m.retries)),
+    Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Allocations that failed.", (), _memory(lambda m: m.ooms)),
+    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set of the rank's process.", (), _one(lambda r: _known(r.rss_bytes))),
+    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "The tightest memory limit of its cgroups; absent without one.", (), _one(lambda r: _known(r.host_limit_bytes))),
+    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "MemAvailable of the node.", (), _one(lambda r: _known(r.host_available_bytes))),
+    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
+    Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "0: no end in sight; 1: out of memory now. By pool: device, host.",
+         ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),
+    Spec("zeromon_finding", "gauge", "bool", "1 for each finding that holds now.", ("rule", "severity"), _findings),
+    Spec("zeromon_events_dropped_total", "counter", "records", "Records that were overwritten before they were read.", (), _one(lambda r: r.dropped)),
+    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
+    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "What the agent costs: steps with hooks over steps with idle hooks, minus 1.", (), _one(lambda r: r.overhead_ratio)),
+    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of that figure.", (), _one(lambda r: r.overhead_noise_ratio)),
+    Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "NVML: memory in use on the device by all processes.", (), _device(lambda d: d.used_bytes)),
+    Spec("zeromon_device_memory_total_bytes", "gauge", "bytes", "NVML: memory of the device.", (), _device(lambda d: d.total_bytes)),
+    Spec("zeromon_device_utilization_ratio", "gauge", "ratio", "NVML: share of time with a kernel running.", (), _device(lambda d: d.utilization_ratio)),
+    Spec("zeromon_device_power_watts", "gauge", "watts", "NVML: power draw.", (), _device(lambda d: d.power_watts)),
+    Spec("zeromon_device_temperature_celsius", "gauge", "celsius", "NVML: temperature.", (), _device(lambda d: d.temperature_celsius)),
+    Spec("zeromon_device_pcie_receive_bytes_per_second", "gauge", "bytes/second", "NVML: PCIe traffic to the device.", (), _device(lambda d: d.pcie_receive_bytes_per_second)),
+    Spec("zeromon_device_pcie_transmit_bytes_per_second", "gauge", "bytes/second", "NVML: PCIe traffic from the device.", (), _device(lambda d: d.pcie_transmit_bytes_per_second)),
+    Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVML: NVLink traffic to the device, all links.", (), _device(lambda d: d.nvlink_receive_bytes_per_second)),
+    Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVML: NVLink traffic from the device, all links.", (), _device(lambda d: d.nvlink_transmit_bytes_per_second)),
+    Spec("zeromon_device_throttled", "gauge", "bool", "NVML: 1 for each reason for which clocks are held down now.",
+         ("reason",), lambda run, r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ()))),
+    Spec("zeromon_device_ecc_errors_total", "counter", "errors", "NVML: uncorrected ECC errors since the driver was loaded.", (), _device(lambda d: d.ecc_errors)),
+    Spec("zeromon_device_xid", "gauge", "code", "NVML: the newest Xid error; absent when there was none.", (), _device(lambda d: d.xid)),
+)
+# fmt: on
+
+_FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "info": InfoMetricFamily}
+
+
+def collect(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
+    """The metric families of *runs*; a family without a sample is left out."""
+    runs = tuple(runs)
+    for spec in METRICS:
+        family = _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
+        if family.samples:
+            yield family
+
+
+def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    labels = ("run", "rank", *spec.labels)
+    if spec.kind == "info":
+        info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=("run", "rank"))
+        for run, rank, row in _rows(spec, runs):
+            info.add_metric((run.run, str(rank.rank)), dict(zip(spec.labels, row[0], strict=True)))
+        return info
+    family = _FAMILIES[spec.kind](spec.name.removesuffix("_total"), spec.help, labels=labels)
+    for run, rank, (values, number) in _rows(spec, runs):
+        if number is not None:
+            family.add_metric((run.run, str(rank.rank), *values), number)
+    return family
+
+
+def _rows(
+    spec: Spec, runs: tuple[RunSnapshot, ...]
+) -> Iterator[tuple[RunSnapshot, RankSnapshot, Row]]:
+    for run in runs:
+        for rank in run.ranks:
+            for row in spec.rows(run, rank):
+                yield run, rank, row
+
+
+def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    family = HistogramMetricFamily(spec.name, spec.help, labels=("run", "rank"))
+    for run, rank, (_, total) in _rows(spec, runs):
+        counts, cumulative = rank.step_buckets, 0
+        buckets = []
+        for bound, count in zip((*map(str, STEP_BUCKETS), "+Inf"), counts, strict=True):
+            cumulative += count
+            buckets.append((bound, float(cumulative)))
+        family.add_metric((run.run, str(rank.rank)), buckets, total or 0.0)
+    return family

@@ -1,0 +1,83 @@
+"""Watches a process that is not our child: whether it lives, and how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+from contextlib import suppress
+
+_INFO_SIZE = 64
+_GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11  # PIDFD_GET_INFO, linux/pidfd.h
+_INFO_EXIT = 1 << 3
+_EXIT_CODE_AT = 60
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessWatch:
+    """A process by its pid, told apart from a later one that got the same pid.
+
+    *born_before_ns*: CLOCK_MONOTONIC of a moment at which the process existed already.
+    The exit status of a process that is not our child is known to Linux 6.15 and later only, and
+    only to those who held a pidfd; elsewhere :meth:`status` stays None.
+    """
+
+    def __init__(self, pid: int, born_before_ns: int | None = None) -> None:
+        self.pid = pid
+        self._fd = -1
+        self._status: int | None = None
+        with suppress(OSError):
+            self._fd = os.pidfd_open(pid)
+        if born_before_ns is not None and self._fd >= 0 and started_after(pid, born_before_ns):
+            self._close()
+
+    def alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        if self._fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def status(self) -> int | None:
+        """Its wait status (as of ``os.waitpid``), or None while that is not known."""
+        if self._status is None and self._fd >= 0:
+            buffer = bytearray(_INFO_SIZE)
+            struct.pack_into("<Q", buffer, 0, _INFO_EXIT)
+            with suppress(OSError):
+                fcntl.ioctl(self._fd, _GET_INFO, buffer)
+                (mask,) = struct.unpack_from("<Q", buffer, 0)
+                if mask & _INFO_EXIT:
+                    (self._status,) = struct.unpack_from("<i", buffer, _EXIT_CODE_AT)
+        return self._status
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    __del__ = _close
+
+
+def started_after(pid: int, mono_ns: int) -> bool:
+    """Whether *pid* was started after *mono_ns*, so that it is another process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    # field 22 counts from boot, CLOCK_MONOTONIC leaves out suspends: only a clear difference counts
+    return int(fields[19]) / _TICKS * 1e9 > mono_ns + 2e9
+
+
+def describe_status(status: int) -> str:
+    """``finished``, ``exit code 1``, ``SIGKILL``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(ValueError):
+            return signal.Signals(number).name
+        return f"signal {number}"
+    code = os.waitstatus_to_exitcode(status)
+    return "finished" if code == 0 else f"exit code {code}"

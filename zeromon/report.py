@@ -1,0 +1,167 @@
+"""A run as a text that fits a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zeromon.advice import doing
+from zeromon.state import RankSnapshot, RunSnapshot
+from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+
+_MOST_RANKS = 32
+_MARKS = {"critical": "!!", "warning": " !", "info": "  "}
+
+
+def verdict(run: RunSnapshot) -> str:
+    """One sentence: how the run is, or how it ended."""
+    if not run.ranks:
+        return run.note or "no rank has reported yet"
+    failed = [rank for rank in run.ranks if rank.failed]
+    steps = max(rank.steps for rank in run.ranks)
+    if failed:
+        first = min(failed, key=lambda r: r.last_event_ns)
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
+    if run.ended:
+        return f"finished after {human_count(steps)} steps"
+    return f"running, step {human_count(steps)}"
+
+
+def render(run: RunSnapshot) -> str:
+    """The whole report."""
+    blocks = [_head(run)]
+    if run.ranks:
+        blocks += [_ranks(run), _phases(run), _communication(run), _memory(run)]
+        deaths = _deaths(run)
+        if deaths:
+            blocks.append(deaths)
+    if run.findings:
+        blocks.append(_findings(run))
+    return "\n\n".join(blocks) + "\n"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _head(run: RunSnapshot) -> str:
+    first = run.ranks[0] if run.ranks else None
+    lines = [f"run {run.run}: {verdict(run)}"]
+    if run.command:
+        lines.append(f"  command   {' '.join(run.command)}")
+    if first is not None:
+        ranks = f"{len(run.ranks)} of {first.world_size} ranks on {run.node}"
+        lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
+    lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
+    return "\n".join(lines)
+
+
+def _shown(run: RunSnapshot) -> Sequence[RankSnapshot]:
+    return run.ranks[:_MOST_RANKS]
+
+
+def _ranks(run: RunSnapshot) -> str:
+    header = ("rank", "steps", "step", "exposed", "share", "overlap", "state")
+    rows = [
+        (
+            str(rank.rank),
+            human_count(rank.steps),
+            human_seconds(rank.step_seconds),
+            human_seconds(rank.exposed_seconds),
+            human_ratio(rank.exposed_ratio),
+            human_ratio(rank.overlap_ratio),
+            rank.ended or rank.phase,
+        )
+        for rank in _shown(run)
+    ]
+    more = len(run.ranks) - _MOST_RANKS
+    tail = f"\n  ... and {more} more ranks" if more > 0 else ""
+    return f"Steps (median of the last {20})\n{table(header, rows)}{tail}"
+
+
+def _phases(run: RunSnapshot) -> str:
+    total: dict[str, float] = {}
+    for rank in run.ranks:
+        for phase, seconds in rank.phase_seconds.items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    spent = sum(total.values())
+    order = ("forward", "backward", "optimizer", "data_wait", "other")
+    parts = [f"{name} {human_ratio(total.get(name, 0.0) / spent)}" for name in order if spent]
+    return "Where the time of a step goes\n  " + (", ".join(parts) or "no step yet")
+
+
+def _communication(run: RunSnapshot) -> str:
+    rank = run.ranks[0]
+    header = ("op", "group", "calls", "bytes", "time", "exposed", "busbw")
+    rows = [
+        (
+            row.op,
+            f"{row.group}({row.group_size})",
+            human_count(row.count),
+            human_bytes(row.nbytes),
+            human_seconds(row.seconds) if row.seconds else "-",
+            human_seconds(row.exposed_seconds) if row.seconds else "-",
+            human_rate(row.busbw_bytes_per_second) if row.timed else "-",
+        )
+        for row in rank.collectives
+    ]
+    lines = [f"Communication of rank {rank.rank}", table(header, rows) if rows else "  none"]
+    if rank.untimed:
+        unknown = sum(rank.unattributed.values())
+        of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""
+        lines.append(
+            f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
+            f" one by one{of_them}"
+        )
+    worst = [u for u in rank.units if u.exposed_seconds > 0][:5]
+    if worst:
+        parts = ", ".join(f"{u.fqn} {human_seconds(u.exposed_seconds)}" for u in worst)
+        lines.append(f"  most exposed units: {parts}")
+    return "\n".join(lines)
+
+
+def _memory(run: RunSnapshot) -> str:
+    header = ("rank", "RSS", "allocated", "reserved", "headroom", "risk")
+    rows = []
+    for rank in _shown(run):
+        memory = rank.memory
+        risk = max((r.ratio for r in rank.risks), default=None)
+        rows.append(
+            (
+                str(rank.rank),
+                human_bytes(rank.rss_bytes),
+                human_bytes(memory.allocated_bytes) if memory else "-",
+                human_bytes(memory.reserved_bytes) if memory else "-",
+                human_bytes(memory.headroom_bytes) if memory else "-",
+                human_ratio(risk),
+            )
+        )
+    return f"Memory at the last sample\n{table(header, rows)}"
+
+
+def _deaths(run: RunSnapshot) -> str:
+    lines = []
+    for rank in run.ranks:
+        if rank.failed:
+            lines.append(f"  rank {rank.rank}: {rank.ended}; last seen in step {rank.step + 1}, ")
+            lines[-1] += doing(rank)
+            if rank.exception:
+                lines.append(f"    {rank.exception}")
+    return "Deaths\n" + "\n".join(lines) if lines else ""
+
+
+def _findings(run: RunSnapshot) -> str:
+    lines = [
+        f"{_MARKS[f.severity]} {'rank ' + str(f.rank) + ': ' if f.rank >= 0 else ''}{f.text}"
+        for f in run.findings
+    ]
+    return "Findings\n" + "\n".join(lines)

@@ -1,0 +1,162 @@
+"""Where a view gets its picture from: a live collector, or the run store."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from zeromon import paths
+from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.state import RunSnapshot
+from zeromon.store import Store, decode
+
+_TIMEOUT_SECONDS = 5
+
+
+class Source(Protocol):
+    """Something that has the picture of one run."""
+
+    def latest(self) -> RunSnapshot:
+        """The newest picture; raises :class:`~zeromon.errors.ZeromonError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that a collector follows."""
+
+    address: str
+    """``host:port``"""
+    run: str
+    ended: bool
+    ranks: int
+    steps: int
+    pids: tuple[int, ...]
+    command: tuple[str, ...]
+
+
+class LiveSource:
+    """A run as its collector sees it."""
+
+    def __init__(self, address: str, run: str) -> None:
+        self.address = address
+        self.run = run
+
+    def latest(self) -> RunSnapshot:
+        """Asks the collector."""
+        return decode(_get(self.address, f"/api/runs/{quote(self.run)}"))
+
+
+class StoreSource:
+    """A run as it was recorded."""
+
+    def __init__(self, run: str | None = None, store: Store | None = None) -> None:
+        self._run = run
+        self._store = store or Store()
+
+    def latest(self) -> RunSnapshot:
+        """Reads the record."""
+        return self._store.load(self._run)
+
+
+def _get(address: str, path: str) -> bytes:
+    request = urllib.request.Request(f"http://{address}{path}")
+    token = os.environ.get("ZEROMON_TOKEN")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    # a proxy has no business between a view and a collector
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise SourceError(f"{address} wants a token", "Set ZEROMON_TOKEN.") from error
+        if error.code == 404:
+            raise RunNotFound(f"{address} does not follow that run (any more)") from error
+        raise SourceError(f"{address} answers {error.code}") from error
+    except (OSError, ValueError) as error:
+        raise SourceError(f"no collector answers at {address}") from error
+
+
+def runs_at(address: str) -> list[LiveRun]:
+    """The runs that the collector at *address* follows."""
+    try:
+        content: Any = json.loads(_get(address, "/api/runs"))
+        return [
+            LiveRun(
+                address=address,
+                run=str(item["run"]),
+                ended=bool(item["ended"]),
+                ranks=int(item["ranks"]),
+                steps=int(item["steps"]),
+                pids=tuple(item["pids"]),
+                command=tuple(item["command"]),
+            )
+            for item in content
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{address} is not a zeromon collector") from error
+
+
+def collector_address(root: Path) -> str | None:
+    """Where the collector of *root* listens, or None without one."""
+    try:
+        facts = json.loads((root / "collector.json").read_text())
+        host = str(facts["host"])
+        return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{int(facts['port'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def node_runs() -> list[LiveRun]:
+    """The runs of this user on this node, the running ones first."""
+    found: list[LiveRun] = []
+    for root in paths.ring_roots():
+        address = collector_address(root)
+        if address is not None:
+            try:
+                found += runs_at(address)
+            except SourceError:
+                continue
+    return sorted(found, key=lambda run: (run.ended, run.run))
+
+
+def find(target: str | None) -> LiveSource | list[LiveRun]:
+    """The run that *target* means: a run id (or its beginning), a pid, ``host:port``, or nothing.
+
+    Several candidates come back as a list, for the caller to ask the user.
+    """
+    if target and ":" in target:
+        candidates = runs_at(target)
+    else:
+        candidates = node_runs()
+        if target and target.isdigit():
+            candidates = [run for run in candidates if int(target) in run.pids]
+        elif target:
+            exact = [run for run in candidates if run.run == target]
+            candidates = exact or [run for run in candidates if run.run.startswith(target)]
+    running = [run for run in candidates if not run.ended]
+    candidates = running or candidates
+    if not candidates:
+        what = f"no run matches {target}" if target else "no run is live on this node"
+        hint = "`zeromon report` shows runs that have ended." if not target else RunNotFound.hint
+        raise RunNotFound(what, hint)
+    if len(candidates) == 1:
+        return LiveSource(candidates[0].address, candidates[0].run)
+    return candidates
+
+
+def only(found: LiveSource | list[LiveRun]) -> LiveSource:
+    """*found*, or :class:`RunAmbiguous` when it is a choice and nobody can be asked."""
+    if isinstance(found, LiveSource):
+        return found
+    raise RunAmbiguous(f"several runs are live: {', '.join(run.run for run in found)}")
+
+

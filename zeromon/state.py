@@ -1,0 +1,776 @@
+"""Events in, meaning out: the fold that every view, replay and report goes through.
+
+:class:`RankState` is what is known of one rank; :func:`fold` updates it with one event (in place: a
+node folds tens of thousands of events a second); :func:`summarize` turns it into a frozen
+:class:`RankSnapshot`. Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
+Nothing here reads a clock or a file.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zeromon.comms import busbw, overlap_ratio
+from zeromon.events import (
+    BackwardComm,
+    Beat,
+    Counted,
+    Done,
+    Event,
+    Exit,
+    Flag,
+    GroupSequence,
+    HostSample,
+    Issued,
+    MemoryPeak,
+    MemorySample,
+    Oom,
+    Op,
+    Phase,
+    PhaseSpan,
+    Stall,
+    StepMark,
+    UnitEvent,
+    UnitMark,
+)
+from zeromon.intervals import Interval, intersection, length, union
+
+STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Upper bounds of the step-time histogram, seconds."""
+
+_HISTORY = 512
+_WINDOW = 20
+_MOST_IN_FLIGHT = 4096
+_PAIRS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One optimizer step of one rank."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    idle: bool
+    """The timing hooks were idle: communication of this step was counted, not timed."""
+    micro_steps: int
+    phase_ns: tuple[int, int, int, int, int]
+    """Nanoseconds by :class:`Phase`: other, forward, backward, optimizer, data wait."""
+    collectives: int
+    collective_bytes: int
+    communication_ns: int
+    """Length of the union of the timed collectives."""
+    exposed_ns: int
+    """The part of it during which nothing was computed."""
+    allocated_bytes: int
+    reserved_bytes: int
+    rss_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def overlap(self) -> float | None:
+        """|C ∩ K| / |C|, None without timed communication."""
+        return None if self.idle else overlap_ratio(self.communication_ns, self.exposed_ns)
+
+
+@dataclass(slots=True)
+class OpTotals:
+    """Running totals of one operation in one group."""
+
+    count: int = 0
+    timed: int = 0
+    nbytes: int = 0
+    duration_ns: int = 0
+    exposed_ns: int = 0
+    recent_bytes: float = 0.0
+    recent_ns: float = 0.0
+    best_busbw: float = 0.0
+
+
+@dataclass(slots=True)
+class UnitTotals:
+    """Running totals of one FSDP unit."""
+
+    unshards: int = 0
+    reshards: int = 0
+    exposed_ns: int = 0
+    peak_allocated_bytes: int = -1
+
+
+@dataclass(slots=True)
+class _Window:
+    """What has been collected since the step began."""
+
+    communication: list[Interval] = field(default_factory=list)
+    blocked: list[Interval] = field(default_factory=list)
+    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    collectives: int = 0
+    nbytes: int = 0
+    stall_ns: int = 0
+    allocated: int = -1
+    reserved: int = -1
+    rss: int = -1
+
+
+@dataclass(slots=True)
+class RankState:
+    """All that is known of one rank. Made once a ring; changed only by :func:`fold` and `learn_*`."""
+
+    rank: int = 0
+    pid: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
+    units: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+
+    step: int = 0
+    steps: int = 0
+    phase: Phase = Phase.OTHER
+    unit: int = 0
+    first_event_ns: int = 0
+    last_event_ns: int = 0
+    micro_steps: int = 0
+
+    history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+    step_ns: int = 0
+    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    ops: dict[tuple[Op, int], OpTotals] = field(default_factory=dict)
+    untimed: dict[int, int] = field(default_factory=dict)
+    unattributed: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    unit_totals: dict[int, UnitTotals] = field(default_factory=dict)
+    in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    exposed_ns: int = 0
+
+    memory: MemorySample | None = None
+    memory_peak: MemoryPeak | None = None
+    host: HostSample | None = None
+    available_bytes: int = -1
+    pinned_bytes: int = -1
+    oom: Oom | None = None
+
+    errors: int = 0
+    dropped: int = 0
+    exit: Exit | None = None
+
+    window: _Window = field(default_factory=_Window)
+    last_window: _Window = field(default_factory=_Window)
+    idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))
+    """(an idle step, the mean of its two neighbours), nanoseconds."""
+
+
+# ---- fold -----------------------------------------------------------------------------------------
+
+
+def fold(state: RankState, event: Event) -> RankState:
+    """*state* after *event*; the same object."""
+    state.last_event_ns = max(state.last_event_ns, event.t_ns)
+    if not state.first_event_ns:
+        state.first_event_ns = event.t_ns
+    _FOLDERS[type(event)](state, event)
+    return state
+
+
+def _totals(state: RankState, op: Op, group: int) -> OpTotals:
+    totals = state.ops.get((op, group))
+    if totals is None:
+        totals = state.ops[op, group] = OpTotals()
+    return totals
+
+
+def _fold_issued(state: RankState, e: Issued) -> None:
+    totals = _totals(state, e.op, e.group)
+    totals.count += 1
+    totals.nbytes += e.nbytes
+    state.window.collectives += 1
+    state.window.nbytes += e.nbytes
+    state.phase = e.phase
+    state.unit = e.unit
+    if len(state.in_flight) < _MOST_IN_FLIGHT:
+        state.in_flight[e.group, e.sequence] = e
+
+
+def _fold_done(state: RankState, e: Done) -> None:
+    state.in_flight.pop((e.group, e.sequence), None)
+    if e.flags & Flag.FAILED:
+        return
+    totals = _totals(state, e.op, e.group)
+    duration = max(0, e.t_ns - e.issued_ns)
+    totals.timed += 1
+    totals.duration_ns += duration
+    totals.exposed_ns += e.blocked_ns
+    totals.recent_bytes += e.nbytes
+    totals.recent_ns += duration
+    window = state.window
+    window.communication.append((e.issued_ns, e.t_ns))
+    if e.blocked_ns:
+        window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
+    state.exposed_ns += e.blocked_ns
+    if e.unit:
+        _unit(state, e.unit).exposed_ns += e.blocked_ns
+
+
+def _fold_counted(state: RankState, e: Counted) -> None:
+    state.untimed[e.group] = state.untimed.get(e.group, 0) + e.count
+    if e.op is Op.NONE:
+        state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.count
+        return
+    totals = _totals(state, e.op, e.group)
+    totals.count += e.count
+    totals.nbytes += e.nbytes
+    state.window.collectives += e.count
+    state.window.nbytes += e.nbytes
+
+
+def _fold_phase(state: RankState, e: PhaseSpan) -> None:
+    spent = max(0, e.t_ns - e.start_ns)
+    state.phase_ns[e.phase] += spent
+    state.window.phase_ns[e.phase] += spent
+    state.phase = Phase.OTHER
+
+
+def _fold_step(state: RankState, e: StepMark) -> None:
+    previous = state.history[-1] if state.history else None
+    continued = bool(e.flags & Flag.CONTINUED) and previous is not None
+    window, state.last_window = state.window, state.window
+    state.window = _Window()
+    start = previous.start_ns if continued and previous else e.start_ns
+    summary = _step_summary(state, e, start, window)
+    spent = e.t_ns - e.start_ns
+    state.step_ns += spent
+    state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
+    if continued and previous:
+        state.history[-1] = _joined(previous, summary)
+    else:
+        state.history.append(summary)
+        state.step, state.steps = e.step, state.steps + 1
+        state.micro_steps += e.micro_steps
+        state.step_bucket_counts[_bucket(summary.seconds)] += 1
+        _pair_idle(state)
+    state.phase = Phase.OTHER
+    state.unit = 0
+    for (op, group), totals in state.ops.items():
+        bandwidth = recent_busbw(op, totals, group_size(state, group))
+        totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
+        totals.recent_bytes *= 0.8
+        totals.recent_ns *= 0.8
+
+
+def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) -> StepSummary:
+    communication = union(window.communication)
+    exposed = intersection(union(window.blocked), communication)
+    phases = list(window.phase_ns)
+    phases[Phase.OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
+    memory, host = state.memory, state.host
+    return StepSummary(
+        step=e.step,
+        start_ns=start,
+        end_ns=e.t_ns,
+        idle=bool(e.flags & Flag.IDLE),
+        micro_steps=e.micro_steps,
+        phase_ns=(phases[0], phases[1], phases[2], phases[3], phases[4]),
+        collectives=window.collectives,
+        collective_bytes=window.nbytes,
+        communication_ns=length(communication),
+        exposed_ns=length(exposed) + window.stall_ns,
+        allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
+        reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
+        rss_bytes=max(window.rss, host.rss_bytes if host else -1),
+    )
+
+
+def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
+    """Two optimizers of one step: one summary."""
+    a, b = first.phase_ns, second.phase_ns
+    return StepSummary(
+        step=first.step,
+        start_ns=first.start_ns,
+        end_ns=second.end_ns,
+        idle=first.idle,
+        micro_steps=first.micro_steps,
+        phase_ns=(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]),
+        collectives=first.collectives + second.collectives,
+        collective_bytes=first.collective_bytes + second.collective_bytes,
+        communication_ns=first.communication_ns + second.communication_ns,
+        exposed_ns=first.exposed_ns + second.exposed_ns,
+        allocated_bytes=max(first.allocated_bytes, second.allocated_bytes),
+        reserved_bytes=max(first.reserved_bytes, second.reserved_bytes),
+        rss_bytes=max(first.rss_bytes, second.rss_bytes),
+    )
+
+
+def _bucket(seconds: float) -> int:
+    return next((i for i, bound in enumerate(STEP_BUCKETS) if seconds <= bound), len(STEP_BUCKETS))
+
+
+def _pair_idle(state: RankState) -> None:
+    """When the step after an idle one has come: the idle one beside the mean of its neighbours."""
+    if len(state.history) < 3:
+        return
+    before, idle, after = state.history[-3], state.history[-2], state.history[-1]
+    if idle.idle and not before.idle and not after.idle:
+        neighbours = (before.end_ns - before.start_ns + after.end_ns - after.start_ns) // 2
+        state.idle_pairs.append((idle.end_ns - idle.start_ns, neighbours))
+
+
+def _fold_unit(state: RankState, e: UnitMark) -> None:
+    unit = _unit(state, e.unit)
+    state.phase = e.phase
+    if e.event is UnitEvent.UNSHARD:
+        unit.unshards += 1
+        state.unit = e.unit
+    elif e.event is UnitEvent.RESHARD:
+        unit.reshards += 1
+    if e.allocated_bytes >= 0:
+        unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
+        state.window.allocated = max(state.window.allocated, e.allocated_bytes)
+
+
+def _unit(state: RankState, number: int) -> UnitTotals:
+    return state.unit_totals.setdefault(number, UnitTotals())
+
+
+def _fold_memory(state: RankState, e: MemorySample) -> None:
+    state.memory = e
+    state.window.allocated = max(state.window.allocated, e.allocated_bytes)
+    state.window.reserved = max(state.window.reserved, e.reserved_bytes)
+
+
+def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
+    state.memory_peak = e
+
+
+def _fold_host(state: RankState, e: HostSample) -> None:
+    state.host = e
+    state.window.rss = max(state.window.rss, e.rss_bytes)
+    if e.available_bytes >= 0:
+        state.available_bytes = e.available_bytes
+    if e.pinned_bytes >= 0:
+        state.pinned_bytes = e.pinned_bytes
+
+
+def _fold_sequence(state: RankState, e: GroupSequence) -> None:
+    state.sequences[e.group] = (e.sequence, e.seen)
+
+
+def _fold_beat(state: RankState, e: Beat) -> None:
+    state.errors = e.errors
+    state.phase = e.phase
+
+
+def _fold_oom(state: RankState, e: Oom) -> None:
+    state.oom = e
+
+
+def _fold_exit(state: RankState, e: Exit) -> None:
+    state.exit = e
+
+
+def _fold_stall(state: RankState, e: Stall) -> None:
+    state.window.stall_ns += e.blocked_ns
+    state.exposed_ns += e.blocked_ns
+    _unit(state, e.unit).exposed_ns += e.blocked_ns
+    for (op, _), totals in state.ops.items():
+        if op is e.op:
+            totals.exposed_ns += e.blocked_ns
+            return
+
+
+def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
+    """DDP's own timing of one backward; it arrives in the step after the one it belongs to."""
+    totals = _totals(state, Op.ALL_REDUCE, e.group)
+    totals.duration_ns += max(0, e.t_ns - e.start_ns)
+    exposed = max(0, e.t_ns - max(e.compute_end_ns, e.start_ns))
+    totals.exposed_ns += exposed
+    state.exposed_ns += exposed
+    last = state.history[-1] if state.history else None
+    belongs_to_last = last is not None and e.start_ns < last.end_ns
+    window = state.last_window if belongs_to_last else state.window
+    window.communication.append((e.start_ns, e.t_ns))
+    window.blocked.append((max(e.compute_end_ns, e.start_ns), e.t_ns))
+    if last is not None and belongs_to_last:
+        communication = union(window.communication)
+        waits = intersection(union(window.blocked), communication)
+        state.history[-1] = _with_communication(last, length(communication), length(waits))
+
+
+def _with_communication(summary: StepSummary, communication: int, exposed: int) -> StepSummary:
+    values = {name: getattr(summary, name) for name in StepSummary.__dataclass_fields__}
+    values.update(communication_ns=communication, exposed_ns=exposed, idle=False)
+    return StepSummary(**values)
+
+
+_FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
+    Issued: _fold_issued,
+    Done: _fold_done,
+    Counted: _fold_counted,
+    PhaseSpan: _fold_phase,
+    StepMark: _fold_step,
+    UnitMark: _fold_unit,
+    MemorySample: _fold_memory,
+    MemoryPeak: _fold_memory_peak,
+    HostSample: _fold_host,
+    GroupSequence: _fold_sequence,
+    Beat: _fold_beat,
+    Oom: _fold_oom,
+    Exit: _fold_exit,
+    Stall: _fold_stall,
+    BackwardComm: _fold_backward_comm,
+}
+
+
+# ---- snapshot -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """Totals of one operation in one group."""
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    timed: int
+    nbytes: int
+    seconds: float
+    exposed_seconds: float
+    busbw_bytes_per_second: float | None
+    """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
+    best_busbw_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRow:
+    """Totals of one FSDP unit."""
+
+    fqn: str
+    unshards: int
+    reshards: int
+    exposed_seconds: float
+    peak_allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A collective that was issued and has not ended."""
+
+    op: str
+    group: str
+    sequence: int
+    unit: str
+    phase: str
+    nbytes: int
+    issued_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The caching allocator and the device, bytes; -1 where unknown."""
+
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    retries: int
+    ooms: int
+
+    @property
+    def headroom_bytes(self) -> int:
+        """capacity - (reserved + non-torch), or -1 while the capacity is unknown."""
+        if self.capacity_bytes < 0:
+            return -1
+        if self.free_bytes < 0:
+            return self.capacity_bytes - self.reserved_bytes
+        return min(self.free_bytes, self.capacity_bytes - self.reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """How close a rank is to running out of one memory."""
+
+    pool: str
+    ratio: float
+    """0: none in sight; 1: it is happening."""
+    cause: str
+    steps_left: float | None = None
+    used_bytes: int = -1
+    capacity_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a person should know."""
+
+    rule: str
+    severity: str
+    """``critical``, ``warning`` or ``info``."""
+    text: str
+    rank: int = -1
+    """-1: the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What NVML says of a rank's device; None where it does not say."""
+
+    name: str = ""
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    utilization_ratio: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank, now."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    node: str
+    device: str
+    strategy: str
+    alive: bool
+    ended: str
+    """Empty while alive; else how it ended: ``finished``, ``SIGKILL``, ``exit code 1``, ..."""
+    failed: bool
+    exception: str
+    step: int
+    steps: int
+    step_seconds: float | None
+    """Median of the last steps."""
+    steps_seconds_total: float
+    step_buckets: tuple[int, ...]
+    phase: str
+    unit: str
+    phase_seconds: dict[str, float]
+    collectives: tuple[CollectiveRow, ...]
+    untimed: dict[str, int]
+    unattributed: dict[str, int]
+    overlap_ratio: float | None
+    exposed_ratio: float | None
+    """Exposed communication as a share of the last timed steps."""
+    exposed_seconds: float | None
+    """Exposed communication a step, mean of the last timed steps."""
+    in_flight: tuple[InFlight, ...]
+    units: tuple[UnitRow, ...]
+    memory: DeviceMemory | None
+    rss_bytes: int
+    host_limit_bytes: int
+    host_available_bytes: int
+    pinned_bytes: int
+    dropped: int
+    errors: int
+    overhead_ratio: float | None
+    overhead_noise_ratio: float | None
+    started_ns: int
+    last_event_ns: int
+    recent: tuple[StepSummary, ...]
+    risks: tuple[Risk, ...] = ()
+    device_stats: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """One run on this node, now."""
+
+    run: str
+    command: tuple[str, ...]
+    node: str
+    started_wall: float
+    """Seconds since the epoch."""
+    taken_wall: float
+    taken_ns: int
+    """CLOCK_MONOTONIC of the moment that *ranks* describe."""
+    ended: bool
+    ranks: tuple[RankSnapshot, ...]
+    findings: tuple[Finding, ...]
+    note: str = ""
+
+
+def group_label(state: RankState, group: int) -> str:
+    """The name under which a group is shown."""
+    return str(state.groups.get(group, {}).get("label", "unknown"))
+
+
+def group_size(state: RankState, group: int) -> int:
+    """Ranks in a group; 1 when it is unknown."""
+    return int(state.groups.get(group, {}).get("size", 1))
+
+
+def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:
+    """Bus bandwidth over the last steps, bytes/s."""
+    return busbw(op, round(totals.recent_bytes), totals.recent_ns / 1e9, size)
+
+
+def overhead(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
+    """What the agent costs, as a ratio of a step without it, and the noise of that figure.
+
+    *pairs* are (idle step, mean of its neighbours). The figure is the median of the ratios; the
+    noise is the standard error of a median, 1.253 s / sqrt(n), with s from the median absolute
+    deviation (1.4826 MAD), so that a checkpoint in between does not spoil it.
+    """
+    ratios = [neighbours / idle - 1 for idle, neighbours in pairs if idle > 0]
+    if len(ratios) < 5:
+        return None
+    middle = statistics.median(ratios)
+    deviation = 1.4826 * statistics.median(abs(r - middle) for r in ratios)
+    return middle, 1.253 * deviation / len(ratios) ** 0.5
+
+
+def summarize(state: RankState, *, alive: bool, ended: str = "", failed: bool = False) -> RankSnapshot:
+    """The frozen picture of *state*."""
+    timed = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
+    communication = sum(s.communication_ns for s in timed)
+    exposed = sum(s.exposed_ns for s in timed)
+    spent = sum(s.end_ns - s.start_ns for s in timed)
+    cost = overhead(state.idle_pairs)
+    meta = state.meta
+    recent = list(state.history)[-_WINDOW:]
+    return RankSnapshot(
+        rank=state.rank,
+        local_rank=int(meta.get("local_rank", 0)),
+        world_size=int(meta.get("world_size", 1)),
+        pid=state.pid,
+        node=str(meta.get("node", "")),
+        device=str(meta.get("device", "cpu")),
+        strategy=str(meta.get("strategy", "unknown")),
+        alive=alive,
+        ended=ended,
+        failed=failed,
+        exception=state.texts.get(state.exit.text, "") if state.exit else "",
+        step=state.step,
+        steps=state.steps,
+        step_seconds=statistics.median(s.seconds for s in recent) if recent else None,
+        steps_seconds_total=state.step_ns / 1e9,
+        step_buckets=tuple(state.step_bucket_counts),
+        phase=state.phase.label,
+        unit=state.units.get(state.unit, ""),
+        phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
+        collectives=_collective_rows(state),
+        untimed={group_label(state, g): n for g, n in state.untimed.items()},
+        unattributed={group_label(state, g): n for g, n in state.unattributed.items()},
+        overlap_ratio=overlap_ratio(communication, exposed),
+        exposed_ratio=exposed / spent if spent else None,
+        exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
+        in_flight=_in_flight_rows(state),
+        units=_unit_rows(state),
+        memory=_device_memory(state),
+        rss_bytes=state.host.rss_bytes if state.host else -1,
+        host_limit_bytes=state.host.limit_bytes if state.host else -1,
+        host_available_bytes=state.available_bytes,
+        pinned_bytes=state.pinned_bytes,
+        dropped=state.dropped,
+        errors=state.errors,
+        overhead_ratio=cost[0] if cost else None,
+        overhead_noise_ratio=cost[1] if cost else None,
+        started_ns=state.first_event_ns,
+        last_event_ns=state.last_event_ns,
+        recent=tuple(state.history),
+    )
+
+
+def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:
+    """One row per operation and group label; groups that share a label are added up."""
+    rows: dict[tuple[str, str], CollectiveRow] = {}
+    for (op, group), totals in sorted(state.ops.items()):
+        size = group_size(state, group)
+        row = CollectiveRow(
+            op=op.label,
+            group=group_label(state, group),
+            group_size=size,
+            count=totals.count,
+            timed=totals.timed,
+            nbytes=totals.nbytes,
+            seconds=totals.duration_ns / 1e9,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            busbw_bytes_per_second=recent_busbw(op, totals, size),
+            best_busbw_bytes_per_second=totals.best_busbw,
+        )
+        key = (row.op, row.group)
+        rows[key] = _added(rows[key], row) if key in rows else row
+    return tuple(rows.values())
+
+
+def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
+    return CollectiveRow(
+        op=first.op,
+        group=first.group,
+        group_size=first.group_size,
+        count=first.count + second.count,
+        timed=first.timed + second.timed,
+        nbytes=first.nbytes + second.nbytes,
+        seconds=first.seconds + second.seconds,
+        exposed_seconds=first.exposed_seconds + second.exposed_seconds,
+        busbw_bytes_per_second=first.busbw_bytes_per_second or second.busbw_bytes_per_second,
+        best_busbw_bytes_per_second=max(
+            first.best_busbw_bytes_per_second, second.best_busbw_bytes_per_second
+        ),
+    )
+
+
+def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
+    oldest = sorted(state.in_flight.values(), key=lambda e: e.t_ns)[:16]
+    return tuple(
+        InFlight(
+            op=e.op.label,
+            group=group_label(state, e.group),
+            sequence=e.sequence,
+            unit=state.units.get(e.unit, ""),
+            phase=e.phase.label,
+            nbytes=e.nbytes,
+            issued_ns=e.t_ns,
+        )
+        for e in oldest
+    )
+
+
+def _unit_rows(state: RankState) -> tuple[UnitRow, ...]:
+    ordered = sorted(state.unit_totals.items(), key=lambda item: -item[1].exposed_ns)
+    return tuple(
+        UnitRow(
+            fqn=state.units.get(number, f"unit {number}"),
+            unshards=totals.unshards,
+            reshards=totals.reshards,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+        )
+        for number, totals in ordered[:256]
+        if number
+    )
+
+
+def _device_memory(state: RankState) -> DeviceMemory | None:
+    now, device = state.memory, state.memory_peak
+    if now is None:
+        return None
+    return DeviceMemory(
+        allocated_bytes=now.allocated_bytes,
+        active_bytes=now.active_bytes,
+        reserved_bytes=now.reserved_bytes,
+        inactive_split_bytes=now.inactive_split_bytes,
+        capacity_bytes=device.capacity_bytes if device else -1,
+        free_bytes=device.free_bytes if device else -1,
+        retries=device.retries if device else 0,
+        ooms=device.ooms if device else 0,
+    )

@@ -1,0 +1,48 @@
+"""Numbers for people: the last function before the screen. Pure."""
+
+from __future__ import annotations
+
+
+def human_bytes(nbytes: float | None) -> str:
+    """``1.5 GiB``; ``n/a`` for None or a negative number."""
+    if nbytes is None or nbytes < 0:
+        return "n/a"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """``12.3 ms``, ``4.56 s``, ``3 min 20 s``."""
+    if seconds is None:
+        return "n/a"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def human_ratio(ratio: float | None) -> str:
+    """``12.3 %``; ``n/a`` for None."""
+    return "n/a" if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def human_rate(bytes_per_second: float | None) -> str:
+    """Bandwidth in decimal units, as nccl-tests prints it."""
+    if bytes_per_second is None:
+        return "n/a"
+    if bytes_per_second < 1e9:
+        return f"{bytes_per_second / 1e6:.0f} MB/s"
+    return f"{bytes_per_second / 1e9:.2f} GB/s"
+
+
+def human_count(count: float) -> str:
+    """``1,234``."""
+    return f"{count:,.0f}"
