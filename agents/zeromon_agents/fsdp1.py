@@ -36,6 +36,7 @@ class Fsdp1:
         self._steps = steps
         self._patches = patches
         self._told_strategy = False
+        self._fqns: dict[int, str] = {}
 
     def watch_runtime(self, module: Any) -> None:
         """Patches the functions that unshard, reshard and reduce a unit."""
@@ -62,7 +63,7 @@ class Fsdp1:
                     root = fsdp._is_root is not False
                     if root:
                         timer.mark_compute_stream()
-                        self._strategy(fsdp)
+                        self._learn(fsdp)
                         steps.forward_begins()
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "FullyShardedDataParallel.forward")
@@ -74,11 +75,17 @@ class Fsdp1:
 
         self._patches.set(wrapper, "forward", forward)
 
-    def _strategy(self, fsdp: Any) -> None:
-        if not self._told_strategy:
-            self._told_strategy = True
-            name = getattr(fsdp.sharding_strategy, "name", "")
-            self._recorder.meta(strategy=_STRATEGIES.get(name, "fsdp1"))
+    def _learn(self, root: Any) -> None:
+        """At the first forward of the first root: the strategy, and the units' names."""
+        if self._told_strategy:
+            return
+        self._told_strategy = True
+        name = getattr(root.sharding_strategy, "name", "")
+        self._recorder.meta(strategy=_STRATEGIES.get(name, "fsdp1"))
+        for fqn, module in root.named_modules():
+            handle = getattr(module, "_handle", None)
+            if handle is not None:
+                self._fqns[id(handle)] = unwrapped(fqn)
 
     def unit_of(self, handle: Any) -> int:
         """The id of the unit whose flat parameter *handle* manages; 0 for none."""
@@ -87,21 +94,15 @@ class Fsdp1:
         known = getattr(handle, "_zeromon_unit", None)
         if known is not None and known[0] is self._recorder:
             return int(known[1])
-        fqns = list(getattr(handle.flat_param, "_fqns", ()))
-        facts = {"params": len(fqns), "kind": "fsdp1"}
-        number = self._recorder.unit_id(common_module(fqns), facts)
+        fqn = self._fqns.get(id(handle))
+        if fqn is None:
+            return 0  # before the root's first forward
+        facts = {"params": len(getattr(handle.flat_param, "_fqns", ())), "kind": "fsdp1"}
+        number = self._recorder.unit_id(fqn, facts)
         handle._zeromon_unit = (self._recorder, number)
         return number
 
 
-def common_module(fqns: list[str]) -> str:
-    """The module that all parameters of a flat parameter share; ``(root)`` for the outermost."""
-    modules = [fqn.split(".")[:-1] for fqn in fqns]
-    if not modules:
-        return "(root)"
-    shared: list[str] = []
-    for parts in zip(*modules, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(part for part in shared if part != "_fsdp_wrapped_module") or "(root)"
+def unwrapped(fqn: str) -> str:
+    """The name that a module has without FSDP's wrappers; ``(root)`` for the outermost."""
+    return ".".join(p for p in fqn.split(".") if p and p != "_fsdp_wrapped_module") or "(root)"

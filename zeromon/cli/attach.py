@@ -31,7 +31,7 @@ def call(options: argparse.Namespace) -> int:
         return 1 if run.findings else 0
     if isinstance(found, list):
         found = _choose(found)
-    if not sys.stdout.isatty():
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):  # Textual draws on stderr
         raise SourceError("the terminal view needs a terminal", "Use --json, or zeromon report.")
     from zeromon.tui.app import ZeromonApp
 

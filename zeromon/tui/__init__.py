@@ -1,0 +1,1 @@
+"""The terminal view: pure renderables, thin widgets around them, one app."""

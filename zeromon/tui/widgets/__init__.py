@@ -1,0 +1,1 @@
+"""Widgets: each shows one renderable and holds no meaning of its own."""
