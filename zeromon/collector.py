@@ -288,7 +288,7 @@ def read_folder(folder: Path) -> RunSnapshot:
     return run.snapshot(Nvml())
 
 
-# ---- the process ----------------------------------------------------------------------------------
+# ---- the process ---------------------------------------------------------------------------------
 
 
 def lock(root: Path) -> int | None:

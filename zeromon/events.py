@@ -194,7 +194,7 @@ class Counted(NamedTuple):
     op: Op
     phase: Phase
     group: int
-    count: int
+    calls: int
     nbytes: int
     observed: bool
     """True when a hook saw the calls (their timing was idle); False for those issued from C++."""

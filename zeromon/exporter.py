@@ -75,7 +75,8 @@ class Application:
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
             self._view.was_read()
-            return self._metrics(environ, respond)
+            body: Iterable[bytes] = self._metrics(environ, respond)
+            return body
         if path in ("/", "/healthz"):
             return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
         if path == "/api/runs":

@@ -7,7 +7,7 @@ something and are bounded (never an FQN). What is unknown is absent, never 0. Pu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -138,7 +138,7 @@ METRICS: tuple[Spec, ...] = (
 )
 # fmt: on
 
-_FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "info": InfoMetricFamily}
+_FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 def collect(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
@@ -157,10 +157,13 @@ def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
         for run, rank, row in _rows(spec, runs):
             info.add_metric((run.run, str(rank.rank)), dict(zip(spec.labels, row[0], strict=True)))
         return info
-    family = _FAMILIES[spec.kind](spec.name.removesuffix("_total"), spec.help, labels=labels)
+    family: Metric = _FAMILIES[spec.kind](
+        spec.name.removesuffix("_total"), spec.help, labels=labels
+    )
+    add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
     for run, rank, (values, number) in _rows(spec, runs):
         if number is not None:
-            family.add_metric((run.run, str(rank.rank), *values), number)
+            add((run.run, str(rank.rank), *values), number)
     return family
 
 

@@ -32,7 +32,7 @@ def ring_roots() -> list[Path]:
 
 
 def choose_root() -> Path:
-    """The folder in which a new run keeps its rings; made private, and refused if it is not ours."""
+    """The folder for a new run's rings; made private, and refused if it is not ours."""
     roots = ring_roots()
     for root in roots[:-1]:
         if _has_room(root.parent):

@@ -158,5 +158,3 @@ def only(found: LiveSource | list[LiveRun]) -> LiveSource:
     if isinstance(found, LiveSource):
         return found
     raise RunAmbiguous(f"several runs are live: {', '.join(run.run for run in found)}")
-
-

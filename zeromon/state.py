@@ -122,7 +122,7 @@ class _Window:
 
 @dataclass(slots=True)
 class RankState:
-    """All that is known of one rank. Made once a ring; changed only by :func:`fold` and `learn_*`."""
+    """All that is known of one rank. Changed by :func:`fold`, and by its reader."""
 
     rank: int = 0
     pid: int = 0
@@ -168,7 +168,7 @@ class RankState:
     """(an idle step, the mean of its two neighbours), nanoseconds."""
 
 
-# ---- fold -----------------------------------------------------------------------------------------
+# ---- fold ----------------------------------------------------------------------------------------
 
 
 def fold(state: RankState, event: Event) -> RankState:
@@ -220,14 +220,14 @@ def _fold_done(state: RankState, e: Done) -> None:
 
 
 def _fold_counted(state: RankState, e: Counted) -> None:
-    state.untimed[e.group] = state.untimed.get(e.group, 0) + e.count
+    state.untimed[e.group] = state.untimed.get(e.group, 0) + e.calls
     if e.op is Op.NONE:
-        state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.count
+        state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.calls
         return
     totals = _totals(state, e.op, e.group)
-    totals.count += e.count
+    totals.count += e.calls
     totals.nbytes += e.nbytes
-    state.window.collectives += e.count
+    state.window.collectives += e.calls
     state.window.nbytes += e.nbytes
 
 
@@ -428,7 +428,7 @@ _FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
 }
 
 
-# ---- snapshot -------------------------------------------------------------------------------------
+# ---- snapshot ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,7 +487,7 @@ class DeviceMemory:
 
     @property
     def headroom_bytes(self) -> int:
-        """capacity - (reserved + non-torch), or -1 while the capacity is unknown."""
+        """Capacity - (reserved + non-torch), or -1 while the capacity is unknown."""
         if self.capacity_bytes < 0:
             return -1
         if self.free_bytes < 0:
@@ -638,7 +638,9 @@ def overhead(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
     return middle, 1.253 * deviation / len(ratios) ** 0.5
 
 
-def summarize(state: RankState, *, alive: bool, ended: str = "", failed: bool = False) -> RankSnapshot:
+def summarize(
+    state: RankState, *, alive: bool, ended: str = "", failed: bool = False
+) -> RankSnapshot:
     """The frozen picture of *state*."""
     timed = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
     communication = sum(s.communication_ns for s in timed)

@@ -15,6 +15,7 @@ def start() -> None:
     """Watches this process: at once if it is a rank already, else as soon as it becomes one."""
     import torch.distributed
     from torch.distributed import distributed_c10d
+
     from zeromon_agents.bootstrap import BOOTSTRAP
 
     BOOTSTRAP.install(distributed_c10d)

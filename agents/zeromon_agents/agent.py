@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+
 from zeromon import __version__, paths
 from zeromon.events import ExitKind, Flag, Kind
 from zeromon.ring import RingWriter

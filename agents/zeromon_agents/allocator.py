@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 import torch
+
 from zeromon.events import Kind
 from zeromon_agents.recorder import OFF, Recorder
 
 
 def cuda_ready() -> bool:
     """Whether this process already uses CUDA; never the reason that it starts to."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
 def allocated_bytes() -> int:
@@ -39,7 +40,12 @@ class Allocator:
         stats = torch._C._cuda_memoryStats(device)
         current = {
             name: stats[name]["all"]["current"]
-            for name in ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
+            for name in (
+                "allocated_bytes",
+                "active_bytes",
+                "reserved_bytes",
+                "inactive_split_bytes",
+            )
         }
         recorder, now = self._recorder, time.monotonic_ns()
         # fmt: off
@@ -64,14 +70,14 @@ class Allocator:
         # fmt: on
 
     def _observe_oom(self) -> None:
-        """torch offers no way to detach an observer, so it asks the mode each time."""
+        """Torch offers no way to detach an observer, so it asks the mode each time."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if self._observing or attach is None:
             return
         self._observing = True
         recorder = self._recorder
 
-        def out_of_memory(device: int, requested: int, allocated: int, free: int) -> None:
+        def out_of_memory(_: int, requested: int, allocated: int, free: int) -> None:
             if recorder.mode != OFF:
                 recorder.emit(Kind.OOM, requested, allocated, free)
 

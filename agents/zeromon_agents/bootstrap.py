@@ -17,6 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from zeromon_agents.guard import Guard
+from zeromon_agents.imports import ImportWatch
+from zeromon_agents.patches import Patches
+
 if TYPE_CHECKING:
     from zeromon_agents.agent import Agent
 
@@ -27,20 +31,17 @@ class Bootstrap:
     def __init__(self) -> None:
         self.agent: Agent | None = None
         self._c10d: ModuleType | None = None
-        self._original_init: Any = None
-        self._hooked_init: Any = None
+        self._patches = Patches()
         self._optimizer_hooks: list[Any] = []
-        self._watch: Any = None
+        self._watch = ImportWatch()
         self._failed = False
 
     def install(self, c10d: ModuleType) -> None:
         """Hooks ``init_process_group`` of *c10d* and the first optimizer step."""
         if self._c10d is not None:
             return
-        from zeromon_agents.imports import ImportWatch
-
         self._c10d = c10d
-        self._original_init = original = c10d.init_process_group
+        original = self._patches.original(c10d, "init_process_group")
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -48,11 +49,10 @@ class Bootstrap:
             self.start_safely()
             return result
 
-        self._hooked_init = init_process_group
         for module in (c10d, sys.modules.get("torch.distributed")):
+            # torch.distributed takes the name over from c10d: hooked first, or already there
             if module is not None and vars(module).get("init_process_group") is original:
-                setattr(module, "init_process_group", init_process_group)
-        self._watch = ImportWatch()
+                self._patches.set(module, "init_process_group", init_process_group)
         self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
 
     def _watch_optimizers(self, optimizer_module: ModuleType) -> None:
@@ -80,8 +80,6 @@ class Bootstrap:
         """Starts the agent; if it cannot, the user is told once and training goes on."""
         if self.agent is not None or self._failed:
             return
-        from zeromon_agents.guard import Guard
-
         try:
             self.agent = start_agent()
         except Guard.CAUGHT as error:
@@ -95,14 +93,11 @@ class Bootstrap:
         if self.agent is not None:
             kept = self.agent.stop()
             self.agent = None
-        for module in (self._c10d, sys.modules.get("torch.distributed")):
-            if module is not None and vars(module).get("init_process_group") is self._hooked_init:
-                setattr(module, "init_process_group", self._original_init)
+        kept += self._patches.restore()
         for hook in self._optimizer_hooks:
             hook.remove()
         self._optimizer_hooks.clear()
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
         self._c10d = None
         self._failed = False
         return kept

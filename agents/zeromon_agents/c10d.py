@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
 from zeromon.events import Dtype, Flag, Kind, Op
 from zeromon.ring import NameKind
 from zeromon_agents.guard import Guard
@@ -27,7 +28,7 @@ class Payload(NamedTuple):
     """Where a method's payload S is: the argument's index and name, and whether S is n times it."""
 
     op: Op
-    index: int
+    position: int
     keyword: str
     per_rank: bool = False
 
@@ -138,7 +139,7 @@ class Group:
 def total_bytes(payload: Any) -> int:
     """Bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(payload, torch.Tensor):
-        return payload.nbytes
+        return int(payload.nbytes)
     return sum(total_bytes(item) for item in payload)
 
 
@@ -155,7 +156,7 @@ class Collectives:
         self._recorder = recorder
         self._device = device
         self.groups: dict[int, Group] = {}
-        self.open: dict[int, Entry | list[Entry]] = {}
+        self.open: dict[int, Any] = {}
         """Works not yet waited for, by id: a weak reference a call would cost more."""
         self.counts: dict[tuple[int, int, int], list[int]] = {}
         """(group, op, phase) -> [calls, bytes] of a step with idle hooks."""
@@ -251,7 +252,8 @@ class Collectives:
                     # fmt: off
                     write(started, issued_kind, op_number, phase, flags, group.id, unit,
                           nbytes, sequence, dtype, 0)
-                    entry = [op_number, phase, flags, group.id, unit, nbytes, started, sequence, 0, None]
+                    entry = [op_number, phase, flags, group.id, unit, nbytes, started, sequence,
+                             0, None]
                     # fmt: on
                     if group.cuda and payload is not None and payload.is_cuda:
                         self._device.issued(entry)
@@ -325,9 +327,7 @@ class Collectives:
 
         return wait
 
-    def _wait_long_way(
-        self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _wait_long_way(self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any) -> Any:
         """A wait for device work, or for several coalesced collectives at once."""
         entries: list[Entry] = entry if type(entry[0]) is list else [entry]
         guard, timed = self._recorder.guard, None

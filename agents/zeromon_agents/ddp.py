@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 import torch
+
 from zeromon.events import Kind
 from zeromon_agents.c10d import Collectives
 from zeromon_agents.guard import Guard
@@ -127,9 +128,7 @@ class Ddp:
                              start + shift, compute_end + shift, len(model.buckets), 0)
         # fmt: on
 
-    def _read_buckets(
-        self, model: Model, texts: dict[str, str], figures: dict[str, int]
-    ) -> None:
+    def _read_buckets(self, model: Model, texts: dict[str, str], figures: dict[str, int]) -> None:
         model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
         text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
         model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]

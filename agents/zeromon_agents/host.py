@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+
 from zeromon.events import Kind
 from zeromon_agents.recorder import Recorder
 

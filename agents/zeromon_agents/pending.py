@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import torch
+
 from zeromon.events import Flag, Kind, Op
 from zeromon_agents.recorder import Recorder
 
@@ -123,14 +124,11 @@ class DeviceTimer:
     def _write_stall(self, item: Stalled) -> None:
         blocked = _nanoseconds(item.reached, item.left)
         # fmt: off
-        self._recorder.write(time.monotonic_ns(), Kind.STALL, item.op, item.phase, Flag.DEVICE, 0, item.unit,
+        now = time.monotonic_ns()
+        self._recorder.write(now, Kind.STALL, item.op, item.phase, Flag.DEVICE, 0, item.unit,
                              blocked, 0, 0, 0)
         # fmt: on
 
 
 def _nanoseconds(start: Any, end: Any) -> int:
-    return max(0, round(start.elapsed_time(end) * 1e6))
-
-
-
-
+    return max(0, int(start.elapsed_time(end) * 1e6))

@@ -209,7 +209,7 @@ class Steps:
         original = patches.original(iterator, "__next__")
         note = self._recorder.guard.note
 
-        def __next__(loader: Any) -> Any:
+        def next_batch(loader: Any) -> Any:
             try:
                 self.data_begins()
             except Guard.CAUGHT as error:
@@ -222,4 +222,4 @@ class Steps:
                 except Guard.CAUGHT as error:
                     note(error, "DataLoader")
 
-        patches.set(iterator, "__next__", __next__)
+        patches.set(iterator, "__next__", next_batch)

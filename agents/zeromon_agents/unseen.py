@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from zeromon.events import Kind, Op, Phase
 from zeromon_agents.c10d import Collectives, Group, sequence_number
 from zeromon_agents.recorder import Recorder

@@ -55,11 +55,11 @@ def newest_picture(name: str | None) -> RunSnapshot:
 
 
 def _live(name: str | None) -> list[RunSnapshot]:
-    found = []
-    for live in node_runs():
-        if name is None or live.run.startswith(name):
-            found.append(LiveSource(live.address, live.run).latest())
-    return found
+    return [
+        LiveSource(live.address, live.run).latest()
+        for live in node_runs()
+        if name is None or live.run.startswith(name)
+    ]
 
 
 def _orphans(name: str | None) -> list[RunSnapshot]:

@@ -5,6 +5,7 @@ and then runs the sitecustomize that it shadows. A process without torch pays 0.
 loaded into a process that would not have loaded it. Nothing in here may raise or print.
 Old syntax on purpose: this runs in whatever Python the job starts.
 """
+
 import sys
 
 

@@ -91,7 +91,7 @@ def lowest(run: RunSnapshot, read: Callable[[RankSnapshot], float | None]) -> fl
     return min((v for v in map(read, run.ranks) if v is not None), default=None)
 
 
-# ---- ranks ----------------------------------------------------------------------------------------
+# ---- ranks ---------------------------------------------------------------------------------------
 
 RANK_COLUMNS = (
     ("rank", 5), ("state", 11), ("step", 8), ("step time", 10), ("exposed", 9), ("share", 7),
@@ -135,7 +135,7 @@ def rank_line(rank: RankSnapshot, width: int) -> Text:
     return text
 
 
-# ---- findings -------------------------------------------------------------------------------------
+# ---- findings ------------------------------------------------------------------------------------
 
 
 def finding_line(finding: Finding, width: int) -> Text:
@@ -159,7 +159,7 @@ def findings(run: RunSnapshot, width: int, most: int) -> Text:
     return Text("\n").join(lines)
 
 
-# ---- charts ---------------------------------------------------------------------------------------
+# ---- charts --------------------------------------------------------------------------------------
 
 
 def exposed_series(run: RunSnapshot) -> list[tuple[str, list[float | None]]]:
@@ -231,9 +231,7 @@ def chart(
     owner = [[0] * columns for _ in range(height)]
     for number, (_, values) in enumerate(shown):
         _draw(values, columns, height, (floor, top), number, dots, owner)
-    return [
-        _chart_line(row, dots[row], owner[row], height, (floor, top)) for row in range(height)
-    ]
+    return [_chart_line(row, dots[row], owner[row], height, (floor, top)) for row in range(height)]
 
 
 def _draw(

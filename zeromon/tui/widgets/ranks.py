@@ -1,4 +1,4 @@
-"""The table of ranks: only the rows on screen are drawn, so a thousand ranks cost as much as ten."""
+"""The table of ranks: only what is on screen is drawn, so a thousand ranks cost as ten do."""
 
 from __future__ import annotations
 
