@@ -1,0 +1,43 @@
+# Each of `make demo` and `make test` sets everything up by itself on a fresh machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    train a small GPT on 2 processes, watched; then print its report"
+	@echo "make test    everything CI checks: format, lint, types, imports, tests"
+	@echo "make check   the same without the tests that train"
+	@echo "make bench   ratios: cost of hooks, of a step, of the collector"
+
+# torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/demo.py
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=agents $(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/core tests/cli tests/tui
+
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=agents $(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+bench: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

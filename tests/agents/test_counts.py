@@ -1,0 +1,173 @@
+"""What /metrics counts, against two counts that zeromon has no part in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Node, Result, train_command
+
+STEPS = 12
+CASES = [
+    (strategy, ranks) for strategy in ("fsdp2", "fsdp1-full", "ddp", "zero1") for ranks in (2, 4)
+]
+ITEM = {"Float": 4, "Long": 8, "Int": 4}
+# gloo performs a reduce-scatter as an all-reduce, and its Flight Recorder says so
+AS_GLOO_SAYS = {"reduce_scatter": "all_reduce"}
+
+
+@dataclass
+class Trained:
+    result: Result
+    facts: dict[str, Any]
+    metrics: dict[str, dict[tuple[str, ...], float]]
+
+
+_done: dict[tuple[str, int], Trained] = {}
+
+
+def trained(node: Node, strategy: str, ranks: int) -> Trained:
+    """The run of that strategy; made once."""
+    if (strategy, ranks) not in _done:
+        out = node.folder / f"{strategy}-{ranks}"
+        command = train_command(
+            ranks, "--strategy", strategy, "--steps", str(STEPS), "--out", str(out)
+        )
+        result = node.run(command, run=f"{strategy}-{ranks}")
+        assert result.code == 0, result.output
+        facts = json.loads((out / "0.json").read_text())
+        _done[strategy, ranks] = Trained(result, facts, node.metrics(result.run))
+    return _done[strategy, ranks]
+
+
+def by_gloo_op(series: dict[tuple[str, ...], float], rank: str) -> Counter[str]:
+    """A metric with labels group, op, added up under gloo's names."""
+    found: Counter[str] = Counter()
+    for (of_rank, _, op), value in series.items():
+        if of_rank == rank:
+            found[AS_GLOO_SAYS.get(op, op)] += int(value)
+    return found
+
+
+def flight_counts(facts: dict[str, Any]) -> tuple[Counter[str], Counter[str]]:
+    """Calls and bytes by operation, from the Flight Recorder."""
+    calls: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for entry in facts["flight"]:
+        op = entry["profiling_name"].removeprefix("gloo:").lstrip("_")
+        side = "output" if op == "all_gather" else "input"
+        calls[op] += 1
+        nbytes[op] += sum(
+            math.prod(size) * ITEM[dtype]
+            for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=False)
+        )
+    return calls, nbytes
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+def test_counts_and_bytes_equal_the_flight_recorders(
+    shared_node: Node, strategy: str, ranks: int
+) -> None:
+    """Every collective of the run is on /metrics, with its bytes, to the unit."""
+    run = trained(shared_node, strategy, ranks)
+    calls, nbytes = flight_counts(run.facts)
+    assert sum(calls.values()) > STEPS
+    assert by_gloo_op(run.metrics["zeromon_collectives_total"], "0") == calls
+    assert by_gloo_op(run.metrics["zeromon_collective_bytes_total"], "0") == nbytes
+    assert "zeromon_collectives_unattributed_total" not in run.metrics
+    assert run.metrics["zeromon_steps_total"] == {(str(r),): STEPS for r in range(ranks)}
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+def test_counts_and_bytes_equal_the_models_arithmetic(
+    shared_node: Node, strategy: str, ranks: int
+) -> None:
+    """A step sends what the parameters' shapes and the strategy say, no byte more."""
+    run = trained(shared_node, strategy, ranks)
+    shapes = run.facts["params"]
+    calls = by_op(run.metrics["zeromon_collectives_total"])
+    nbytes = by_op(run.metrics["zeromon_collective_bytes_total"])
+    units = 4  # three blocks and the root
+    if strategy == "fsdp2":
+        # each parameter is padded to whole rows per rank; gathered in forward and in backward
+        whole = sum(
+            math.ceil(shape[0] / ranks) * ranks * math.prod(shape[1:]) * 4
+            for shape in shapes.values()
+        )
+        assert calls == {"all_gather": 2 * units * STEPS, "reduce_scatter": units * STEPS}
+        assert nbytes == {"all_gather": 2 * whole * STEPS, "reduce_scatter": whole * STEPS}
+    elif strategy == "fsdp1-full":
+        # a unit is one flat parameter, padded to the ranks; the root stays unsharded after forward
+        flat = Counter[str]()
+        for name, shape in shapes.items():
+            flat[unit_of(name)] += math.prod(shape)
+        padded = {unit: math.ceil(numel / ranks) * ranks * 4 for unit, numel in flat.items()}
+        gathered = 2 * sum(padded.values()) - padded["root"]
+        assert calls["reduce_scatter"] == units * STEPS
+        assert nbytes["reduce_scatter"] == sum(padded.values()) * STEPS
+        assert calls["all_gather"] == (2 * units - 1) * STEPS
+        assert nbytes["all_gather"] == gathered * STEPS
+    else:
+        whole = 4 * sum(math.prod(shape) for shape in shapes.values())
+        assert nbytes["all_reduce"] == whole * STEPS
+        if strategy == "zero1":
+            assert nbytes["broadcast"] >= whole * STEPS
+
+
+def by_op(series: dict[tuple[str, ...], float]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for (rank, _, op), value in series.items():
+        if rank == "0":
+            found[op] += int(value)
+    return dict(found)
+
+
+@cache
+def unit_of(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("layers.") else "root"
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full", "ddp", "zero1"])
+def test_losses_are_bit_identical_without_the_agent(shared_node: Node, strategy: str) -> None:
+    """Watching changes no bit of what is learned."""
+    watched = trained(shared_node, strategy, 2)
+    out = shared_node.folder / f"{strategy}-bare"
+    command = train_command(2, "--strategy", strategy, "--steps", str(STEPS), "--out", str(out))
+    bare = shared_node.run(command, watched=False)
+    assert bare.code == 0, bare.output
+    facts = json.loads((out / "0.json").read_text())
+    assert watched.facts["watched"] and not facts["watched"]
+    assert facts["losses"] == watched.facts["losses"]
+    losses = [float.fromhex(loss) for loss in facts["losses"]]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full"])
+def test_units_carry_their_fqn(shared_node: Node, strategy: str) -> None:
+    """Each block and the root is a unit, unsharded twice a step (idle steps left out)."""
+    rank = trained(shared_node, strategy, 2).result.snapshot.ranks[0]
+    assert {unit.fqn for unit in rank.units} == {"(root)", "layers.0", "layers.1", "layers.2"}
+    assert all(unit.exposed_seconds > 0 for unit in rank.units)
+    block = next(unit for unit in rank.units if unit.fqn == "layers.1")
+    assert STEPS <= block.unshards <= 2 * STEPS
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+def test_phases_add_up_to_the_steps(shared_node: Node, strategy: str, ranks: int) -> None:
+    """The phases of all steps, other included, are the steps' time."""
+    for rank in trained(shared_node, strategy, ranks).result.snapshot.ranks:
+        assert sum(rank.phase_seconds.values()) == pytest.approx(rank.steps_seconds_total, rel=1e-6)
+        assert all(rank.phase_seconds[p] > 0 for p in ("forward", "backward", "optimizer"))
+        assert rank.strategy == strategy
+        assert rank.ended == "finished"
+
+
+def test_programs_are_where_the_tests_look() -> None:
+    """The example that is trained here is the one that is shipped."""
+    assert (Path(__file__).parents[2] / "examples" / "train_gpt.py").exists()

@@ -1,0 +1,155 @@
+"""What tests share: a node of their own, and real training on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from zeromon.cli.run import child_environment
+from zeromon.collector import Collector
+from zeromon.exporter import start_server
+from zeromon.state import RunSnapshot
+from zeromon.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "tests" / "programs"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without zeromon's and the launchers' variables."""
+    dropped = ("ZEROMON_", "MASTER_", "TORCHELASTIC", "SLURM_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH", "NO_COLOR")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
+    kept["OMP_NUM_THREADS"] = "1"
+    kept["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    return kept
+
+
+@dataclass
+class Result:
+    """What a training command did."""
+
+    run: str
+    code: int
+    output: str
+    picture: RunSnapshot | None = None
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """The picture, which must be there."""
+        assert self.picture is not None, self.output
+        return self.picture
+
+
+@dataclass
+class Node:
+    """A node of its own: ring folder, store, and a collector that this process drives."""
+
+    folder: Path
+    collector: Collector = field(init=False)
+    server: Any = field(init=False)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.root = self.folder / "rings"
+        self.root.mkdir(mode=0o700, parents=True)
+        self.store = Store(self.folder / "store")
+        self.collector = Collector(self.root, self.store)
+        self.server = start_server(self.collector, "127.0.0.1", 0)
+
+    @property
+    def address(self) -> str:
+        """Where /metrics is."""
+        return f"127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        """Stops the server and frees the rings."""
+        self.server.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def environment(self, run: str, **extra: str) -> dict[str, str]:
+        """What `zeromon run` would give the command."""
+        run_dir = self.root / run
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        child = child_environment(clean_environment(), run_dir)
+        child.update(
+            ZEROMON_COLLECTOR="off",
+            ZEROMON_DIR=str(self.root),
+            ZEROMON_STORE=str(self.folder / "store"),
+            **extra,
+        )
+        return child
+
+    def run(
+        self,
+        command: list[str],
+        *,
+        watched: bool = True,
+        run: str = "",
+        timeout: float = 180,
+        cwd: Path = ROOT,
+        **extra: str,
+    ) -> Result:
+        """Runs *command* to its end and reads what the collector knows of it."""
+        self.runs += 1
+        name = run or f"run{self.runs}"
+        environment = self.environment(name, **extra) if watched else clean_environment() | extra
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        result = Result(name, done.returncode, done.stdout + done.stderr)
+        if watched:
+            result.picture = self.settle(name)
+        return result
+
+    def settle(self, run: str, timeout: float = 20.0) -> RunSnapshot | None:
+        """Ticks the collector until *run* has ended; its last picture, or None if nobody reported."""
+        if not list((self.root / run).glob("rank*.ring")):
+            return None
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.collector.tick()
+            picture = self.picture(run)
+            if picture is not None and picture.ended:
+                return picture
+            time.sleep(0.1)
+        raise AssertionError(f"{run} did not end: {self.picture(run)}")
+
+    def picture(self, run: str) -> RunSnapshot | None:
+        """What the collector knows of *run* now."""
+        return next((r for r in self.collector.view if r.run == run), None)
+
+    def metrics(self, run: str) -> dict[str, dict[tuple[str, ...], float]]:
+        """/metrics over HTTP: name -> (rank, other label values in order of name) -> value."""
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                if labels.pop("run") == run:
+                    rank = labels.pop("rank")
+                    key = (rank, *(labels[name] for name in sorted(labels)))
+                    found.setdefault(sample.name, {})[key] = sample.value
+        return found
+
+
+def train_command(nproc: int, *arguments: str, program: str = "train_counted.py") -> list[str]:
+    """The command that trains tests/programs/*program* on *nproc* ranks."""
+    return [*TORCHRUN, str(nproc), str(PROGRAMS / program), *arguments]
