@@ -10,7 +10,7 @@ word  field  meaning
 1     t_ns   CLOCK_MONOTONIC of the event (its end, where it has a duration)
 2     kind, op, phase, flags (1 byte each), group, unit (2 bytes each)
 3-6   a-d    four signed integers whose meaning depends on *kind*
-7     crc, low 32 bits of seq; written last, checked first
+7     low 32 bits of seq, written last and checked first; CRC
 ====  =====  ==============================================================
 
 ``crc`` is used only where the header asks for it (see :mod:`zeromon.ring`). Bytes are bytes,
@@ -28,6 +28,17 @@ from typing import NamedTuple
 RECORD = struct.Struct("<QqBBBBHHqqqqII")
 RECORD_SIZE = 64
 assert RECORD.size == RECORD_SIZE
+
+
+def head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
+    """The four one-byte fields as one 32-bit word."""
+    return kind | op << 8 | phase << 16 | flags << 24
+
+
+def place(group: int = 0, unit: int = 0) -> int:
+    """The two two-byte fields as one 32-bit word."""
+    return group | unit << 16
+
 
 Raw = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 """A record as unpacked by :data:`RECORD`."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.events import Dtype, Flag, Kind, Op
+from zeromon.events import Dtype, Flag, Kind, Op, head
 from zeromon.ring import NameKind
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
@@ -97,9 +97,11 @@ _DTYPES = {
     if hasattr(torch, name)
 }
 
-# Fields of an open collective; a list, because a callback on another thread fills in END.
-OP, PHASE, FLAGS, GROUP, UNIT, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT = range(10)
 Entry = list[Any]
+"""An open collective: a list, because a callback on another thread fills in END."""
+
+WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT = range(7)
+"""Its fields. WORD holds op, phase and flags where a record's head has them."""
 
 
 class Group:
@@ -179,7 +181,8 @@ class Collectives:
             number,
             weakref.ref(pg, lambda _: forget(key, None)),
             size=facts["size"],
-            cuda=any(device != "cpu" for device in facts["devices"]),
+            # gloo blocks the host also for device tensors, so the host's clock is right for it
+            cuda=facts["backend"] != "gloo" and any(d != "cpu" for d in facts["devices"]),
             base=sequence_number(pg) if existed else 0,
         )
         if not self.warm:
@@ -213,21 +216,22 @@ class Collectives:
     def _issue_hook(self, original: Any, name: str, where: Payload) -> Callable[..., Any]:
         """The wrapper of one method. Long because it is inlined: each call in here costs 50 ns."""
         recorder, groups, opened = self._recorder, self.groups, self.open
-        write, note, now = recorder.write, recorder.guard.note, time.monotonic_ns
+        write, note, now = recorder.ring.write, recorder.guard.note, time.monotonic_ns
         op, index, keyword, per_rank = where
-        issued_kind = int(Kind.ISSUED)
+        issued = head(Kind.ISSUED, op)
         tensor_type, dtypes = torch.Tensor, _DTYPES
-        op_number, is_async_flag, failed = int(op), int(Flag.ASYNC), int(Flag.FAILED)
+        op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
+        is_async = head(0, flags=Flag.ASYNC)
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         extra, calibrated = 0, False
 
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
             mode = recorder.mode
-            if not mode:
-                return original(pg, *args, **kwargs)
+            if not mode:  # an empty ** costs a copy, so it is left out where it can be
+                return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
             nonlocal extra, calibrated
             entry: Entry | None = None
-            before = -1
+            before, called_async = -1, 0
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:
@@ -246,31 +250,27 @@ class Collectives:
                         nbytes *= group.size
                 group.issued = sequence = group.issued + 1
                 if mode == ON:
-                    options = args[-1] if args else None
-                    flags = is_async_flag if getattr(options, "asyncOp", False) else 0
-                    phase, unit, started = recorder.phase, recorder.unit, now()
-                    # fmt: off
-                    write(started, issued_kind, op_number, phase, flags, group.id, unit,
-                          nbytes, sequence, dtype, 0)
-                    entry = [op_number, phase, flags, group.id, unit, nbytes, started, sequence,
-                             0, None]
-                    # fmt: on
+                    called_async = getattr(args[-1] if args else None, "asyncOp", False)
+                    word = recorder.phase << 16 | is_async if called_async else recorder.phase << 16
+                    at, started = group.id | recorder.unit << 16, now()
+                    write(started, issued | word, at, nbytes, sequence, dtype, 0)
+                    entry = [op_word | word, at, nbytes, started, sequence, 0, None]
                     if group.cuda and payload is not None and payload.is_cuda:
                         self._device.issued(entry)
                 else:
-                    self._count(group.id, op_number, nbytes)
+                    self._count(group.id, op, nbytes)
                 if extra:
                     group.extra += extra
-                if group.seen_sequences is not None or not calibrated:
+                if not calibrated or group.seen_sequences is not None:
                     before = sequence_number(pg)
             except Guard.CAUGHT as error:
                 note(error, name)
                 return original(pg, *args, **kwargs)
             try:
-                work = original(pg, *args, **kwargs)
+                work = original(pg, *args, **kwargs) if kwargs else original(pg, *args)
             except BaseException:
                 if entry is not None:
-                    entry[FLAGS] |= failed
+                    entry[WORD] |= failed
                     self._done(entry, now(), 0)
                 raise
             try:
@@ -283,7 +283,7 @@ class Collectives:
                         self._done(entry, now(), now() - entry[ISSUED_NS])
                     else:
                         opened[id(work)] = entry
-                        if flags and wants_callback and entry[EVENT] is None:
+                        if called_async and wants_callback and entry[EVENT] is None:
                             self._call_back(work, entry)
             except Guard.CAUGHT as error:
                 note(error, name)
@@ -294,33 +294,29 @@ class Collectives:
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         recorder, take, now = self._recorder, self.open.pop, time.monotonic_ns
-        note, write, done_kind = recorder.guard.note, recorder.write, int(Kind.DONE)
-        end_known = int(Flag.END_KNOWN)
+        note, write = recorder.guard.note, recorder.ring.write
+        done = head(Kind.DONE, flags=Flag.END_KNOWN)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.mode != ON:
-                take(id(work), None)
-                return original(work, *args, **kwargs)
-            entry = take(id(work), None)
-            if entry is None:
-                return original(work, *args, **kwargs)
+            entry = take(id(work), None) if recorder.mode else None
+            if entry is None or recorder.mode != ON:
+                return original(work, *args, **kwargs) if args or kwargs else original(work)
             if type(entry[0]) is list or entry[EVENT] is not None:
                 return self._wait_long_way(original, work, entry, args, kwargs)
             reached = now()
             try:
-                return original(work, *args, **kwargs)
+                return original(work, *args, **kwargs) if args or kwargs else original(work)
             finally:
                 left = now()
                 try:
-                    # fmt: off
-                    op, phase, flags, group, unit, nbytes, issued, sequence, end, _ = entry
-                    if end:  # a callback saw the completion; it cannot be later than our return
-                        left, blocked = min(end, left), max(0, min(end, left) - reached)
-                    else:
-                        blocked = left - reached
+                    word, at, nbytes, issued, sequence, end, _ = entry
+                    if end and end < left:  # a callback saw the completion
+                        left = end
                     entry[END] = left
-                    write(left, done_kind, op, phase, flags | end_known, group, unit,
-                          nbytes, issued, blocked, sequence)
+                    blocked = left - reached
+                    # fmt: off
+                    write(left, done | word, at, nbytes, issued, blocked if blocked > 0 else 0,
+                          sequence)
                     # fmt: on
                 except Guard.CAUGHT as error:
                     note(error, "Work.wait")
@@ -402,13 +398,10 @@ class Collectives:
         work.get_future().add_done_callback(completed)
 
     def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
-        op, phase, flags, group, unit, nbytes, issued, sequence, _, _ = entry
-        flags |= Flag.END_KNOWN
+        word, at, nbytes, issued, sequence, _, _ = entry
         entry[END] = end_ns
-        # fmt: off
-        self._recorder.write(end_ns, Kind.DONE, op, phase, flags, group, unit,
-                             nbytes, issued, blocked_ns, sequence)
-        # fmt: on
+        done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
+        self._recorder.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
     def _note_sequence(self, group: Group, pg: Any, before: int, extra: int) -> tuple[int, bool]:
         """Learns which sequence numbers are ours, and how many one call of a method takes.

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.events import Flag, Kind, Op
+from zeromon.events import Flag, Kind, Op, head
 from zeromon_agents.recorder import Recorder
 
 _POOL = 4096
-_OP, _PHASE, _FLAGS, _GROUP, _UNIT, _NBYTES, _ISSUED_NS, _SEQUENCE, _END, _EVENT = range(10)
+# the fields of an open collective; zeromon_agents.c10d, which imports this module, has them, too
+_WORD, _PLACE, _NBYTES, _ISSUED_NS, _SEQUENCE, _END, _EVENT = range(7)
 
 
 class Waited(NamedTuple):
@@ -110,14 +111,15 @@ class DeviceTimer:
         for position, entry in enumerate(item.entries):
             event = entry[_EVENT]
             end = entry[_ISSUED_NS] + _nanoseconds(event, item.left)
-            flags = entry[_FLAGS] | Flag.DEVICE
+            flags = Flag.DEVICE
             # a stream that did not stand still came after the end: then it is only an upper bound
             if blocked > 2000 or not item.on_compute_stream:
                 flags |= Flag.END_KNOWN
+            word = head(Kind.DONE, flags=flags) | entry[_WORD]
+            stood = 0 if position else blocked
             # fmt: off
-            self._recorder.write(end, Kind.DONE, entry[_OP], entry[_PHASE], flags, entry[_GROUP],
-                                 entry[_UNIT], entry[_NBYTES], entry[_ISSUED_NS],
-                                 0 if position else blocked, entry[_SEQUENCE])
+            self._recorder.ring.write(end, word, entry[_PLACE], entry[_NBYTES], entry[_ISSUED_NS],
+                                      stood, entry[_SEQUENCE])
             # fmt: on
             self._free.append(event)
 

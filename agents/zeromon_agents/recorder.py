@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from zeromon.events import Kind, Phase
+from zeromon.events import Kind, Phase, head, place
 from zeromon.ring import NameKind, RingWriter
 from zeromon_agents.guard import Guard
 
@@ -34,12 +34,10 @@ class Recorder:
         "ring",
         "step",
         "unit",
-        "write",
     )
 
     def __init__(self, ring: RingWriter, guard: Guard) -> None:
         self.ring = ring
-        self.write = ring.write
         self.guard = guard
         self.mode = OFF
         self.detailed = False
@@ -66,8 +64,14 @@ class Recorder:
         """Stores a text for a record to point at."""
         return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
 
+    # fmt: off
+    def write(self, t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
+              a: int, b: int, c: int, d: int) -> None:
+        """A record by its fields; hot paths pack ``head`` and ``place`` themselves."""
+        self.ring.write(t_ns, head(kind, op, phase, flags), place(group, unit), a, b, c, d)
+    # fmt: on
+
     def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
         """A record of *now*; for hooks that are not on the hot path."""
-        # fmt: off
-        self.write(time.monotonic_ns(), kind, op, self.phase, 0, 0, self.unit, a, b, c, d)
-        # fmt: on
+        now = time.monotonic_ns()
+        self.ring.write(now, head(kind, op, self.phase), place(0, self.unit), a, b, c, d)

@@ -1,0 +1,89 @@
+"""Every private name of torch that the agent touches: when a version moves one, these say which."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from zeromon_agents.bootstrap import missing_parts
+from zeromon_agents.c10d import IGNORED, PAYLOADS
+from zeromon_agents.fsdp1 import RUNTIME, WRAPPER
+from zeromon_agents.fsdp2 import PARAM_GROUP, STATE
+
+
+def test_every_process_group_method_is_wrapped_or_known_to_be_harmless() -> None:
+    """A new torch that adds a collective must not go unseen."""
+    names = {name for name in vars(ProcessGroup) if not name.startswith("__")}
+    assert names - set(PAYLOADS) - IGNORED == set()
+
+
+def test_the_methods_that_fsdp_calls_are_there() -> None:
+    """At least one spelling of each collective exists."""
+    assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier"} <= set(
+        vars(ProcessGroup)
+    )
+    assert {"all_gather_single", "_allgather_base"} & set(vars(ProcessGroup))
+    assert {"reduce_scatter_single", "_reduce_scatter_base"} & set(vars(ProcessGroup))
+    assert "wait" in vars(Work)
+    assert hasattr(Work, "get_future")
+    assert hasattr(ProcessGroup, "_get_sequence_number_for_group")
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "names"),
+    [
+        (PARAM_GROUP, "FSDPParamGroup", "unshard wait_for_unshard reshard post_backward"),
+        (PARAM_GROUP, "FSDPParamGroup", "finalize_backward post_forward"),
+        (STATE, "FSDPState", "_root_pre_forward"),
+        (RUNTIME, "", "_unshard _reshard _reduce_grad"),
+        (WRAPPER, "FullyShardedDataParallel", "forward"),
+        ("torch.nn.parallel.distributed", "DistributedDataParallel", "forward"),
+        ("torch.nn.parallel.distributed", "DistributedDataParallel", "_get_ddp_logging_data"),
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__"),
+        ("torch.autograd", "", "_engine_run_backward"),
+        ("torch.distributed.distributed_c10d", "", "init_process_group _world"),
+        ("torch.optim.optimizer", "", "register_optimizer_step_pre_hook"),
+        ("torch.optim.optimizer", "", "register_optimizer_step_post_hook"),
+    ],
+)
+def test_patched_names_exist_where_they_are_patched(module: str, owner: str, names: str) -> None:
+    """Held by the object itself, not inherited: that is where the original is taken from."""
+    holder = importlib.import_module(module)
+    holder = getattr(holder, owner) if owner else holder
+    assert [name for name in names.split() if name not in vars(holder)] == []
+
+
+def test_attributes_read_from_fsdp_are_still_set() -> None:
+    """Names that the hooks read from instances appear in the sources that set them."""
+    group = inspect.getsource(importlib.import_module(PARAM_GROUP))
+    for name in ("_all_gather_result", "_module_fqn", "fsdp_params", "all_gather_event"):
+        assert name in group
+    state = inspect.getsource(importlib.import_module(STATE))
+    for name in ("iter_forward_root", "_state_ctx", "_auto_reshard_after_forward"):
+        assert name in state
+    wrapper = inspect.getsource(importlib.import_module(WRAPPER))
+    assert "_handle" in wrapper
+
+
+def test_allocator_and_flight_recorder_entries_exist() -> None:
+    """Probed names: at least one of each pair is there on this torch."""
+    distributed = torch._C._distributed_c10d
+    assert hasattr(distributed, "_dump_fr_trace") or hasattr(distributed, "_dump_nccl_trace")
+    assert hasattr(torch.distributed.distributed_c10d._world, "pg_map")
+    assert hasattr(torch.distributed.distributed_c10d._world, "pg_group_ranks")
+
+
+def test_nothing_is_missing_on_this_torch() -> None:
+    """The check that a rank makes before it starts finds all parts."""
+    assert missing_parts() == []
+
+
+def test_a_torch_without_the_needed_parts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too old a torch is told by what it lacks, not by its version."""
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.delattr(optimizer, "register_optimizer_step_post_hook")
+    assert missing_parts() == ["register_optimizer_step_post_hook"]

@@ -1,0 +1,121 @@
+"""What the hooks record, what they leave alone, and that they can be taken out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from support import PROGRAMS, Node, Result
+
+PROGRAM = str(PROGRAMS / "hooks.py")
+
+
+def case(node: Node, *words: str) -> tuple[dict[str, Any], Result]:
+    """Runs one case of the program; its JSON, and what the collector saw."""
+    result = node.run([sys.executable, PROGRAM, *words], watched=True, ZEROMON_SHIM="0")
+    assert result.code == 0, result.output
+    line = next(x for x in result.output.splitlines() if x.startswith("{"))
+    return json.loads(line), result
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZEROMON_RUN_DIR", raising=False)
+
+
+def test_after_stop_nothing_of_torch_is_patched(shared_node: Node) -> None:
+    """Classes, modules, hooks, excepthook and import finders are the very same objects."""
+    facts, _ = case(shared_node, "restored")
+    assert facts["during"] > 25
+    assert facts["after"] == []
+    assert facts["kept"] == []
+
+
+def test_a_patch_on_top_of_ours_survives_stop(shared_node: Node) -> None:
+    """Somebody else's wrapper stays and works; stop says so."""
+    facts, _ = case(shared_node, "patched_over")
+    assert facts == {"kept": ["ProcessGroup.allreduce"], "calls": 2, "still_theirs": True}
+
+
+def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> None:
+    """Training goes on with the right values."""
+    facts, result = case(shared_node, "hook_fails")
+    assert facts == {"errors": 3, "value": [1.0] * 4}
+    assert result.output.count("a hook failed and training goes on") == 1
+    assert "injected" in result.output
+    assert result.snapshot.ranks[0].errors == 3
+
+
+def test_hooks_that_fail_all_the_time_are_switched_off(shared_node: Node) -> None:
+    """After a thousand errors the agent is quiet."""
+    facts, _ = case(shared_node, "hook_fails_often")
+    assert facts == {"errors": 1000, "mode": 0}
+
+
+def test_a_forked_child_is_mute(shared_node: Node) -> None:
+    """It writes nothing into its parent's record, which stays whole."""
+    facts, _ = case(shared_node, "forked")
+    assert facts == {"child_mode": 0, "in_order": True, "issued": 2}
+
+
+def test_nothing_is_kept_alive(shared_node: Node) -> None:
+    """Tensors, storages and Works die when they do without the agent."""
+    watched, _ = case(shared_node, "lifetimes", "watch")
+    bare, _ = case(shared_node, "lifetimes")
+    assert watched == bare
+    assert not any(watched["waited=True"] + watched["waited=False"])
+
+
+def test_peak_memory_is_the_same(shared_node: Node) -> None:
+    """200 collectives of 4 MiB: the peak differs by no more than the agent itself takes."""
+    watched, _ = case(shared_node, "peak", "watch")
+    bare, _ = case(shared_node, "peak")
+    own = 16 * 1024  # the ring, the modules
+    assert watched["peak_kib"] - bare["peak_kib"] < own
+
+
+def test_no_graph_break_and_no_recompile(shared_node: Node) -> None:
+    """torch.compile makes as many graphs with the agent as without."""
+    watched, _ = case(shared_node, "graph_breaks", "watch")
+    bare, _ = case(shared_node, "graph_breaks")
+    assert watched.pop("steps") == 4
+    assert bare.pop("steps") == 0
+    assert watched == bare
+
+
+def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
+    """Each public function, with the payload that the definition of S gives it."""
+    _, result = case(shared_node, "every_op")
+    rows = {c.op: (c.count, c.nbytes) for c in result.snapshot.ranks[0].collectives}
+    object_bytes = rows["all_gather"][1] - 2 * 16
+    assert object_bytes > 8  # a size of 8 bytes and the pickled object
+    assert rows == {
+        "all_reduce": (2, 16 + 32),
+        "broadcast": (1, 16),
+        "reduce": (1, 16),
+        "all_gather": (4, 32 + object_bytes),
+        "reduce_scatter": (2, 32),
+        "gather": (1, 16),
+        "scatter": (1, 16),
+        "all_to_all": (1, 16),
+        "barrier": (1, 0),
+    }
+    assert result.snapshot.ranks[0].in_flight == ()
+    assert result.snapshot.ranks[0].unattributed == {}
+
+
+def test_two_optimizers_after_one_backward_are_one_step(shared_node: Node) -> None:
+    """Three loops of two micro-steps and two optimizers: three steps."""
+    _, result = case(shared_node, "two_optimizers")
+    rank = result.snapshot.ranks[0]
+    assert rank.steps == 3
+    assert [s.micro_steps for s in rank.recent] == [2, 2, 2]
+
+
+def test_an_agent_can_be_started_again(shared_node: Node) -> None:
+    """Stop is not the end of it: the newest ring of the rank is the one that is shown."""
+    _, result = case(shared_node, "stopped_and_started_again")
+    assert len(result.snapshot.ranks) == 1
+    assert result.snapshot.ranks[0].collectives[0].count == 1

@@ -1,0 +1,269 @@
+"""In one process, on a gloo group of one: what the hooks do. Prints one JSON object.
+
+Run by tests/agents/test_hooks.py as `hooks.py CASE`, so that each case has a fresh interpreter.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import zeromon_agents
+
+
+def begin() -> None:
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+
+def agent():
+    from zeromon_agents.bootstrap import BOOTSTRAP
+
+    return BOOTSTRAP.agent
+
+
+def watched_names() -> dict[str, dict]:
+    import torch.distributed.fsdp
+    import torch.distributed.fsdp._fully_shard._fsdp_param_group as group
+    import torch.distributed.fsdp._fully_shard._fsdp_state as state
+    import torch.distributed.fsdp._runtime_utils as runtime
+    import torch.distributed.fsdp.fully_sharded_data_parallel as fsdp1
+    import torch.nn.parallel.distributed as ddp
+    import torch.optim.optimizer as optimizer
+    import torch.utils.data.dataloader as data
+    from torch._C._distributed_c10d import ProcessGroup, Work
+
+    owners = (
+        ProcessGroup, Work, group.FSDPParamGroup, state.FSDPState, runtime,
+        fsdp1.FullyShardedDataParallel, ddp.DistributedDataParallel, torch.autograd,
+        data._BaseDataLoaderIter, dist, dist.distributed_c10d,
+    )  # fmt: skip
+    found = {repr(o): dict(vars(o)) for o in owners}
+    found["optimizer hooks"] = {
+        "pre": dict(optimizer._global_optimizer_pre_hooks),
+        "post": dict(optimizer._global_optimizer_post_hooks),
+    }
+    found["sys"] = {"excepthook": sys.excepthook, "meta_path": list(sys.meta_path)}
+    return found
+
+
+def differences(before: dict[str, dict], after: dict[str, dict]) -> list[str]:
+    return [
+        f"{owner}.{name}"
+        for owner, names in before.items()
+        for name in {*names, *after[owner]}
+        if names.get(name) is not after[owner].get(name)
+        and names.get(name) != after[owner].get(name)
+    ]
+
+
+def restored() -> dict:
+    begin()  # torch itself changes names here
+    before = watched_names()
+    zeromon_agents.start()
+    during = differences(before, watched_names())
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    kept = zeromon_agents.stop()
+    return {"during": len(during), "after": differences(before, watched_names()), "kept": kept}
+
+
+def patched_over() -> dict:
+    begin()
+    zeromon_agents.start()
+    ours = dist.ProcessGroup.allreduce
+    calls = []
+
+    def theirs(*args, **kwargs):
+        calls.append(1)
+        return ours(*args, **kwargs)
+
+    dist.ProcessGroup.allreduce = theirs
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    kept = zeromon_agents.stop()
+    dist.all_reduce(tensor)
+    return {
+        "kept": kept,
+        "calls": len(calls),
+        "still_theirs": dist.ProcessGroup.allreduce is theirs,
+    }
+
+
+def hook_fails() -> dict:
+    begin()
+    zeromon_agents.start()
+
+    def broken(*_, **__):
+        raise ValueError("injected")
+
+    collectives = agent().collectives
+    collectives.groups.clear()
+    collectives.group_of = broken
+    tensor = torch.ones(4)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    agent()._one_beat(1)
+    agent()._one_beat(2)
+    return {"errors": agent().guard.errors, "value": tensor.tolist()}
+
+
+def hook_fails_often() -> dict:
+    begin()
+    zeromon_agents.start()
+    collectives = agent().collectives
+    collectives.groups.clear()
+    collectives.group_of = None
+    tensor = torch.ones(1)
+    for _ in range(1100):
+        dist.all_reduce(tensor)
+    return {"errors": agent().guard.errors, "mode": agent().recorder.mode}
+
+
+def forked() -> dict:
+    begin()
+    zeromon_agents.start()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    ring = agent().ring
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for _ in range(100):
+            agent().recorder.emit(11)
+        os.write(write, b"%d" % agent().recorder.mode)
+        os._exit(0)
+    os.waitpid(child, 0)
+    dist.all_reduce(tensor)
+    from zeromon.events import Kind
+    from zeromon.ring import RingReader
+
+    records = RingReader(ring.path).read()
+    numbers = [r[0] for r in records]
+    return {
+        "child_mode": int(os.read(read, 9)),
+        "in_order": numbers == list(range(1, len(numbers) + 1)),
+        "issued": sum(r[2] == Kind.ISSUED for r in records),
+    }
+
+
+def lifetimes() -> dict:
+    """What stays alive after collectives, with the agent and without."""
+    begin()
+    if "watch" in sys.argv:
+        zeromon_agents.start()
+    alive = {}
+    for wait in (True, False):
+        tensor = torch.ones(1 << 18)
+        work = dist.all_reduce(tensor, async_op=True)
+        refs = [weakref.ref(tensor), weakref.ref(work), weakref.ref(tensor.untyped_storage())]
+        if wait:
+            work.wait()
+        else:
+            while not work.is_completed():
+                pass
+        del tensor, work
+        for _ in range(100):  # gloo's own thread lets go a moment after completion
+            gc.collect()
+            if not any(ref() is not None for ref in refs):
+                break
+            time.sleep(0.02)
+        alive[f"waited={wait}"] = [ref() is not None for ref in refs]
+    return alive
+
+
+def peak() -> dict:
+    """Resident memory after many collectives of big tensors that nobody keeps."""
+    begin()
+    if "watch" in sys.argv:
+        zeromon_agents.start()
+    for _ in range(200):
+        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        work.wait()
+    status = Path("/proc/self/status").read_text()
+    line = next(x for x in status.splitlines() if x.startswith("VmHWM"))
+    return {"peak_kib": int(line.split()[1])}
+
+
+def graph_breaks() -> dict:
+    """torch.compile of a DDP model's forward and of a plain model: breaks and recompiles."""
+    import torch._dynamo as dynamo
+
+    begin()
+    if "watch" in sys.argv:
+        zeromon_agents.start()
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        compiled(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    counters = dynamo.utils.counters
+    return {
+        "breaks": sum(counters["graph_break"].values()),
+        "graphs": counters["stats"]["unique_graphs"],
+        "steps": agent().recorder.step if agent() else 0,
+    }
+
+
+def every_op() -> dict:
+    """Each collective once, through the public functions."""
+    begin()
+    zeromon_agents.start()
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    dist.broadcast(t, 0)
+    dist.reduce(t, 0)
+    dist.all_gather([torch.ones(4)], t)
+    dist.all_gather_into_tensor(torch.ones(4), t)
+    dist.reduce_scatter(torch.ones(4), [t])
+    dist.reduce_scatter_tensor(torch.ones(4), t)
+    dist.gather(t, [torch.ones(4)], 0)
+    dist.scatter(t, [torch.ones(4)], 0)
+    dist.all_to_all_single(torch.ones(4), t)
+    dist.barrier()
+    dist.all_reduce_coalesced([t, t])
+    dist.all_gather_object([None], 1)
+    agent().steps.optimizer_begins(None)
+    agent().steps.backward_begins()
+    agent().steps.backward_ends()
+    agent().steps.optimizer_ends()
+    zeromon_agents.stop()
+    return {}
+
+
+def two_optimizers() -> dict:
+    """Two optimizers after one backward are one step; without a backward in between."""
+    begin()
+    zeromon_agents.start()
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    first, second = torch.optim.SGD(a.parameters(), 0.1), torch.optim.AdamW(b.parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(2):
+            b(a(torch.ones(2, 4))).sum().backward()
+        first.step()
+        second.step()
+    zeromon_agents.stop()
+    return {}
+
+
+def stopped_and_started_again() -> dict:
+    begin()
+    for _ in range(2):
+        zeromon_agents.start()
+        dist.all_reduce(torch.ones(4))
+        zeromon_agents.stop()
+    return {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))
