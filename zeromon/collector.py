@@ -352,6 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     root = paths.ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_root()
     if options.daemon:
         go_to_background()
+    os.nice(10)  # the cores belong to the training
     token = os.environ.get("ZEROMON_TOKEN", "")
     try:
         return serve(root, options.host, port, token, strict_port=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -81,7 +82,7 @@ def _get(address: str, path: str) -> bytes:
         if error.code == 404:
             raise RunNotFound(f"{address} does not follow that run (any more)") from error
         raise SourceError(f"{address} answers {error.code}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SourceError(f"no collector answers at {address}") from error
 
 

@@ -405,7 +405,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
 
 def _with_communication(summary: StepSummary, communication: int, exposed: int) -> StepSummary:
     values = {name: getattr(summary, name) for name in StepSummary.__dataclass_fields__}
-    values.update(communication_ns=communication, exposed_ns=exposed, idle=False)
+    values.update(communication_ns=communication, exposed_ns=exposed)
     return StepSummary(**values)
 
 

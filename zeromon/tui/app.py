@@ -118,6 +118,8 @@ class ZeromonApp(App[int]):
 
     def _show(self) -> None:
         run, width = self.run_shown, self.size.width
+        if not self.query(Ranks):
+            return  # a message that came after the screen went
         if run is None:
             if self._stale:
                 self.query_one("#header", Static).update(f" zeromon  {self._stale}")

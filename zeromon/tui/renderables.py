@@ -104,7 +104,8 @@ def rank_header(width: int) -> Text:
     text = Text(no_wrap=True, style="bold")
     for index, (name, size) in enumerate(RANK_COLUMNS):
         text.append(name.ljust(size) if index < 2 else name.rjust(size))
-    text.append("  unit".ljust(max(0, width - text.cell_len)))
+    rest = width - text.cell_len
+    text.append(("  unit" if rest >= 14 else "").ljust(max(0, rest)))
     text.truncate(width)
     return text
 
@@ -130,7 +131,8 @@ def rank_line(rank: RankSnapshot, width: int) -> Text:
     for index, ((value, colour), (_, size)) in enumerate(zip(cells, RANK_COLUMNS, strict=True)):
         fitted = value[: size - 1]
         text.append(fitted.ljust(size) if index < 2 else fitted.rjust(size), colour)
-    text.append(f"  {rank.unit}", DIM)
+    if width - text.cell_len >= 14:
+        text.append(f"  {rank.unit}", DIM)
     text.truncate(width, overflow="ellipsis", pad=True)
     return text
 
@@ -163,7 +165,7 @@ def findings(run: RunSnapshot, width: int, most: int) -> Text:
 
 
 def exposed_series(run: RunSnapshot) -> list[tuple[str, list[float | None]]]:
-    """Exposed communication in % of the step, by rank; steps with idle hooks are gaps."""
+    """Exposed communication in % of the step, by rank; steps with idle hooks are passed over."""
     return _rank_series(
         run,
         lambda s: (
@@ -243,7 +245,7 @@ def _draw(
     dots: list[list[int]],
     owner: list[list[int]],
 ) -> None:
-    """Draws one line; the newest value sits at the right edge, None is a gap."""
+    """Draws one line; the newest value sits at the right edge, None is passed over."""
     floor, top = span
     start, before = columns * 2 - len(values), None
     for index, value in enumerate(values):

@@ -1,0 +1,40 @@
+"""Live overlap and exposed time against a communication whose hidden share is known."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+from support import PROGRAMS, TORCHRUN, Node
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.25, 0.5, 0.75, 0.9])
+def test_live_overlap_is_within_five_percent_of_the_truth(node: Node, hidden: float) -> None:
+    """100 ms of communication, so many of them hidden."""
+    late = 100.0
+    busy = hidden * late
+    program = [*TORCHRUN, "2", str(PROGRAMS / "overlap.py"), str(late), str(busy)]
+    truth_file = node.folder / "truth.json"
+    result = node.run(program, TRUTH=str(truth_file))
+    assert result.code == 0, result.output
+    truth = json.loads(truth_file.read_text())
+    rank = result.snapshot.ranks[0]
+    row = next(c for c in rank.collectives if c.op == "all_reduce")
+    timed = [t for n, t in enumerate(truth, 1) if not rank.recent[n - 1].idle]
+    waited = sum(left - reached for _, reached, left in timed)
+    assert row.exposed_seconds == pytest.approx(waited, rel=0.05)
+    assert row.seconds == pytest.approx(sum(left - issued for issued, _, left in timed), rel=0.05)
+    assert 1 - row.exposed_seconds / row.seconds == pytest.approx(hidden, abs=0.05)
+    assert statistics.median(s.exposed_ns for s in rank.recent if not s.idle) > 0
+
+
+def test_a_collective_that_is_wholly_hidden_ends_before_it_is_waited_for(node: Node) -> None:
+    """40 ms of communication behind 120 ms of compute: its duration is 40, its exposure none."""
+    program = [*TORCHRUN, "2", str(PROGRAMS / "overlap.py"), "40", "120"]
+    truth_file = node.folder / "truth.json"
+    result = node.run(program, TRUTH=str(truth_file))
+    rank = result.snapshot.ranks[0]
+    row = next(c for c in rank.collectives if c.op == "all_reduce")
+    assert row.seconds / row.timed == pytest.approx(0.040, rel=0.10)
+    assert row.exposed_seconds < 0.02 * row.seconds

@@ -1,0 +1,86 @@
+"""Step time with and without the agent, alternating in one process: `python tests/bench/bench_step.py`.
+
+Two gloo ranks, steps of 100 ms and more. Beside the figure stands what the same arithmetic says of
+steps without the agent against steps without it. The agent's own live figure stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support import ROOT, TORCHRUN, Node
+
+STEPS = 400
+PATTERN = [True, False, False, True]
+SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
+
+
+def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:
+    """By how much the first of a pair exceeds the second: the median, and its standard error."""
+    ratios = [first / second - 1 for first, second in pairs]
+    middle = statistics.median(ratios)
+    spread = 1.4826 * statistics.median(abs(r - middle) for r in ratios)
+    return middle, 1.253 * spread / len(ratios) ** 0.5
+
+
+def quads(times: list[tuple[int, int]]) -> list[list[int]]:
+    """Steps in fours of on, off, off, on."""
+    start = next(i for i in range(4) if [m > 0 for m, _ in times[i : i + 4]] == PATTERN)
+    whole = range(start, len(times) - 3, 4)
+    return [[t for _, t in times[i : i + 4]] for i in whole]
+
+
+def measure(strategy: str, steps: int) -> dict[str, float]:
+    """On against off, off against off, and the live figure."""
+    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
+    program = [*TORCHRUN, "2", str(ROOT / "tests/bench/step_program.py"), "--strategy", strategy]
+    alternating = node.run([*program, "--steps", str(steps), *SIZE], timeout=600)
+    line = next((x for x in alternating.output.splitlines() if x.startswith("TIMES ")), None)
+    assert line is not None, alternating.output
+    fours = quads(json.loads(line.removeprefix("TIMES ")))
+    cost, cost_noise = ratio([(on1 + on2, off1 + off2) for on1, off1, off2, on2 in fours])
+    # the same arithmetic on steps without the agent: off, off of one four against those of the next
+    idle, idle_noise = ratio(
+        [(a[1] + b[2], a[2] + b[1]) for a, b in zip(fours[::2], fours[1::2], strict=False)]
+    )
+    example = [*TORCHRUN, "2", str(ROOT / "examples/train_gpt.py"), "--strategy", strategy]
+    plain = node.run([*example, "--steps", str(steps), *SIZE, "--log-every", "1000"], timeout=600)
+    rank = plain.snapshot.ranks[0]
+    node.close()
+    return {
+        "step_ms": statistics.median(four[1] for four in fours) / 1e6,
+        "on_off": cost,
+        "on_off_noise": cost_noise,
+        "off_off": idle,
+        "off_off_noise": idle_noise,
+        "live": rank.overhead_ratio if rank.overhead_ratio is not None else float("nan"),
+        "live_noise": rank.overhead_noise_ratio or float("nan"),
+    }
+
+
+def main() -> None:
+    """Prints one line a strategy, and JSON on the last line."""
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
+    found = {}
+    for strategy in ("fsdp2", "ddp"):
+        began = time.monotonic()
+        row = found[strategy] = measure(strategy, steps)
+        print(
+            f"{strategy:6} step {row['step_ms']:.0f} ms: agent {row['on_off']:+.2%} "
+            f"±{row['on_off_noise']:.2%} (target 0.5 %; off against off {row['off_off']:+.2%} "
+            f"±{row['off_off_noise']:.2%}); live figure {row['live']:+.2%} ±{row['live_noise']:.2%} "
+            f"[{time.monotonic() - began:.0f} s]",
+            flush=True,
+        )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

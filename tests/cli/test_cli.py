@@ -1,0 +1,110 @@
+"""The command line: help that teaches, clear errors, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from core.build import rank, run
+
+from zeromon.advice import advise
+from zeromon.store import Store
+
+
+def zeromon(home: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ZEROMON")}
+    environment |= {"ZEROMON_DIR": str(home / "rings"), "ZEROMON_STORE": str(home / "store")}
+    return subprocess.run(
+        [sys.executable, "-m", "zeromon", *words],
+        env=environment | extra,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_lists_every_verb_and_an_example(tmp_path: Path) -> None:
+    """And each verb explains itself."""
+    top = zeromon(tmp_path, "--help")
+    assert top.returncode == 0
+    assert "zeromon run -- torchrun" in top.stdout
+    for verb in ("run", "attach", "report"):
+        assert f"    {verb} " in top.stdout
+        page = zeromon(tmp_path, verb, "--help")
+        assert page.returncode == 0
+        assert len(page.stdout.splitlines()) > 8
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["report"], "no run has been recorded yet"),
+        (["report", "nope"], "no run has been recorded yet"),
+        (["attach"], "no run is live on this node"),
+        (["attach", "127.0.0.1:1"], "no collector answers at 127.0.0.1:1"),
+        (["run"], "no command to run"),
+        (["run", "--name", "../evil", "--", "true"], "cannot name a run"),
+        (["run", "--port", "99999", "--", "true"], "99999 is not a port"),
+    ],
+)
+def test_errors_are_two_lines_with_a_way_out(tmp_path: Path, words: list[str], text: str) -> None:
+    """Exit code 2, nothing on stdout, no traceback."""
+    done = zeromon(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_usage_errors_are_two(tmp_path: Path) -> None:
+    """As argparse has it."""
+    assert zeromon(tmp_path).returncode == 2
+    assert zeromon(tmp_path, "fly").returncode == 2
+
+
+def test_report_prints_the_newest_run_and_says_whether_there_are_findings(tmp_path: Path) -> None:
+    """0 without, 1 with; --json is the same picture."""
+    store = Store(tmp_path / "store")
+    fine = run(rank(0, exposed_ratio=0.01, overlap_ratio=0.9), run="fine", ended=True)
+    store.save(fine)
+    done = zeromon(tmp_path, "report")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run fine: finished after 20 steps" in done.stdout
+    bad = run(rank(0, failed=True, ended="SIGKILL", alive=False), run="bad", ended=True)
+    store.save(run(*bad.ranks, run="bad", ended=True, findings=advise(bad), started_wall=2000.0))
+    done = zeromon(tmp_path, "report", "--json")
+    assert done.returncode == 1
+    content = json.loads(done.stdout)
+    assert (content["run"], content["ranks"][0]["ended"]) == ("bad", "SIGKILL")
+
+
+def test_a_record_that_was_cut_short_is_a_clear_error(tmp_path: Path) -> None:
+    """Not a traceback."""
+    store = Store(tmp_path / "store")
+    store.save(run(rank(0), run="cut"))
+    path = tmp_path / "store" / "runs" / "cut" / "snapshot.json"
+    path.write_bytes(path.read_bytes()[:100])
+    done = zeromon(tmp_path, "report")
+    assert done.returncode == 2
+    assert "not a run snapshot" in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    """`zeromon report | head -1`."""
+    Store(tmp_path / "store").save(run(*(rank(n) for n in range(30)), run="many", ended=True))
+    command = f"{sys.executable} -m zeromon report --json | head -c 10"
+    environment = os.environ | {
+        "ZEROMON_DIR": str(tmp_path / "rings"),
+        "ZEROMON_STORE": str(tmp_path / "store"),
+    }
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert len(done.stdout) == 10

@@ -1,0 +1,140 @@
+"""Events and pictures made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from zeromon.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
+from zeromon.state import (
+    DeviceMemory,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    StepSummary,
+    fold,
+    summarize,
+)
+
+MS = 1_000_000
+
+
+def state(**facts: Any) -> RankState:
+    """A rank of a group of two named world (id 1)."""
+    made = RankState(rank=0, pid=1)
+    made.groups[1] = {"label": "world", "size": 2, "ranks": [0, 1]}
+    made.units[7] = "layers.0"
+    made.meta.update({"world_size": 2, "strategy": "fsdp2", "node": "n0", **facts})
+    return made
+
+
+def collective(
+    start_ms: float,
+    end_ms: float,
+    blocked_ms: float,
+    *,
+    op: Op = Op.ALL_GATHER,
+    nbytes: int = 1000,
+    sequence: int = 1,
+    unit: int = 0,
+) -> list[Event]:
+    """A collective that was issued and waited for."""
+    start, end = round(start_ms * MS), round(end_ms * MS)
+    return [
+        Issued(start, op, Phase.FORWARD, 0, 1, unit, nbytes, sequence, 1),
+        Done(
+            end, op, Phase.FORWARD, Flag.END_KNOWN, 1, unit, nbytes, start,
+            round(blocked_ms * MS), sequence,
+        ),
+    ]  # fmt: skip
+
+
+def step(number: int, start_ms: float, end_ms: float, flags: int = 0, micro: int = 1) -> StepMark:
+    """The mark of a step."""
+    return StepMark(round(end_ms * MS), flags, number, round(start_ms * MS), micro)
+
+
+def span(phase: Phase, start_ms: float, end_ms: float) -> PhaseSpan:
+    """A phase."""
+    return PhaseSpan(round(end_ms * MS), phase, 0, round(start_ms * MS))
+
+
+def host(at_ms: float, rss: int, limit: int = -1, available: int = -1) -> HostSample:
+    """A host sample."""
+    return HostSample(round(at_ms * MS), rss, limit, available, -1)
+
+
+def folded(events: list[Event], into: RankState | None = None) -> RankState:
+    """All events folded."""
+    made = into or state()
+    for event in events:
+        fold(made, event)
+    return made
+
+
+def summary(number: int, **facts: Any) -> StepSummary:
+    """A step of 100 ms with 40 ms of communication, 10 ms of it exposed."""
+    base = StepSummary(
+        step=number,
+        start_ns=number * 100 * MS,
+        end_ns=(number + 1) * 100 * MS,
+        idle=False,
+        micro_steps=1,
+        phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS),
+        collectives=12,
+        collective_bytes=1 << 20,
+        communication_ns=40 * MS,
+        exposed_ns=10 * MS,
+        allocated_bytes=-1,
+        reserved_bytes=-1,
+        rss_bytes=1 << 30,
+    )
+    return replace(base, **facts)
+
+
+def rank(number: int = 0, **facts: Any) -> RankSnapshot:
+    """A live rank with twenty steps behind it."""
+    events: list[Event] = []
+    for n in range(1, 21):
+        begin = n * 100.0
+        events += collective(begin + 5, begin + 45, 10, sequence=n, unit=7)
+        events += [
+            span(Phase.FORWARD, begin, begin + 30),
+            span(Phase.BACKWARD, begin + 30, begin + 80),
+            span(Phase.OPTIMIZER, begin + 80, begin + 90),
+            host(begin + 99, 1 << 30, available=8 << 30),
+            step(n, begin, begin + 100),
+        ]
+    base = summarize(folded(events), alive=True)
+    return replace(base, rank=number, local_rank=number, pid=100 + number, **facts)
+
+
+def device_memory(**facts: Any) -> DeviceMemory:
+    """An 80 GiB device, half used."""
+    base = DeviceMemory(
+        allocated_bytes=30 << 30,
+        active_bytes=32 << 30,
+        reserved_bytes=40 << 30,
+        inactive_split_bytes=1 << 30,
+        capacity_bytes=80 << 30,
+        free_bytes=36 << 30,
+        retries=0,
+        ooms=0,
+    )
+    return replace(base, **facts)
+
+
+def run(*ranks: RankSnapshot, **facts: Any) -> RunSnapshot:
+    """A run of those ranks."""
+    base = RunSnapshot(
+        run="train-1",
+        command=("torchrun", "train.py"),
+        node="n0",
+        started_wall=1000.0,
+        taken_wall=1030.0,
+        taken_ns=2200 * MS,
+        ended=False,
+        ranks=ranks,
+        findings=(),
+    )
+    return replace(base, **facts)

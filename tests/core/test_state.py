@@ -1,0 +1,189 @@
+"""The fold: hand-made events in, whole pictures out."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core.build import MS, collective, folded, host, span, state, step
+from zeromon.events import (
+    BackwardComm,
+    Counted,
+    Exit,
+    ExitKind,
+    Flag,
+    Issued,
+    Op,
+    Phase,
+    Stall,
+    UnitEvent,
+    UnitMark,
+    decode,
+)
+from zeromon.state import overhead, summarize
+
+
+def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
+    """Two overlapping collectives count once; blocked time is the exposed part."""
+    events = [
+        *collective(10, 30, 0, sequence=1),
+        *collective(20, 50, 15, sequence=2, op=Op.REDUCE_SCATTER),
+        span(Phase.FORWARD, 0, 40),
+        span(Phase.BACKWARD, 40, 90),
+        step(1, 0, 100),
+    ]
+    rank = summarize(folded(events), alive=True)
+    (one,) = rank.recent
+    assert (one.communication_ns, one.exposed_ns) == (40 * MS, 15 * MS)
+    assert one.phase_ns == (10 * MS, 40 * MS, 50 * MS, 0, 0)
+    assert one.collectives == 2
+    assert rank.overlap_ratio == pytest.approx(1 - 15 / 40)
+    assert rank.exposed_ratio == pytest.approx(0.15)
+    assert rank.in_flight == ()
+
+
+def test_a_collective_that_has_not_ended_is_in_flight() -> None:
+    """With its name, its unit and its age."""
+    issued = Issued(5 * MS, Op.ALL_GATHER, Phase.BACKWARD, 0, 1, 7, 4096, 451, 1)
+    (flying,) = summarize(folded([issued]), alive=True).in_flight
+    assert (flying.op, flying.group, flying.sequence) == ("all_gather", "world", 451)
+    assert (flying.unit, flying.phase, flying.nbytes) == ("layers.0", "backward", 4096)
+
+
+def test_idle_steps_are_left_out_of_shares_and_give_the_cost() -> None:
+    """Steps of 102 ms with hooks and 100 ms without: 2 %."""
+    events = []
+    for n in range(1, 81):
+        idle = n % 8 == 0
+        length = 100 if idle else 102
+        events.append(step(n, n * 200, n * 200 + length, Flag.IDLE if idle else 0))
+    rank = summarize(folded(events), alive=True)
+    assert rank.overhead_ratio == pytest.approx(0.02)
+    assert rank.overhead_noise_ratio == pytest.approx(0.0)
+    assert rank.overlap_ratio is None
+
+
+def test_the_cost_has_a_noise_and_needs_enough_pairs() -> None:
+    """Median and standard error; one checkpoint in between does not spoil it."""
+    chooser = random.Random(1)
+    pairs = [(100_000, 101_000 + chooser.randint(-3000, 3000)) for _ in range(200)]
+    pairs.append((100_000, 9_000_000))
+    cost = overhead(pairs)
+    assert cost is not None
+    assert abs(cost[0] - 0.01) < 3 * cost[1]
+    assert 0.0005 < cost[1] < 0.005
+    assert overhead(pairs[:4]) is None
+
+
+def test_counted_collectives_are_known_but_not_timed() -> None:
+    """From C++, or of a step with idle hooks; with operation NONE not even the name is known."""
+    events = [
+        Counted(1, Op.ALL_REDUCE, Phase.BACKWARD, 1, 4, 4000, False),
+        Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, False),
+    ]
+    rank = summarize(folded(events), alive=True)
+    (row,) = rank.collectives
+    assert (row.op, row.count, row.timed, row.nbytes) == ("all_reduce", 4, 0, 4000)
+    assert row.busbw_bytes_per_second is None
+    assert rank.untimed == {"world": 7}
+    assert rank.unattributed == {"world": 3}
+
+
+def test_ddps_own_timing_belongs_to_the_step_before() -> None:
+    """Communication from 40 to 90 ms, computed until 80: 10 ms exposed."""
+    events = [
+        step(1, 0, 100),
+        BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4),
+        step(2, 100, 200),
+    ]
+    first, second = summarize(folded(events), alive=True).recent
+    assert (first.communication_ns, first.exposed_ns) == (50 * MS, 10 * MS)
+    assert (second.communication_ns, second.exposed_ns) == (0, 0)
+
+
+def test_a_second_optimizer_extends_the_step() -> None:
+    """One step of 120 ms, not two."""
+    events = [
+        step(1, 0, 100, micro=2),
+        *collective(101, 110, 9),
+        step(1, 100, 120, Flag.CONTINUED),
+    ]
+    rank = summarize(folded(events), alive=True)
+    assert rank.steps == 1
+    (one,) = rank.recent
+    assert (one.end_ns - one.start_ns, one.micro_steps) == (120 * MS, 2)
+    assert one.exposed_ns == 9 * MS
+
+
+def test_units_add_up_their_exposed_time() -> None:
+    """The worst first, under their FQN."""
+    made = state()
+    made.units[8] = "layers.1"
+    events = [
+        UnitMark(1, UnitEvent.UNSHARD, Phase.FORWARD, 0, 7, 0, -1),
+        *collective(0, 10, 2, sequence=1, unit=7),
+        *collective(10, 30, 20, sequence=2, unit=8),
+        UnitMark(2, UnitEvent.RESHARD, Phase.FORWARD, 0, 7, 0, 5000),
+    ]
+    rank = summarize(folded(events, made), alive=True)
+    assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [
+        ("layers.1", 0.02),
+        ("layers.0", 0.002),
+    ]
+    assert (rank.units[1].unshards, rank.units[1].reshards) == (1, 1)
+    assert rank.units[1].peak_allocated_bytes == 5000
+
+
+def test_a_stalled_compute_stream_is_exposed_time() -> None:
+    """Device timing at a unit's boundary."""
+    events = [
+        *collective(0, 10, 0, unit=7),
+        Stall(12 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 7, 3 * MS),
+        step(1, 0, 20),
+    ]
+    rank = summarize(folded(events), alive=True)
+    assert rank.exposed_seconds == pytest.approx(0.003)
+    assert rank.units[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
+
+
+def test_failed_collectives_leave_nothing_in_flight() -> None:
+    """Counted, not timed."""
+    issued, done = collective(0, 10, 0)
+    rank = summarize(folded([issued, done._replace(flags=Flag.FAILED)]), alive=True)
+    assert rank.in_flight == ()
+    assert (rank.collectives[0].count, rank.collectives[0].timed) == (1, 0)
+
+
+def test_the_goodbye_carries_its_exception() -> None:
+    """By the text's id."""
+    made = state()
+    made.texts[3] = "RuntimeError: boom"
+    rank = summarize(folded([Exit(1, ExitKind.EXCEPTION, 3)], made), alive=False)
+    assert rank.exception == "RuntimeError: boom"
+
+
+def test_groups_that_share_a_label_are_one_row() -> None:
+    """The labels of a metric must be unique."""
+    made = state()
+    made.groups[2] = dict(made.groups[1])
+    second = [e._replace(group=2) for e in collective(20, 30, 1)]  # type: ignore[call-arg]
+    rank = summarize(folded([*collective(0, 10, 1), *second], made), alive=True)
+    (row,) = rank.collectives
+    assert (row.count, row.nbytes) == (2, 2000)
+
+
+def test_host_memory_peaks_by_step() -> None:
+    """The largest sample of the step."""
+    events = [host(1, 100), host(2, 900), host(3, 500), step(1, 0, 10)]
+    rank = summarize(folded(events), alive=True)
+    assert rank.recent[0].rss_bytes == 900
+    assert rank.rss_bytes == 500
+
+
+def test_records_of_the_future_are_skipped() -> None:
+    """Unknown kinds and values are None, not an exception."""
+    assert decode((1, 2, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+    assert decode((1, 2, 1, 99, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+    assert decode((1, 2, 6, 77, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
