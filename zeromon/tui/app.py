@@ -34,8 +34,8 @@ class ZeromonApp(App[int]):
     CSS = """
     Screen { layout: vertical; }
     #header, #risk { height: 1; }
-    #charts { height: 2fr; min-height: 6; max-height: 16; }
-    #ranks { height: 3fr; min-height: 4; }
+    #charts { height: 1fr; min-height: 6; max-height: 24; }
+    #ranks { margin: 0 1; }
     #findings { height: auto; max-height: 6; border-top: solid $panel-lighten-2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -133,6 +133,7 @@ class ZeromonApp(App[int]):
         name, key = _ORDERS[self._order]
         ranks = self.query_one(Ranks)
         ranks.border_title = f"by {name}"
+        ranks.styles.height = min(len(run.ranks) + 1, max(4, self.size.height // 2))
         ranks.show(tuple(sorted(run.ranks, key=key)))
         most = 5 if self.size.height >= 30 else 3
         self.query_one("#findings", Static).update(renderables.findings(run, width, most))

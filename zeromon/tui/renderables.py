@@ -14,7 +14,7 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 SERIES_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
 """Okabe and Ito's palette: told apart by colour-blind readers too."""
 
-DIM, BOLD = "bright_black", "bold"
+DIM, BOLD = "#8b95a1", "bold"
 GOOD, WARN, BAD = "green", "yellow", "bold red"
 _LEVELS = {"critical": (BAD, "!!"), "warning": (WARN, " !"), "info": ("", " ·")}
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -34,6 +34,8 @@ def header(run: RunSnapshot, width: int, *, paused: bool = False, stale: str = "
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(" zeromon ", "bold reverse")
     text.append(f" {run.run} ", BOLD)
+    if stale:  # what is shown is old: that goes first
+        text.append(f" {stale} ", WARN)
     first = run.ranks[0] if run.ranks else None
     if first is not None:
         text.append(f" {first.strategy}, {len(run.ranks)} of {first.world_size} ranks, ", DIM)
@@ -42,8 +44,6 @@ def header(run: RunSnapshot, width: int, *, paused: bool = False, stale: str = "
     text.append(f" {verdict(run)}", style)
     if paused:
         text.append("  paused", WARN)
-    if stale:
-        text.append(f"  {stale}", WARN)
     text.truncate(width, overflow="ellipsis")
     return text
 

@@ -14,7 +14,7 @@ class Chart(Widget):
     """Lines over the newest steps; scales with its size."""
 
     DEFAULT_CSS = """
-    Chart { border: round $panel-lighten-2; height: 1fr; width: 1fr; }
+    Chart { border: round $panel-lighten-2; border-title-color: $foreground; height: 1fr; width: 1fr; }
     """
 
     def __init__(self, title: str, *, id: str) -> None:

@@ -1,0 +1,69 @@
+"""What `make demo` does: trains examples/train_gpt.py on two processes, watched, and shows it.
+
+In a terminal the live view opens (q leaves it, and ends the training); elsewhere the training runs to
+its end. Either way the run's report is printed last.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from zeromon.errors import ZeromonError
+from zeromon.source import find
+
+STEPS = 200
+HERE = Path(__file__).resolve().parent
+TRAIN = (
+    "torchrun", "--standalone", "--nproc-per-node", "2", str(HERE / "train_gpt.py"),
+    "--strategy", "fsdp2", "--steps", str(STEPS), "--width", "192", "--batch", "4",
+)  # fmt: skip
+
+
+def zeromon(*words: str) -> list[str]:
+    """The command line of this very installation."""
+    return [sys.executable, "-m", "zeromon", *words]
+
+
+def main() -> int:
+    """Trains, shows, reports; the exit code is the training's."""
+    run = f"demo-{time.strftime('%H%M%S')}"
+    print(f"training a small GPT with FSDP2 on 2 processes, {STEPS} steps, about a minute")
+    command = zeromon("run", "--name", run, "--", *TRAIN)
+    if sys.stdout.isatty() and sys.stdin.isatty():
+        code = train_in_background(command, run)
+    else:
+        code = subprocess.run(command, check=False).returncode
+    subprocess.run(zeromon("report", run, "--wait", "15"), check=False)
+    return code
+
+
+def train_in_background(command: list[str], run: str) -> int:
+    """Trains into a log file while the live view has the terminal."""
+    with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
+        training = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        print(f"its output goes to {log.name}; opening the live view ...")
+        if wait_for_ranks(run, training):
+            subprocess.run(zeromon("attach", run), check=False)
+        if training.poll() is None:
+            print("ending the training ...")
+            training.terminate()
+        return max(0, training.wait())
+
+
+def wait_for_ranks(run: str, training: subprocess.Popen) -> bool:
+    """Whether a rank reported before the training ended."""
+    while training.poll() is None:
+        try:
+            source = find(run)
+            if not isinstance(source, list) and source.latest().ranks:
+                return True
+        except ZeromonError:
+            pass  # not yet
+        time.sleep(0.2)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
