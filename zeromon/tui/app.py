@@ -60,7 +60,7 @@ class ZeromonApp(App[int]):
         yield Static(" zeromon  waiting for the first picture", id="header")
         yield Static("", id="risk")
         with Horizontal(id="charts"):
-            yield Chart("exposed communication, % of a step", id="exposed")
+            yield Chart("exposed, % of a step", id="exposed")
             yield Chart("memory, GiB", id="memory")
         yield Ranks(id="ranks")
         yield Static("", id="findings")

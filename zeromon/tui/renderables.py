@@ -52,21 +52,21 @@ def risk_line(run: RunSnapshot, width: int) -> Text:
     """The second line: OOM risk, exposed communication, and what we cost."""
     text = Text(no_wrap=True, overflow="ellipsis")
     worst = worst_risk(run)
+    risk = worst[1] if worst else None
     text.append(" OOM risk ", DIM)
-    if worst is None:
-        text.append("n/a", DIM)
-    else:
-        rank, risk = worst
-        text.append(f"{human_ratio(risk.ratio)}", level_style(risk.ratio, 0.5, 0.8))
-        used = f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
-        text.append(f" {risk.pool} r{rank.rank} {used}", DIM)
-        if risk.steps_left is not None:
-            text.append(f" full in ~{human_count(risk.steps_left)} steps", WARN)
+    text.append(
+        human_ratio(risk.ratio if risk else None), level_style(risk and risk.ratio, 0.5, 0.8)
+    )
+    if risk is not None and risk.steps_left is not None:
+        text.append(f" full in ~{human_count(risk.steps_left)} steps", WARN)
     text.append("   exposed ", DIM)
     share = highest(run, lambda rank: rank.exposed_ratio)
     text.append(human_ratio(share), level_style(share, 0.10, 0.25))
     text.append("   overlap ", DIM)
     text.append(human_ratio(lowest(run, lambda rank: rank.overlap_ratio)))
+    if worst is not None:
+        used = f"{human_bytes(worst[1].used_bytes)} of {human_bytes(worst[1].capacity_bytes)}"
+        text.append(f"   {worst[1].pool} r{worst[0].rank} {used}", DIM)
     cost = highest(run, lambda rank: rank.overhead_ratio)
     if cost is not None:
         noise = highest(run, lambda rank: rank.overhead_noise_ratio) or 0.0
