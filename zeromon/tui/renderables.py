@@ -53,10 +53,9 @@ def risk_line(run: RunSnapshot, width: int) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     worst = worst_risk(run)
     risk = worst[1] if worst else None
+    ratio = risk.ratio if risk else None
     text.append(" OOM risk ", DIM)
-    text.append(
-        human_ratio(risk.ratio if risk else None), level_style(risk and risk.ratio, 0.5, 0.8)
-    )
+    text.append(human_ratio(ratio), level_style(ratio, 0.5, 0.8))
     if risk is not None and risk.steps_left is not None:
         text.append(f" full in ~{human_count(risk.steps_left)} steps", WARN)
     text.append("   exposed ", DIM)
