@@ -218,6 +218,8 @@ class Collector:
         self._clock = clock
         self._runs: dict[str, RunFollower] = {}
         self._over: dict[str, RunSnapshot] = {}
+        self._stuck: set[str] = set()
+        """Ended runs whose record could not be stored: their rings stay where they are."""
         self._nvml = Nvml()
         self._ticks = 0
         self._quiet_since = clock()
@@ -237,7 +239,7 @@ class Collector:
         for name, run in list(self._runs.items()):
             run.poll()
             picture = run.snapshot(self._nvml)
-            pictures[name] = picture
+            pictures[run.run] = picture
             if run.ended:
                 self._finish(name, run, picture)
             elif self._ticks % _SAVE_EVERY == 0 and picture.ranks:
@@ -252,16 +254,21 @@ class Collector:
     def _find_runs(self) -> None:
         for folder in self.root.glob("*/"):
             name = folder.name
-            if name not in self._runs and name not in self._over and paths.is_run_id(name):
-                self._runs[name] = RunFollower(folder)
+            if name in self._runs or name in self._stuck or not paths.is_run_id(name):
+                continue
+            run = self._runs[name] = RunFollower(folder)
+            with suppress(OSError):
+                run.run = self.store.free_name(name, run.started_wall)
 
     def _finish(self, name: str, run: RunFollower, picture: RunSnapshot) -> None:
         del self._runs[name]
-        self._over[name] = picture
-        with suppress(OSError, ZeromonError):
+        self._over[run.run] = picture
+        try:
             self.store.save(picture)
             run.keep(self.store)
             self.store.prune()
+        except (OSError, ZeromonError):
+            self._stuck.add(name)
 
     def may_end(self) -> bool:
         """Nothing is left to follow, and whoever has been looking has seen the end."""

@@ -52,6 +52,17 @@ class Store:
         temporary.chmod(0o600)
         temporary.replace(folder / "snapshot.json")
 
+    def free_name(self, run: str, started_wall: float) -> str:
+        """*run*, or *run*-2, ...: a name that no other run's record has, so that none is lost."""
+        for attempt in range(1, 10_000):
+            name = run if attempt == 1 else f"{run}-{attempt}"
+            if not (self.runs / name / "snapshot.json").exists():
+                return name
+            with suppress(ZeromonError):
+                if abs(self.load(name).started_wall - started_wall) < 0.001:
+                    return name
+        return run
+
     def keep_ring(self, run: str, ring: Path) -> None:
         """Keeps a copy of a dead rank's ring."""
         folder = paths.make_private(self.runs / run)

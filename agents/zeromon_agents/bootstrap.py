@@ -132,7 +132,11 @@ def start_agent() -> Agent:
     from zeromon_agents.agent import Agent, Place
 
     agent = Agent(run_directory(), Place())
-    agent.start()
+    try:
+        agent.start()
+    except Guard.CAUGHT:
+        agent.stop()  # half-installed hooks must not stay
+        raise
     return agent
 
 

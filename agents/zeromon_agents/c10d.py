@@ -237,7 +237,10 @@ class Collectives:
                 if index < 0:
                     payload, nbytes, dtype = None, 0, 0
                 else:
-                    payload = args[index] if index < len(args) else kwargs[keyword]
+                    if index < len(args):
+                        payload = args[index]
+                    else:  # overloads for one tensor name it differently: then it comes first
+                        payload = kwargs[keyword if keyword in kwargs else next(iter(kwargs))]
                     if type(payload) is list and len(payload) == 1:
                         payload = payload[0]
                     if type(payload) is tensor_type:
@@ -276,7 +279,9 @@ class Collectives:
             try:
                 if before >= 0:
                     extra, calibrated = self._note_sequence(group, pg, before, extra)
-                if entry is not None:
+                if entry is None:
+                    opened.pop(id(work), None)  # an id may be used again: no older entry for it
+                else:
                     if group.coalescing is not None:
                         group.coalescing.append(entry)
                     elif work is None:

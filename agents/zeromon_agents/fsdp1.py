@@ -70,8 +70,11 @@ class Fsdp1:
             try:
                 return original(fsdp, *args, **kwargs)
             finally:
-                if root:
-                    steps.forward_ends()
+                try:
+                    if root:
+                        steps.forward_ends()
+                except Guard.CAUGHT as error:
+                    recorder.guard.note(error, "FullyShardedDataParallel.forward")
 
         self._patches.set(wrapper, "forward", forward)
 

@@ -143,16 +143,22 @@ class Fsdp2:
         def unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.mode != ON:
                 return original(group, *args, **kwargs)
-            outer = recorder.unit
-            pending = group._all_gather_result
+            outer, begun = recorder.unit, True
             try:
+                begun = group._all_gather_result is not None
                 recorder.unit = self.unit_of(group)
+            except Guard.CAUGHT as error:
+                recorder.guard.note(error, "unshard")
+            try:
                 result = original(group, *args, **kwargs)
-                if pending is None and group._all_gather_result is not None:
-                    units.mark(UnitEvent.UNSHARD, recorder.unit)
-                return result
             finally:
-                recorder.unit = outer
+                unit, recorder.unit = recorder.unit, outer
+            try:
+                if not begun and group._all_gather_result is not None:
+                    units.mark(UnitEvent.UNSHARD, unit)
+            except Guard.CAUGHT as error:
+                recorder.guard.note(error, "unshard")
+            return result
 
         return unshard
 
@@ -161,7 +167,7 @@ class Fsdp2:
 
         @functools.wraps(original)
         def wait_for_unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.mode != ON or group._all_gather_result is None:
+            if recorder.mode != ON or getattr(group, "_all_gather_result", None) is None:
                 return original(group, *args, **kwargs)
             outer, reached = recorder.unit, time.monotonic_ns()
             try:
@@ -191,10 +197,11 @@ class Fsdp2:
         @functools.wraps(original)
         def post_forward(group: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(group, *args, **kwargs)
-            finally:
                 if recorder.mode:
                     steps.forward_seen()
+            except Guard.CAUGHT as error:
+                recorder.guard.note(error, "post_forward")
+            return original(group, *args, **kwargs)
 
         return post_forward
 

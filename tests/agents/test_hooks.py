@@ -48,6 +48,12 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> N
     assert result.snapshot.ranks[0].errors == 3
 
 
+def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> None:
+    """unshard, wait and reshard go on; steps are still counted."""
+    facts, _ = case(shared_node, "unit_hook_fails")
+    assert facts == {"errors": True, "steps": 3}
+
+
 def test_hooks_that_fail_all_the_time_are_switched_off(shared_node: Node) -> None:
     """After a thousand errors the agent is quiet."""
     facts, _ = case(shared_node, "hook_fails_often")

@@ -360,6 +360,22 @@ def test_an_elastic_restart_shows_the_newest_process_of_a_rank(tmp_path: Path) -
     assert [r.strategy for r in made.view[0].ranks] == ["new"]
 
 
+def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
+    """`--name exp` twice: exp and exp-2; the same run after a restart of the collector: exp."""
+    store = Store(tmp_path / "store")
+    store.save(run(rank(0), run="exp", started_wall=1000.0))
+    folder = tmp_path / "rings" / "exp"
+    ring_in(folder)
+    (folder / "run.json").write_text('{"started": 2000.0}')
+    made = Collector(tmp_path / "rings", store)
+    made.tick()
+    assert [r.run for r in made.view] == ["exp-2"]
+    (folder / "run.json").write_text('{"started": 1000.0}')
+    again = Collector(tmp_path / "rings", store)
+    again.tick()
+    assert [r.run for r in again.view] == ["exp"]
+
+
 def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
     """The second one goes away at once, successfully."""
     held = collector_module.lock(tmp_path)

@@ -116,6 +116,26 @@ def hook_fails() -> dict:
     return {"errors": agent().guard.errors, "value": tensor.tolist()}
 
 
+def unit_hook_fails() -> dict:
+    from torch.distributed.fsdp import fully_shard
+
+    import zeromon_agents.fsdp2 as hooks
+
+    def broken(*_):
+        raise ValueError("injected")
+
+    hooks.Fsdp2.unit_of = broken
+    hooks.Units.mark = broken
+    begin()
+    zeromon_agents.start()
+    model = fully_shard(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return {"errors": agent().guard.errors > 5, "steps": agent().recorder.step}
+
+
 def hook_fails_often() -> dict:
     begin()
     zeromon_agents.start()

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from zeromon import paths
 from zeromon.errors import LaunchError
+from zeromon.process import ProcessWatch
 from zeromon.source import collector_address
 
 HELP = "run a training command and watch it"
@@ -55,6 +56,8 @@ def call(options: argparse.Namespace) -> int:
         raise LaunchError(f"{options.port} is not a port", "Ports are 1 to 65535.")
     root = paths.choose_root()
     folder = paths.make_private(root / _run_id(options.name, command))
+    if _is_running(folder):
+        raise LaunchError(f"a run named {folder.name} is running", "Choose another --name.")
     _describe(folder, command)
     environment = child_environment(os.environ, folder)
     if options.port is not None:
@@ -94,6 +97,15 @@ def _run_id(asked: str | None, command: list[str]) -> str:
             stem = paths.new_run_id(command).rpartition("-")[0].rpartition("-")[0]
             return f"{stem}-{zlib.crc32(key.encode()):08x}"
     return paths.new_run_id(command)
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether *folder* is that of a live run with a launcher; one of many tasks joins its run."""
+    try:
+        facts = json.loads((folder / "run.json").read_text())
+        return ProcessWatch(int(facts["pid"]), facts["mono_ns"]).alive()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _describe(folder: Path, command: list[str]) -> None:
