@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -198,8 +199,9 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     training = start_run(node, port, STEPS="100", PAUSE="0.2")
     address = wait_for(lambda: collector_address(node.root))
     wait_for(lambda: any(run.steps >= 5 for run in runs_at(address)))
+    pid = json.loads((node.root / "collector.json").read_text())["pid"]
     (node.root / "collector.json").write_text("{}")
-    subprocess.run(["pkill", "-9", "-f", "zeromon.collector --daemon"], check=True)
+    os.kill(pid, signal.SIGKILL)
     again = wait_for(lambda: collector_address(node.root))
     steps = wait_for(lambda: [run.steps for run in runs_at(again) if run.steps >= 10])
     assert steps[0] >= 10

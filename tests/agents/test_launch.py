@@ -196,9 +196,9 @@ def test_an_existing_sitecustomize_still_runs(node: Node) -> None:
     command = [PYTHON, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "1 True\n", done.stderr
-    (folder / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    (folder / "sitecustomize.py").write_text("raise ValueError('an error of theirs')\n")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "ValueError: theirs" in done.stderr
+    assert "ValueError: an error of theirs" in done.stderr
 
 
 def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
