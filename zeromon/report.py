@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.advice import doing
-from zeromon.state import RankSnapshot, RunSnapshot
+from zeromon.state import Finding, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
@@ -35,8 +35,9 @@ def render(run: RunSnapshot) -> str:
         deaths = _deaths(run)
         if deaths:
             blocks.append(deaths)
-    if run.findings:
-        blocks.append(_findings(run))
+    rest = [finding for finding in run.findings if finding.rule != "rank_died"]  # said above
+    if rest:
+        blocks.append(_findings(rest))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -159,9 +160,9 @@ def _deaths(run: RunSnapshot) -> str:
     return "Deaths\n" + "\n".join(lines) if lines else ""
 
 
-def _findings(run: RunSnapshot) -> str:
+def _findings(findings: Sequence[Finding]) -> str:
     lines = [
         f"{_MARKS[f.severity]} {'rank ' + str(f.rank) + ': ' if f.rank >= 0 else ''}{f.text}"
-        for f in run.findings
+        for f in findings
     ]
     return "Findings\n" + "\n".join(lines)

@@ -100,8 +100,9 @@ _DTYPES = {
 Entry = list[Any]
 """An open collective: a list, because a callback on another thread fills in END."""
 
-WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT = range(7)
-"""Its fields. WORD holds op, phase and flags where a record's head has them."""
+WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT, HELD_NS = range(8)
+"""Its fields. WORD holds op, phase and flags where a record's head has them; HELD_NS is how long the
+call that issued it held the caller, or -1 for a synchronous collective, which holds it to its end."""
 
 
 class Group:
@@ -231,7 +232,7 @@ class Collectives:
                 return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
             nonlocal extra, calibrated
             entry: Entry | None = None
-            before, called_async = -1, 0
+            before, called_async = -1, None
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:
@@ -253,11 +254,13 @@ class Collectives:
                         nbytes *= group.size
                 group.issued = sequence = group.issued + 1
                 if mode == ON:
-                    called_async = getattr(args[-1] if args else None, "asyncOp", False)
+                    # None: point-to-point, or a torch that does not say
+                    called_async = getattr(args[-1] if args else None, "asyncOp", None)
                     word = recorder.phase << 16 | is_async if called_async else recorder.phase << 16
                     at, started = group.id | recorder.unit << 16, now()
                     write(started, issued | word, at, nbytes, sequence, dtype, 0)
-                    entry = [op_word | word, at, nbytes, started, sequence, 0, None]
+                    held = -1 if called_async is False else 0
+                    entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
                     if group.cuda and payload is not None and payload.is_cuda:
                         self._device.issued(entry)
                 else:
@@ -288,8 +291,10 @@ class Collectives:
                         self._done(entry, now(), now() - entry[ISSUED_NS])
                     else:
                         opened[id(work)] = entry
-                        if called_async and wants_callback and entry[EVENT] is None:
-                            self._call_back(work, entry)
+                        if called_async is not False and entry[EVENT] is None:
+                            entry[HELD_NS] = now() - entry[ISSUED_NS]
+                            if called_async and wants_callback:
+                                self._call_back(work, entry)
             except Guard.CAUGHT as error:
                 note(error, name)
             return work
@@ -314,15 +319,15 @@ class Collectives:
             finally:
                 left = now()
                 try:
-                    word, at, nbytes, issued, sequence, end, _ = entry
+                    word, at, nbytes, issued, sequence, end, _, held = entry
                     if end and end < left:  # a callback saw the completion
                         left = end
                     entry[END] = left
-                    blocked = left - reached
-                    # fmt: off
-                    write(left, done | word, at, nbytes, issued, blocked if blocked > 0 else 0,
-                          sequence)
-                    # fmt: on
+                    if held < 0:
+                        blocked = left - issued
+                    else:
+                        blocked = (left - reached if left > reached else 0) + held
+                    write(left, done | word, at, nbytes, issued, blocked, sequence)
                 except Guard.CAUGHT as error:
                     note(error, "Work.wait")
 
@@ -346,7 +351,8 @@ class Collectives:
                 else:
                     left = time.monotonic_ns()
                     for position, one in enumerate(entries):
-                        self._done(one, left, 0 if position else left - reached)
+                        held = left - one[ISSUED_NS] if one[HELD_NS] < 0 else left - reached
+                        self._done(one, left, 0 if position else held)
             except Guard.CAUGHT as error:
                 guard.note(error, "Work.wait")
 
@@ -403,7 +409,7 @@ class Collectives:
         work.get_future().add_done_callback(completed)
 
     def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
-        word, at, nbytes, issued, sequence, _, _ = entry
+        word, at, nbytes, issued, sequence, _, _, _ = entry
         entry[END] = end_ns
         done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
         self._recorder.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
@@ -438,7 +444,7 @@ class Collectives:
         for key, entry in list(self.open.items()):
             if type(entry[0]) is not list and entry[END]:
                 self.open.pop(key, None)
-                self._done(entry, entry[END], 0)
+                self._done(entry, entry[END], max(0, entry[HELD_NS]))
         while len(self.open) > 4096:
             self.open.pop(next(iter(self.open)))
 

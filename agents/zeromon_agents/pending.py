@@ -20,7 +20,7 @@ from zeromon_agents.recorder import Recorder
 
 _POOL = 4096
 # the fields of an open collective; zeromon_agents.c10d, which imports this module, has them, too
-_WORD, _PLACE, _NBYTES, _ISSUED_NS, _SEQUENCE, _END, _EVENT = range(7)
+_WORD, _PLACE, _NBYTES, _ISSUED_NS, _SEQUENCE, _END, _EVENT, _HELD_NS = range(8)
 
 
 class Waited(NamedTuple):

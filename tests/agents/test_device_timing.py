@@ -80,7 +80,7 @@ def parts(tmp_path: Path) -> tuple[FakeCuda, DeviceTimer, RingReader, Recorder]:
 def entry(issued_ns: int = 1000 * MS) -> list[object]:
     """An all-gather of 64 bytes that was issued."""
     word = head(0, Op.ALL_GATHER, Phase.FORWARD)
-    return [word, place(1, 2), 64, issued_ns, 9, 0, None]
+    return [word, place(1, 2), 64, issued_ns, 9, 0, None, -1]
 
 
 def wait(cuda: FakeCuda, timer: DeviceTimer, made: list[object], stands_ms: float) -> None:
