@@ -21,7 +21,16 @@ from zeromon.ring import NameKind
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
-from zeromon_agents.recorder import ON, Recorder
+from zeromon_agents.recorder import (
+    END,
+    EVENT,
+    HELD_NS,
+    ISSUED_NS,
+    ON,
+    WORD,
+    Entry,
+    Recorder,
+)
 
 
 class Payload(NamedTuple):
@@ -96,13 +105,6 @@ _DTYPES = {
     )
     if hasattr(torch, name)
 }
-
-Entry = list[Any]
-"""An open collective: a list, because a callback on another thread fills in END."""
-
-WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT, HELD_NS = range(8)
-"""Its fields. WORD holds op, phase and flags where a record's head has them; HELD_NS is how long the
-call that issued it held the caller, or -1 for a synchronous collective, which holds it to its end."""
 
 
 class Group:

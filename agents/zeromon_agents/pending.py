@@ -16,17 +16,24 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.events import Flag, Kind, Op, head
-from zeromon_agents.recorder import Recorder
+from zeromon_agents.recorder import (
+    EVENT,
+    ISSUED_NS,
+    NBYTES,
+    PLACE,
+    SEQUENCE,
+    WORD,
+    Entry,
+    Recorder,
+)
 
 _POOL = 4096
-# the fields of an open collective; zeromon_agents.c10d, which imports this module, has them, too
-_WORD, _PLACE, _NBYTES, _ISSUED_NS, _SEQUENCE, _END, _EVENT, _HELD_NS = range(8)
 
 
 class Waited(NamedTuple):
     """A wait whose events may not have passed yet."""
 
-    entries: list[list[Any]]
+    entries: list[Entry]
     reached: Any
     left: Any
     on_compute_stream: bool
@@ -57,20 +64,20 @@ class DeviceTimer:
         if self._cuda.is_available() and self._cuda.is_initialized():
             self._compute_stream = self._cuda.current_stream()
 
-    def issued(self, entry: list[Any]) -> None:
+    def issued(self, entry: Entry) -> None:
         """Marks where *entry*'s collective was issued; not while a graph is being captured."""
         if not self._cuda.is_current_stream_capturing():
-            entry[_EVENT] = self._mark()
+            entry[EVENT] = self._mark()
 
-    def reached_wait(self, entries: list[list[Any]]) -> tuple[list[list[Any]], Any] | None:
+    def reached_wait(self, entries: list[Entry]) -> tuple[list[Entry], Any] | None:
         """The stream is about to wait; None when these entries are not timed on the device."""
-        if any(entry[_EVENT] is None for entry in entries):
+        if any(entry[EVENT] is None for entry in entries):
             return None
         if self._cuda.is_current_stream_capturing():
             return None
         return entries, self._mark()
 
-    def left_wait(self, waiting: tuple[list[list[Any]], Any]) -> None:
+    def left_wait(self, waiting: tuple[list[Entry], Any]) -> None:
         """The wait is behind us in the stream's order."""
         entries, reached = waiting
         here = self._compute_stream is None or self._cuda.current_stream() == self._compute_stream
@@ -109,17 +116,17 @@ class DeviceTimer:
     def _write_done(self, item: Waited) -> None:
         blocked = _nanoseconds(item.reached, item.left) if item.on_compute_stream else 0
         for position, entry in enumerate(item.entries):
-            event = entry[_EVENT]
-            end = entry[_ISSUED_NS] + _nanoseconds(event, item.left)
+            event = entry[EVENT]
+            end = entry[ISSUED_NS] + _nanoseconds(event, item.left)
             flags = Flag.DEVICE
             # a stream that did not stand still came after the end: then it is only an upper bound
             if blocked > 2000 or not item.on_compute_stream:
                 flags |= Flag.END_KNOWN
-            word = head(Kind.DONE, flags=flags) | entry[_WORD]
+            word = head(Kind.DONE, flags=flags) | entry[WORD]
             stood = 0 if position else blocked
             # fmt: off
-            self._recorder.ring.write(end, word, entry[_PLACE], entry[_NBYTES], entry[_ISSUED_NS],
-                                      stood, entry[_SEQUENCE])
+            self._recorder.ring.write(end, word, entry[PLACE], entry[NBYTES], entry[ISSUED_NS],
+                                      stood, entry[SEQUENCE])
             # fmt: on
             self._free.append(event)
 

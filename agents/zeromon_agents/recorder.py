@@ -21,6 +21,13 @@ from zeromon_agents.guard import Guard
 
 OFF, IDLE, ON = 0, 1, 2
 
+Entry = list[Any]
+"""An open collective: a list, because a callback on another thread fills in END."""
+
+WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT, HELD_NS = range(8)
+"""Its fields. WORD holds op, phase and flags where a record's head has them; HELD_NS is how long the
+call that issued it held the caller, or -1 for a synchronous collective, which holds it to its end."""
+
 
 class Recorder:
     """The state that hooks read and write; one a process."""

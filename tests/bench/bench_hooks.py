@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -93,6 +95,34 @@ def measure() -> dict[str, float]:
     return figures
 
 
+def step_cost() -> float:
+    """Nanoseconds that a step costs besides its collectives: phases, marks, samples, accounting."""
+    folder = Path(tempfile.mkdtemp())
+    os.environ.update(ZEROMON_RUN_DIR=str(folder), ZEROMON_COLLECTOR="off")
+    import zeromon_agents
+    from zeromon_agents.bootstrap import BOOTSTRAP
+
+    zeromon_agents.start()
+    agent = BOOTSTRAP.agent
+    assert agent is not None
+    steps = agent.steps
+    times = []
+    for _ in range(2000):
+        began = time.perf_counter_ns()
+        steps.data_begins()
+        steps.data_ends()
+        steps.forward_begins()
+        steps.forward_ends()
+        steps.backward_begins()
+        steps.backward_ends()
+        steps.optimizer_begins(None)
+        steps.optimizer_ends()
+        times.append(time.perf_counter_ns() - began)
+    zeromon_agents.stop()
+    shutil.rmtree(folder)
+    return statistics.median(times)
+
+
 def main() -> None:
     """Prints the figures as text, and as JSON on the last line."""
     figures = measure()
@@ -101,6 +131,7 @@ def main() -> None:
         "collective, recorded (issue + wait)": (figures["on"] - bare, 2000),
         "collective, counted only (issue + wait)": (figures["counting"] - bare, 2000),
         "detached hook still in place (a call)": ((figures["off"] - bare) / 2, 100),
+        "a step, besides its collectives": (step_cost(), 100_000),
         "ring write": (figures["ring"] - figures["call"], 1000),
         "ring write with CRC (not x86)": (figures["ring_crc"] - figures["call"], 1000),
     }
