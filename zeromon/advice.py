@@ -63,7 +63,8 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
                 rule="poor_overlap",
                 severity="info",
                 rank=rank.rank,
-                text=f"only {human_ratio(overlap)} of communication is hidden behind compute",
+                text=f"{human_ratio(overlap) if overlap >= 0.0005 else 'nothing'} of the "
+                "communication is hidden behind compute",
             )
             return
 

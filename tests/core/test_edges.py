@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -180,6 +181,35 @@ def test_a_source_reads_what_the_server_shows() -> None:
         LiveSource(address, picture.run).latest()
     with pytest.raises(SourceError):
         find("127.0.0.1:notaport")
+
+
+def test_a_run_is_found_by_its_beginning_by_a_pid_and_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live runs go before ended ones; several are a choice."""
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path))
+    live = run(rank(0), rank(1), run="train-live")
+    over = run(rank(5), run="train-over", ended=True)
+    view = Fixed(live, over)
+    server = start_server(view, "127.0.0.1", 0)
+    facts = {"pid": 1, "host": "127.0.0.1", "port": server.server_port}
+    (tmp_path / "collector.json").write_text(json.dumps(facts))
+    assert only(find(None)).run == "train-live"
+    assert only(find("train")).run == "train-live"
+    assert only(find("train-o")).run == "train-over"
+    assert only(find("101")).run == "train-live"
+    assert only(find("105")).run == "train-over"
+    for nothing in ("999", "other"):
+        with pytest.raises(RunNotFound):
+            find(nothing)
+    view.view = (live, run(rank(0), run="train-two"))
+    both = find("train")
+    assert isinstance(both, list)
+    assert [r.run for r in both] == ["train-live", "train-two"]
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(RunNotFound):
+        find(None)
 
 
 def test_something_else_on_the_port_is_not_a_collector() -> None:

@@ -45,6 +45,8 @@ def main() -> None:
         facts["world"] = dist.get_world_size()
         destroy()
 
+    if options.strategy == "none":
+        facts["rank"] = 0
     dist.destroy_process_group = dump_then_destroy
     model = train_gpt.GPT(options.width, options.layers, options.heads, options.length, False)
     facts["params"] = {name: list(p.shape) for name, p in model.named_parameters()}
