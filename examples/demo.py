@@ -49,7 +49,9 @@ def train_in_background(command: list[str], run: str) -> int:
         if training.poll() is None:
             print("ending the training ...")
             training.terminate()
-        return max(0, training.wait())
+            training.wait()
+            return 0
+        return training.returncode
 
 
 def wait_for_ranks(run: str, training: subprocess.Popen) -> bool:

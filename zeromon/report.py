@@ -9,6 +9,7 @@ from zeromon.state import Finding, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
+_STOPS = ("SIGTERM", "SIGINT")
 _MARKS = {"critical": "!!", "warning": " !", "info": "  "}
 
 
@@ -19,7 +20,10 @@ def verdict(run: RunSnapshot) -> str:
     failed = [rank for rank in run.ranks if rank.failed]
     steps = max(rank.steps for rank in run.ranks)
     if failed:
-        first = min(failed, key=lambda r: r.last_event_ns)
+        # a launcher ends the other ranks with SIGTERM when one dies: those are not the cause
+        first = min(failed, key=lambda r: (r.ended in _STOPS, r.last_event_ns))
+        if first.ended in _STOPS:
+            return f"stopped by {first.ended} after step {first.step}"
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
     if run.ended:

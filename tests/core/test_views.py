@@ -147,6 +147,14 @@ def test_the_report_names_a_death() -> None:
     assert "reduce_scatter #77 of group world in flight" in text
 
 
+def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
+    """The rank that was killed, not the ones that torchrun then ended, whoever wrote last."""
+    stopped = rank(0, failed=True, ended="SIGTERM", alive=False, last_event_ns=1)
+    killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
+    assert verdict(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
+    assert verdict(run(stopped)) == "stopped by SIGTERM after step 20"
+
+
 def test_the_report_of_a_run_without_ranks_says_why() -> None:
     """Nobody reported."""
     text = render(run(ended=True, note="no rank ever reported"))
