@@ -11,7 +11,6 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -98,7 +97,7 @@ class RankFollower:
             text = describe_status(status)
             return text, text != "finished"
         if said is not None:
-            return "finished", False
+            return "ended", False  # how is known only where the kernel tells the exit status
         return "killed without a word (SIGKILL or a crash)", True
 
     def snapshot(self) -> RankSnapshot:
@@ -137,7 +136,7 @@ class RunFollower:
     def _follow(self, path: Path) -> None:
         try:
             self.ranks[path.name] = RankFollower(path)
-        except RingError as error:
+        except (RingError, OSError, ValueError) as error:
             self.bad_rings[path.name] = str(error)
 
     def _is_over(self) -> bool:
@@ -175,7 +174,7 @@ class RunFollower:
         ]
         run = RunSnapshot(
             run=self.run,
-            command=tuple(str(word) for word in self.info.get("command", ())),
+            command=tuple(str(word) for word in self.info.get("command") or ()),
             node=socket.gethostname(),
             started_wall=self.started_wall,
             taken_wall=self.ended_wall or time.time(),
@@ -200,10 +199,15 @@ class RunFollower:
     def keep(self, store: Store) -> None:
         """Moves the rings of an ended run from memory to the store."""
         for follower in self.ranks.values():
-            with suppress(OSError, ZeromonError):
-                store.keep_ring(self.run, follower.path)
+            store.keep_ring(self.run, follower.path)
+        for follower in self.ranks.values():  # only now that every copy is made
             follower.reader.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # nothing that is not ours is deleted, whatever folder the user has pointed us at
+        for pattern in ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 class Collector:
@@ -219,13 +223,12 @@ class Collector:
         self._runs: dict[str, RunFollower] = {}
         self._over: dict[str, RunSnapshot] = {}
         self._stuck: set[str] = set()
-        """Ended runs whose record could not be stored: their rings stay where they are."""
+        """Runs that cannot be read, or not be stored: their files stay where they are."""
         self._nvml = Nvml()
         self._ticks = 0
         self._quiet_since = clock()
         self._last_read = 0.0
         self._read_since_end = False
-        self.started = clock()
 
     def was_read(self) -> None:
         """A view has asked for the picture."""
@@ -237,8 +240,14 @@ class Collector:
         self._find_runs()
         pictures = dict(self._over)
         for name, run in list(self._runs.items()):
-            run.poll()
-            picture = run.snapshot(self._nvml)
+            try:
+                run.poll()
+                picture = run.snapshot(self._nvml)
+            except _SICK as error:  # one broken run must not hide the others
+                del self._runs[name]
+                self._stuck.add(name)
+                sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
+                continue
             pictures[run.run] = picture
             if run.ended:
                 self._finish(name, run, picture)
@@ -254,11 +263,15 @@ class Collector:
     def _find_runs(self) -> None:
         for folder in self.root.glob("*/"):
             name = folder.name
-            if name in self._runs or name in self._stuck or not paths.is_run_id(name):
+            if name in self._runs or name in self._stuck or not is_run_folder(folder):
                 continue
-            run = self._runs[name] = RunFollower(folder)
-            with suppress(OSError):
+            try:
+                run = RunFollower(folder)
                 run.run = self.store.free_name(name, run.started_wall)
+            except _SICK:
+                self._stuck.add(name)
+            else:
+                self._runs[name] = run
 
     def _finish(self, name: str, run: RunFollower, picture: RunSnapshot) -> None:
         del self._runs[name]
@@ -277,6 +290,17 @@ class Collector:
             return False
         watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
         return self._read_since_end or not watched or quiet > _LINGER_SECONDS
+
+
+_SICK = (OSError, ValueError, TypeError, KeyError, OverflowError, AttributeError, ZeromonError)
+"""What broken files and hostile contents raise."""
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether *folder* is a run of ours, by its name and by what lies in it."""
+    if not paths.is_run_id(folder.name):
+        return False
+    return (folder / "run.json").exists() or any(folder.glob("rank*.ring"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -311,7 +335,7 @@ def lock(root: Path) -> int | None:
 
 def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
     """Runs a collector until its work is done. Returns 0, also when another one runs already."""
-    paths.make_private(root)
+    paths.make_private(root, tighten=False)
     if lock(root) is None:
         return 0
     from zeromon.exporter import start_server
@@ -320,7 +344,9 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     server = start_server(collector, host, port, token, strict_port=strict_port)
     address = root / "collector.json"
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port}
-    address.write_text(json.dumps(facts))
+    temporary = root / f".collector.{os.getpid()}"
+    temporary.write_text(json.dumps(facts))
+    temporary.replace(address)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

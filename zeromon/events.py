@@ -299,7 +299,8 @@ class Oom(NamedTuple):
 
     t_ns: int
     requested_bytes: int
-    allocated_bytes: int
+    total_bytes: int
+    """Of the device."""
     free_bytes: int
 
 

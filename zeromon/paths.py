@@ -34,6 +34,8 @@ def ring_roots() -> list[Path]:
 def choose_root() -> Path:
     """The folder for a new run's rings; made private, and refused if it is not ours."""
     roots = ring_roots()
+    if os.environ.get("ZEROMON_DIR"):  # the user's own folder: made if need be, its mode left alone
+        return make_private(roots[0], tighten=False)
     for root in roots[:-1]:
         if _has_room(root.parent):
             return make_private(root)
@@ -48,8 +50,11 @@ def _has_room(folder: Path) -> bool:
     return os.access(folder, os.W_OK) and free >= _ROOM_FOR_RINGS * ring_size()
 
 
-def make_private(folder: Path) -> Path:
-    """Creates *folder* with mode 0700, and checks that an existing one belongs to this user."""
+def make_private(folder: Path, *, tighten: bool = True) -> Path:
+    """Creates *folder* with mode 0700, and checks that an existing one belongs to this user.
+
+    *tighten*: an existing one that others can read is made private, too.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
@@ -57,7 +62,7 @@ def make_private(folder: Path) -> Path:
         raise RingError(f"cannot use {folder}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise RingError(f"{folder} belongs to someone else")
-    if found.st_mode & 0o077:
+    if tighten and found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
 

@@ -28,15 +28,20 @@ class ProcessWatch:
         self.pid = pid
         self._fd = -1
         self._status: int | None = None
-        with suppress(OSError):
-            self._fd = os.pidfd_open(pid)
-        if born_before_ns is not None and self._fd >= 0 and started_after(pid, born_before_ns):
-            self._close()
+        self._born = start_ticks(pid)
+        if born_before_ns is not None and started_after(pid, born_before_ns):
+            self._born = None
+        if self._born is not None:
+            # absent from some builds of Python, and refused by some sandboxes: then /proc must do
+            with suppress(OSError, AttributeError, OverflowError):
+                self._fd = os.pidfd_open(pid)
 
     def alive(self) -> bool:
         """Whether it still runs; a zombie does not."""
-        if self._fd < 0:
+        if self._born is None:
             return False
+        if self._fd < 0:
+            return start_ticks(self.pid) == self._born
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return not poll.poll(0)
@@ -61,15 +66,21 @@ class ProcessWatch:
     __del__ = _close
 
 
-def started_after(pid: int, mono_ns: int) -> bool:
-    """Whether *pid* was started after *mono_ns*, so that it is another process."""
+def start_ticks(pid: int) -> int | None:
+    """When *pid* started, in clock ticks since boot; None when it does not run (any more)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return True
-    # field 22 counts from boot, CLOCK_MONOTONIC leaves out suspends: only a clear difference counts
-    return int(fields[19]) / _TICKS * 1e9 > mono_ns + 2e9
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def started_after(pid: int, mono_ns: int) -> bool:
+    """Whether *pid* was started after *mono_ns*, so that it is another process."""
+    ticks = start_ticks(pid)
+    # ticks count from boot, CLOCK_MONOTONIC leaves out suspends: only a clear difference counts
+    return ticks is None or ticks / _TICKS * 1e9 > mono_ns + 2e9
 
 
 def describe_status(status: int) -> str:

@@ -24,6 +24,7 @@ import mmap
 import os
 import platform
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -119,6 +120,7 @@ class RingWriter:
         self._names_size = names_size
         self._names_used = 0
         self._next_name = 1
+        self._naming = threading.Lock()
         self._crc = needs_crc() if crc is None else crc
         self._map = self._create(rank)
         self._muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
@@ -174,6 +176,10 @@ class RingWriter:
         if self._muted:
             return 0
         text = json.dumps(payload, separators=(",", ":"), default=str).encode()
+        with self._naming:
+            return self._append_name(kind, text)
+
+    def _append_name(self, kind: int, text: bytes) -> int:
         end = self._names_used + _NAME.size + len(text)
         if end > self._names_size or self._next_name > 0xFFFF:
             return 0

@@ -42,6 +42,7 @@ from zeromon.intervals import Interval, intersection, length, union
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the step-time histogram, seconds."""
 
+_INFERRED = int(Flag.INFERRED)
 _FAILED = int(Flag.FAILED)  # an IntFlag's own `&` takes a microsecond
 _HISTORY = 512
 _WINDOW = 20
@@ -138,7 +139,6 @@ class RankState:
     unit: int = 0
     first_event_ns: int = 0
     last_event_ns: int = 0
-    micro_steps: int = 0
 
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
@@ -150,6 +150,7 @@ class RankState:
     sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
     unit_totals: dict[int, UnitTotals] = field(default_factory=dict)
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    last_done: dict[int, int] = field(default_factory=dict)
     exposed_ns: int = 0
 
     memory: MemorySample | None = None
@@ -190,6 +191,9 @@ def _totals(state: RankState, op: Op, group: int) -> OpTotals:
 
 
 def _fold_issued(state: RankState, e: Issued) -> None:
+    if e.flags & _INFERRED:  # counted elsewhere: shown because its step does not end
+        state.in_flight[e.group, e.sequence] = e
+        return
     totals = _totals(state, e.op, e.group)
     totals.count += 1
     totals.nbytes += e.nbytes
@@ -203,6 +207,8 @@ def _fold_issued(state: RankState, e: Issued) -> None:
 
 def _fold_done(state: RankState, e: Done) -> None:
     state.in_flight.pop((e.group, e.sequence), None)
+    if e.sequence > state.last_done.get(e.group, 0):
+        state.last_done[e.group] = e.sequence
     if e.flags & _FAILED:
         return
     totals = _totals(state, e.op, e.group)
@@ -254,17 +260,33 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         state.history[-1] = _joined(previous, summary)
     else:
         state.history.append(summary)
-        state.step, state.steps = e.step, state.steps + 1
-        state.micro_steps += e.micro_steps
+        # a collector that was started again may have missed the first ones
+        state.step, state.steps = e.step, max(state.steps + 1, e.step)
         state.step_bucket_counts[_bucket(summary.seconds)] += 1
         _pair_idle(state)
     state.phase = Phase.OTHER
     state.unit = 0
+    if state.in_flight:
+        _forget_ended(state, start)
     for (op, group), totals in state.ops.items():
         bandwidth = recent_busbw(op, totals, group_size(state, group))
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
         totals.recent_bytes *= 0.8
         totals.recent_ns *= 0.8
+
+
+def _forget_ended(state: RankState, step_start_ns: int) -> None:
+    """Drops what cannot be in flight any more.
+
+    A collective that nobody waited for leaves no DONE. It has ended when a later one of its group has
+    ended (groups run in order) and its step is over; one inferred in an idle step ended with it.
+    """
+    state.in_flight = {
+        key: e
+        for key, e in state.in_flight.items()
+        if not e.flags & _INFERRED
+        and (e.t_ns >= step_start_ns or e.sequence > state.last_done.get(e.group, 0))
+    }
 
 
 def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) -> StepSummary:
@@ -665,7 +687,7 @@ def summarize(
         alive=alive,
         ended=ended,
         failed=failed,
-        exception=state.texts.get(state.exit.text, "") if state.exit else "",
+        exception=_exception(state),
         step=state.step,
         steps=state.steps,
         step_seconds=statistics.median(s.seconds for s in recent) if recent else None,
@@ -675,8 +697,8 @@ def summarize(
         unit=state.units.get(state.unit, ""),
         phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
         collectives=_collective_rows(state),
-        untimed={group_label(state, g): n for g, n in state.untimed.items()},
-        unattributed={group_label(state, g): n for g, n in state.unattributed.items()},
+        untimed=_by_label(state, state.untimed),
+        unattributed=_by_label(state, state.unattributed),
         overlap_ratio=overlap_ratio(communication, exposed),
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
@@ -695,6 +717,25 @@ def summarize(
         last_event_ns=state.last_event_ns,
         recent=tuple(state.history),
     )
+
+
+def _exception(state: RankState) -> str:
+    """The exception that ended the rank, and the allocation that failed before it."""
+    text = state.texts.get(state.exit.text, "") if state.exit else ""
+    if state.oom is None:
+        return text
+    oom = state.oom
+    failed = f"an allocation of {oom.requested_bytes} bytes failed, {oom.free_bytes} were free"
+    return f"{text} ({failed})" if text else failed
+
+
+def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
+    """Counts by group label; groups that share one are added up."""
+    found: dict[str, int] = {}
+    for group, count in counts.items():
+        label = group_label(state, group)
+        found[label] = found.get(label, 0) + count
+    return found
 
 
 def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:

@@ -66,10 +66,11 @@ class Store:
     def keep_ring(self, run: str, ring: Path) -> None:
         """Keeps a copy of a dead rank's ring."""
         folder = paths.make_private(self.runs / run)
-        target = folder / f"{ring.name}.gz"
-        with ring.open("rb") as source, gzip.open(target, "wb", compresslevel=1) as packed:
+        temporary = folder / f".{ring.name}.{os.getpid()}"
+        with ring.open("rb") as source, gzip.open(temporary, "wb", compresslevel=1) as packed:
             shutil.copyfileobj(source, packed, 1 << 20)
-        target.chmod(0o600)
+        temporary.chmod(0o600)
+        temporary.replace(folder / f"{ring.name}.gz")
 
     def names(self) -> list[str]:
         """The kept runs, the newest first."""

@@ -73,10 +73,19 @@ class Agent:
         self.device = DeviceTimer(self.recorder)
         self.collectives = Collectives(self.recorder, self.device)
         self.steps = Steps(self.recorder, self._before_step_mark)
+        self._shown_hang_of = -1
         self.ddp = Ddp(self.recorder, self.steps, self.collectives, self.device, self.patches)
         self.unseen = Unseen(self.recorder, self.collectives, self.ddp.buckets)
         self.allocator = Allocator(self.recorder)
         self.host = Host(self.recorder)
+        guarded = self.guard.guarded  # one that fails takes neither the others nor the step with it
+        self._counting = guarded(self.collectives.flush_step)
+        self._sampling = (
+            guarded(self.device.poll),
+            guarded(self.host.sample),
+            guarded(self.allocator.sample),
+        )
+        self._accounting = guarded(self.unseen.account)
         self._stopping = threading.Event()
         self._excepthook: Any = None
         self._told_device = False
@@ -172,15 +181,14 @@ class Agent:
     # ---- every step ---------------------------------------------------------------------------
 
     def _before_step_mark(self, step: int) -> None:
-        self.collectives.flush_step()
+        self._counting()
         if self.recorder.mode == IDLE:
             return
-        self.device.poll()
-        self.unseen.account(step)
+        self._accounting(step)
         if step == WARM_UP_STEPS:
             self.collectives.end_warm_up()
-        self.host.sample()
-        self.allocator.sample()
+        for sample in self._sampling:
+            sample()
 
     # ---- every second -------------------------------------------------------------------------
 
@@ -209,11 +217,11 @@ class Agent:
     def _show_hang_in_idle_step(self) -> None:
         """A step with idle hooks that does not end: record what it last began."""
         last, recorder = self.collectives.last_counted, self.recorder
-        if recorder.mode != IDLE or last is None:
+        if recorder.mode != IDLE or last is None or self._shown_hang_of == recorder.step:
             return
         if time.monotonic_ns() - self.steps.step_start_ns < _HUNG_AFTER_NS:
             return
-        self.collectives.last_counted = None
+        self._shown_hang_of = recorder.step
         op, phase, group, nbytes = last
         # fmt: off
         recorder.write(self.steps.step_start_ns, Kind.ISSUED, op, phase, Flag.INFERRED, group, 0,
@@ -226,7 +234,6 @@ class Agent:
         """A forked worker shares the mapping: it must not write into its parent's record."""
         self.ring.mute()
         self.recorder.mode = OFF
-        self._stopping.set()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)

@@ -12,8 +12,11 @@ from zeromon_agents.recorder import OFF, Recorder
 
 
 def cuda_ready() -> bool:
-    """Whether this process already uses CUDA; never the reason that it starts to."""
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+    """Whether this process already uses CUDA.
+
+    Not ``is_available()``: that initializes the driver, after which CUDA cannot be used in a fork.
+    """
+    return bool(torch.cuda.is_initialized())
 
 
 def allocated_bytes() -> int:
@@ -77,8 +80,8 @@ class Allocator:
         self._observing = True
         recorder = self._recorder
 
-        def out_of_memory(_: int, requested: int, allocated: int, free: int) -> None:
+        def out_of_memory(_: int, requested: int, total: int, free: int) -> None:
             if recorder.mode != OFF:
-                recorder.emit(Kind.OOM, requested, allocated, free)
+                recorder.emit(Kind.OOM, requested, total, free)
 
         attach(recorder.guard.guarded(out_of_memory))

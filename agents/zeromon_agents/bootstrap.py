@@ -13,9 +13,12 @@ import os
 import sys
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import torch  # being imported right now: its parts are there when they are used
 
 from zeromon_agents.guard import Guard
 from zeromon_agents.imports import ImportWatch
@@ -49,8 +52,9 @@ class Bootstrap:
             self.start_safely()
             return result
 
-        for module in (c10d, sys.modules.get("torch.distributed")):
-            # torch.distributed takes the name over from c10d: hooked first, or already there
+        for name in (c10d.__name__, "torch.distributed", "torch.distributed.device_mesh"):
+            # the others take the name over from c10d: after this, or they have it already
+            module = sys.modules.get(name)
             if module is not None and vars(module).get("init_process_group") is original:
                 self._patches.set(module, "init_process_group", init_process_group)
         self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
@@ -67,13 +71,15 @@ class Bootstrap:
             self._optimizer_hooks = [before(self._before_step), after(self._after_step)]
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self.agent is None and not self._failed and _alone():
+        if torch.compiler.is_compiling():
+            return
+        if self.agent is None and not self._failed and _is_rank():
             self.start_safely()
         if self.agent is not None:
             self.agent.steps.optimizer_begins(optimizer)
 
     def _after_step(self, *_: Any) -> None:
-        if self.agent is not None:
+        if not torch.compiler.is_compiling() and self.agent is not None:
             self.agent.steps.optimizer_ends()
 
     def start_safely(self) -> None:
@@ -103,8 +109,10 @@ class Bootstrap:
         return kept
 
 
-def _alone() -> bool:
-    """Whether this process trains by itself, so that no process group will announce it."""
+def _is_rank() -> bool:
+    """Whether a process that steps an optimizer is a rank: by itself, or with a group made unseen."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True  # by an init_process_group that was imported before we came
     return "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
@@ -119,15 +127,14 @@ def install(c10d: ModuleType) -> None:
 def tell_failure(error: BaseException, hint: str = "") -> None:
     """Says on stderr, once a process, that this process is not watched."""
     text = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
-    os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
+    with suppress(OSError):  # stderr may be closed
+        os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
 
 
 def start_agent() -> Agent:
     """Makes and starts the agent of this process."""
     missing = missing_parts()
     if missing:
-        import torch
-
         raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
     from zeromon_agents.agent import Agent, Place
 
@@ -142,7 +149,6 @@ def start_agent() -> Agent:
 
 def missing_parts() -> list[str]:
     """What this torch lacks that the agent cannot do without."""
-    import torch
     import torch.optim.optimizer as optimizer
 
     distributed = getattr(torch._C, "_distributed_c10d", None)
@@ -166,7 +172,9 @@ def run_directory() -> Path:
 
     given = os.environ.get("ZEROMON_RUN_DIR")
     if given:
-        return paths.make_private(Path(given))
+        folder = paths.make_private(Path(given))
+        describe_run(folder)  # on the nodes where no `zeromon run` was
+        return folder
     root = paths.choose_root()
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
     name = "".join(c if c.isalnum() else "_" for c in script)[:24].strip("_") or "python"

@@ -112,10 +112,12 @@ class Group:
 
     __slots__ = (
         "base",
+        "coalesced_from",
         "coalescing",
         "cuda",
         "explained",
         "extra",
+        "extras",
         "id",
         "issued",
         "ref",
@@ -134,6 +136,10 @@ class Group:
         """Collectives that passed our hooks."""
         self.extra = 0
         """By how much their sequence numbers exceed one each."""
+        self.extras: dict[str, int] = {}
+        """By method: how many sequence numbers a call takes beyond one; measured at its first use."""
+        self.coalesced_from = 0
+        """Sequence number minus calls when coalescing began."""
         self.explained = 0
         """Sequence numbers of C++ collectives already reported."""
         self.coalescing: list[Entry] | None = None
@@ -226,13 +232,11 @@ class Collectives:
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
-        extra, calibrated = 0, False
 
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
             mode = recorder.mode
             if not mode:  # an empty ** costs a copy, so it is left out where it can be
                 return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
-            nonlocal extra, calibrated
             entry: Entry | None = None
             before, called_async = -1, None
             try:
@@ -267,10 +271,11 @@ class Collectives:
                         self._device.issued(entry)
                 else:
                     self._count(group.id, op, nbytes)
-                if extra:
-                    group.extra += extra
-                if not calibrated or group.seen_sequences is not None:
+                extra = group.extras.get(name)
+                if extra is None or group.seen_sequences is not None:
                     before = sequence_number(pg)
+                elif extra and group.coalescing is None:
+                    group.extra += extra
             except Guard.CAUGHT as error:
                 note(error, name)
                 return original(pg, *args, **kwargs)
@@ -283,41 +288,50 @@ class Collectives:
                 raise
             try:
                 if before >= 0:
-                    extra, calibrated = self._note_sequence(group, pg, before, extra)
+                    self._note_sequence(group, pg, before, name)
                 if entry is None:
                     opened.pop(id(work), None)  # an id may be used again: no older entry for it
                 else:
                     if group.coalescing is not None:
                         group.coalescing.append(entry)
                     elif work is None:
-                        self._done(entry, now(), now() - entry[ISSUED_NS])
+                        if entry[EVENT] is not None:
+                            self._device.ran_here(entry)
+                        else:
+                            self._done(entry, now(), now() - entry[ISSUED_NS])
                     else:
                         opened[id(work)] = entry
                         if called_async is not False and entry[EVENT] is None:
                             entry[HELD_NS] = now() - entry[ISSUED_NS]
-                            if called_async and wants_callback:
+                            # on a device a callback would wait in a stream of its own
+                            on_device = getattr(payload, "is_cuda", False)
+                            if called_async and wants_callback and not on_device:
                                 self._call_back(work, entry)
             except Guard.CAUGHT as error:
                 note(error, name)
             return work
 
         method.__name__ = name
+        # pybind tells by the code's name that a Python subclass calls its base class, not itself
+        method.__code__ = method.__code__.replace(co_name=name)
         return method
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         recorder, take, now = self._recorder, self.open.pop, time.monotonic_ns
         note, write = recorder.guard.note, recorder.ring.write
-        done = head(Kind.DONE, flags=Flag.END_KNOWN)
+        done, failed = head(Kind.DONE, flags=Flag.END_KNOWN), head(0, flags=Flag.FAILED)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry = take(id(work), None) if recorder.mode else None
-            if entry is None or recorder.mode != ON:
+            if entry is None:
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
             if type(entry[0]) is list or entry[EVENT] is not None:
                 return self._wait_long_way(original, work, entry, args, kwargs)
-            reached = now()
+            reached, outcome = now(), failed
             try:
-                return original(work, *args, **kwargs) if args or kwargs else original(work)
+                result = original(work, *args, **kwargs) if args or kwargs else original(work)
+                outcome = 0
+                return result
             finally:
                 left = now()
                 try:
@@ -329,7 +343,7 @@ class Collectives:
                         blocked = left - issued
                     else:
                         blocked = (left - reached if left > reached else 0) + held
-                    write(left, done | word, at, nbytes, issued, blocked, sequence)
+                    write(left, done | word | outcome, at, nbytes, issued, blocked, sequence)
                 except Guard.CAUGHT as error:
                     note(error, "Work.wait")
 
@@ -364,7 +378,8 @@ class Collectives:
         def _start_coalescing(pg: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.mode:
                 try:
-                    self.group_of(pg).coalescing = []
+                    group = self.group_of(pg)
+                    group.coalescing, group.coalesced_from = [], sequence_number(pg) - group.issued
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "_start_coalescing")
             return original(pg, *args, **kwargs)
@@ -380,6 +395,7 @@ class Collectives:
                 try:
                     group = self.group_of(pg)
                     entries, group.coalescing = group.coalescing, None
+                    group.extra += sequence_number(pg) - group.issued - group.coalesced_from
                     if entries and work is not None:
                         self.open[id(work)] = entries
                 except Guard.CAUGHT as error:
@@ -416,19 +432,18 @@ class Collectives:
         done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
         self._recorder.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
-    def _note_sequence(self, group: Group, pg: Any, before: int, extra: int) -> tuple[int, bool]:
+    def _note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
         """Learns which sequence numbers are ours, and how many one call of a method takes.
 
-        Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo).
-        Returns how many more than one, and whether that is now known.
+        Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo). What
+        is coalesced is measured as a whole, at its end.
         """
         after = sequence_number(pg)
         if group.seen_sequences is not None:
             group.seen_sequences.update(range(before + 1, after + 1))
-        if group.coalescing is not None:
-            return extra, False
-        group.extra += (after - before - 1) - extra
-        return after - before - 1, True
+        if group.coalescing is None:
+            group.extras[name] = after - before - 1
+            group.extra += after - before - 1
 
     def flush_step(self) -> None:
         """At the end of a step: counts of idle hooks, and works that nobody waited for."""
@@ -439,7 +454,7 @@ class Collectives:
             # fmt: on
         self.counts.clear()
         self.last_counted = None
-        if len(self.open) > 64:
+        if self.open:
             self._flush_unwaited()
 
     def _flush_unwaited(self) -> None:

@@ -19,7 +19,7 @@ from zeromon_agents.c10d import Collectives
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
-from zeromon_agents.recorder import ON, Recorder
+from zeromon_agents.recorder import Recorder
 from zeromon_agents.step import Steps
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
@@ -65,7 +65,8 @@ class Ddp:
 
         @functools.wraps(original)
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.mode or torch.compiler.is_compiling():
+            # asked first: else a compiled graph would depend on the mode and be made anew with it
+            if torch.compiler.is_compiling() or not recorder.mode:
                 return original(ddp, *args, **kwargs)
             try:
                 self._device.mark_compute_stream()
@@ -77,8 +78,7 @@ class Ddp:
             finally:
                 try:
                     steps.forward_ends()
-                    if recorder.mode == ON:
-                        self._read(ddp)
+                    self._read(ddp)
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "DistributedDataParallel.forward")
 
@@ -111,10 +111,14 @@ class Ddp:
 
     def _read(self, ddp: Any) -> None:
         model = self._model(ddp)
+        if not model.on_cpu and model.rebuilt:
+            return  # there its starts are of the host's clock and its durations of the device's
         data = ddp.logger._get_ddp_logging_data()
         figures = data.ints_map
         if not model.rebuilt:
             self._read_buckets(model, data.strs_map, figures)
+        if not model.on_cpu:
+            return
         start, end = figures.get("backward_comm_time_start", 0), 0
         if start:
             end = start + figures.get("backward_comm_time", 0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
+
 from zeromon.events import UnitEvent
 from zeromon_agents.fsdp2 import Units
 from zeromon_agents.guard import Guard
@@ -35,7 +37,7 @@ class Fsdp1:
         self._recorder = units.recorder
         self._steps = steps
         self._patches = patches
-        self._told_strategy = False
+        self._roots: set[int] = set()
         self._fqns: dict[int, str] = {}
 
     def watch_runtime(self, module: Any) -> None:
@@ -57,6 +59,8 @@ class Fsdp1:
 
         @functools.wraps(original)
         def forward(fsdp: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(fsdp, *args, **kwargs)
             root = False
             if recorder.mode:
                 try:
@@ -79,10 +83,10 @@ class Fsdp1:
         self._patches.set(wrapper, "forward", forward)
 
     def _learn(self, root: Any) -> None:
-        """At the first forward of the first root: the strategy, and the units' names."""
-        if self._told_strategy:
+        """At the first forward of a root: the strategy, and the units' names."""
+        if id(root) in self._roots:
             return
-        self._told_strategy = True
+        self._roots.add(id(root))
         name = getattr(root.sharding_strategy, "name", "")
         self._recorder.meta(strategy=_STRATEGIES.get(name, "fsdp1"))
         for fqn, module in root.named_modules():

@@ -83,6 +83,6 @@ def available_bytes(proc: Path) -> int:
 def pinned_bytes() -> int:
     """Bytes that the caching host allocator holds pinned, or -1 where that is not known."""
     stats = getattr(torch.cuda, "host_memory_stats", None)
-    if stats is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if stats is None or not torch.cuda.is_initialized():
         return -1
     return int(stats().get("allocated_bytes.current", -1))

@@ -28,6 +28,7 @@ from zeromon_agents.recorder import (
 )
 
 _POOL = 4096
+_POLL_AT = 256
 
 
 class Waited(NamedTuple):
@@ -61,7 +62,7 @@ class DeviceTimer:
 
     def mark_compute_stream(self) -> None:
         """The stream that is current now is where the model computes."""
-        if self._cuda.is_available() and self._cuda.is_initialized():
+        if self._cuda.is_initialized():
             self._compute_stream = self._cuda.current_stream()
 
     def issued(self, entry: Entry) -> None:
@@ -82,6 +83,11 @@ class DeviceTimer:
         entries, reached = waiting
         here = self._compute_stream is None or self._cuda.current_stream() == self._compute_stream
         self._keep(Waited(entries, reached, self._mark(), here))
+
+    def ran_here(self, entry: Entry) -> None:
+        """A synchronous collective that the current stream runs itself: it ends here, in its order."""
+        here = self._compute_stream is None or self._cuda.current_stream() == self._compute_stream
+        self._keep(Waited([entry], entry[EVENT], self._mark(), here))
 
     def stall(self, op: Op, wait: Any) -> None:
         """Times *wait*, which makes the current stream wait for a unit's communication."""
@@ -110,6 +116,8 @@ class DeviceTimer:
         return event
 
     def _keep(self, item: Waited | Stalled) -> None:
+        if len(self._pending) >= _POLL_AT:
+            self.poll()  # a long loop without steps, such as an evaluation
         if len(self._pending) < _POOL:
             self._pending.append(item)
 
@@ -128,7 +136,8 @@ class DeviceTimer:
             self._recorder.ring.write(end, word, entry[PLACE], entry[NBYTES], entry[ISSUED_NS],
                                       stood, entry[SEQUENCE])
             # fmt: on
-            self._free.append(event)
+            if event is not item.reached:
+                self._free.append(event)
 
     def _write_stall(self, item: Stalled) -> None:
         blocked = _nanoseconds(item.reached, item.left)

@@ -47,7 +47,7 @@ class Steps:
         self._has_wrapper = False
         self._backward_depth = 0
         self._backward_from = 0
-        self._optimizer_depth = 0
+        self._open_optimizers: list[int] = []
         self._optimizer_from = 0
         self._data_from = 0
         self.on_optimizer: Callable[[Any], None] | None = None
@@ -110,8 +110,10 @@ class Steps:
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer is about to step; nested ones (ZeroRedundancyOptimizer) count once."""
-        self._optimizer_depth += 1
-        if self._optimizer_depth > 1:
+        if id(optimizer) in self._open_optimizers:
+            self._open_optimizers.clear()  # its last step raised: torch calls no post hook then
+        self._open_optimizers.append(id(optimizer))
+        if len(self._open_optimizers) > 1:
             return
         try:
             if self.on_optimizer is not None:
@@ -125,8 +127,9 @@ class Steps:
 
     def optimizer_ends(self) -> None:
         """An optimizer has stepped: the step ends here, unless another one follows."""
-        self._optimizer_depth = max(0, self._optimizer_depth - 1)
-        if self._optimizer_depth or self._recorder.mode == OFF or not self._optimizer_from:
+        if self._open_optimizers:
+            self._open_optimizers.pop()
+        if self._open_optimizers or self._recorder.mode == OFF or not self._optimizer_from:
             return
         try:
             self._end_step()
@@ -155,7 +158,8 @@ class Steps:
         self.step_start_ns = self._free_since = now
         self._micro_steps = 0
         following = recorder.step + 1
-        recorder.mode = IDLE if idle_step(following) else ON
+        if recorder.mode != OFF:  # the agent may have been switched off meanwhile
+            recorder.mode = IDLE if idle_step(following) else ON
         recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == 1
 
     # ---- data ---------------------------------------------------------------------------------

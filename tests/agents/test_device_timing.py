@@ -53,9 +53,6 @@ class FakeCuda:
         assert enable_timing
         return Event(self)
 
-    def is_available(self) -> bool:
-        return True
-
     def is_initialized(self) -> bool:
         return True
 

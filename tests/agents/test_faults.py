@@ -66,7 +66,7 @@ def test_a_rank_that_goes_is_named_with_how_it_went(node: Node, fault: str, ende
     assert result.code != 0
     rank = result.snapshot.ranks[1]
     assert rank.step == 2
-    assert rank.ended in (ended, "killed without a word (SIGKILL or a crash)", "finished")
+    assert rank.ended in (ended, "killed without a word (SIGKILL or a crash)", "ended")
     if fault != "exit":
         assert rank.failed
 

@@ -327,8 +327,40 @@ def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path)
     kept = Store(tmp_path / "store").load("old")
     assert kept.ended
     assert kept.ranks[0].steps == 1
-    assert "killed" in kept.ranks[0].ended or kept.ranks[0].ended == "finished"
+    assert "killed" in kept.ranks[0].ended or kept.ranks[0].ended == "ended"
     assert len(list((tmp_path / "store" / "runs" / "old").glob("*.ring.gz"))) == 1
+
+
+def test_folders_of_the_user_are_never_touched(tmp_path: Path) -> None:
+    """ZEROMON_DIR may be a folder with other things in it, also beside our rings."""
+    root = tmp_path / "scratch"
+    (root / "checkpoints").mkdir(parents=True)
+    (root / "checkpoints" / "model.pt").write_text("dear")
+    ring_in(root / "run")
+    (root / "run" / "notes.txt").write_text("dear, too")
+    made = Collector(root, Store(tmp_path / "store"))
+    made.tick()
+    made._runs["run"].ranks[next(iter(made._runs["run"].ranks))].process = ProcessWatch(2**22 + 5)
+    for _ in range(6):
+        made.tick()
+    assert made.view[0].ended
+    assert (root / "checkpoints" / "model.pt").read_text() == "dear"
+    assert [p.name for p in (root / "run").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "facts", ['{"started": "x", "pid": 1}', '{"command": 5}', '{"pid": 1e99}', '{"pid": "z"}', "[]"]
+)
+def test_a_hostile_run_file_does_not_stop_the_collector(tmp_path: Path, facts: str) -> None:
+    """The other run is shown."""
+    ring_in(tmp_path / "rings" / "good")
+    ring_in(tmp_path / "rings" / "bad")
+    (tmp_path / "rings" / "bad" / "run.json").write_text(facts)
+    (tmp_path / "rings" / "bad" / "rank9.1.ring").mkdir()
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    for _ in range(3):
+        made.tick()
+    assert "good" in [r.run for r in made.view]
 
 
 def test_a_broken_ring_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -425,7 +457,7 @@ def test_an_ending_is_told_by_the_best_evidence(tmp_path: Path) -> None:
     assert follower.ending()[1]
     writer.write(5, head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     follower.poll()
-    assert follower.ending() == ("finished", False)
+    assert follower.ending() == ("ended", False)
     number = writer.name(NameKind.TEXT, {"text": "ValueError: x"})
     writer.write(6, head(Kind.EXIT, ExitKind.EXCEPTION), 0, number, 0, 0, 0)
     follower.poll()

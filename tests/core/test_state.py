@@ -148,6 +148,29 @@ def test_a_stalled_compute_stream_is_exposed_time() -> None:
     assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
 
 
+def test_what_must_have_ended_is_no_longer_in_flight() -> None:
+    """Nobody waited for number 1; number 2 of its group has ended, and the step is over."""
+    lost, _ = collective(10, 20, 0, sequence=1)
+    events = [lost, *collective(30, 40, 5, sequence=2), step(1, 0, 100)]
+    made = folded(events)
+    assert len(made.in_flight) == 1  # still of this step
+    folded([*collective(110, 120, 5, sequence=3), step(2, 100, 200)], made)
+    assert made.in_flight == {}
+
+
+def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
+    """It is in flight until the step ends, and counted with the step."""
+    shown = Issued(5, Op.ALL_REDUCE, Phase.BACKWARD, Flag.INFERRED, 1, 0, 64, 0, 0)
+    made = folded([shown])
+    assert [e.op for e in summarize(made, alive=True).in_flight] == ["all_reduce"]
+    assert made.ops == {}
+    counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, True)
+    folded([counted, step(1, 0, 100, Flag.IDLE)], made)
+    rank = summarize(made, alive=True)
+    assert rank.in_flight == ()
+    assert rank.collectives[0].count == 3
+
+
 def test_failed_collectives_leave_nothing_in_flight() -> None:
     """Counted, not timed."""
     issued, done = collective(0, 10, 0)

@@ -136,6 +136,81 @@ def unit_hook_fails() -> dict:
     return {"errors": agent().guard.errors > 5, "steps": agent().recorder.step}
 
 
+def optimizer_raises() -> dict:
+    """A step that raises leaves torch's post hook uncalled; the next steps count all the same."""
+    begin()
+    zeromon_agents.start()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def failing():
+        raise ValueError("injected")
+
+    for number in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        try:
+            optimizer.step(failing if number == 2 else None)
+        except ValueError:
+            pass
+    return {"steps": agent().recorder.step, "errors": agent().guard.errors}
+
+
+def sample_fails() -> dict:
+    """A sample that cannot be taken costs no step."""
+    begin()
+    zeromon_agents.start()
+    agent()._sampling = (agent().guard.guarded(lambda: 1 / 0),)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return {"steps": agent().recorder.step, "errors": agent().guard.errors}
+
+
+def mesh() -> dict:
+    """start() first, then a mesh: device_mesh took init_process_group over long before."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"], RANK="0", WORLD_SIZE="1"
+    )
+    zeromon_agents.start()
+    init_device_mesh("cpu", (1,))
+    return {"started": agent() is not None}
+
+
+def early_import() -> dict:
+    """init_process_group was taken over before start(): the first optimizer step starts it."""
+    from torch.distributed import init_process_group
+
+    zeromon_agents.start()
+    init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    os.environ.update(RANK="0", WORLD_SIZE="2")
+    weight = torch.zeros(1, requires_grad=True)
+    torch.optim.SGD([weight], 0.1).step()
+    return {"started": agent() is not None}
+
+
+def subclass() -> dict:
+    """A process group written in Python calls its base class through pybind."""
+    begin()
+    zeromon_agents.start()
+    calls = []
+
+    class Theirs(dist.ProcessGroup):
+        def allreduce(self, tensors, opts=None):
+            calls.append("theirs")
+            try:
+                return super().allreduce(tensors, opts or dist.AllreduceOptions())
+            except RuntimeError:
+                return None  # the base class has no backend
+
+    group = Theirs(0, 1)
+    group.allreduce([torch.ones(1)])
+    return {"calls": calls}
+
+
 def hook_fails_often() -> dict:
     begin()
     zeromon_agents.start()
@@ -226,7 +301,7 @@ def graph_breaks() -> dict:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(4):
+    for _ in range(20):  # idle steps included
         compiled(torch.ones(2, 8)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zeromon import paths
 from zeromon.collector import read_folder
-from zeromon.errors import RunNotFound
+from zeromon.errors import RunAmbiguous, RunNotFound
 from zeromon.report import render
 from zeromon.source import LiveSource, node_runs
 from zeromon.state import RunSnapshot
@@ -47,7 +47,7 @@ def newest_picture(name: str | None) -> RunSnapshot:
     pictures = [*_live(name), *_orphans(name)]
     try:
         pictures.append(Store().load(name))
-    except RunNotFound:
+    except (RunNotFound, RunAmbiguous):
         if not pictures:
             raise
     # the same run may be both kept and live: what was taken last is the fuller one

@@ -23,11 +23,12 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from zeromon import paths
-from zeromon.errors import LaunchError
+from zeromon.errors import LaunchError, RingError
 from zeromon.process import ProcessWatch
 from zeromon.source import collector_address
 
@@ -54,10 +55,49 @@ def call(options: argparse.Namespace) -> int:
         raise LaunchError("no command to run")
     if options.port is not None and not 0 < options.port < 65536:
         raise LaunchError(f"{options.port} is not a port", "Ports are 1 to 65535.")
+    _check_settings()
+    name = _run_id(options.name, command)
+    for warning in warnings_for(command):
+        say(warning)
+    folder: Path | None = None
+    try:
+        folder, environment = _prepare(name, command, options)
+    except (RingError, OSError, subprocess.SubprocessError) as error:
+        say(f"this run is not watched: {error}")
+        environment = dict(os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        if folder is not None:
+            (folder / "run.json").unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
+        say(f"cannot run {command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _check_settings() -> None:
+    """Refuses settings that would fail where nobody sees it."""
+    port = os.environ.get("ZEROMON_PORT", "1")
+    if not (port.isdigit() and 0 < int(port) < 65536):
+        raise LaunchError(f"ZEROMON_PORT={port} is not a port", "Ports are 1 to 65535.")
+    host = os.environ.get("ZEROMON_HOST", "127.0.0.1")
+    if not host.startswith("127.") and host != "localhost" and not os.environ.get("ZEROMON_TOKEN"):
+        raise LaunchError(
+            f"ZEROMON_HOST={host} without a token", "Set ZEROMON_TOKEN, or listen on 127.0.0.1."
+        )
+
+
+def _prepare(
+    name: str, command: list[str], options: argparse.Namespace
+) -> tuple[Path, dict[str, str]]:
+    """The run's folder and the command's environment; starts the collector and says where."""
+    from zeromon.cli import say
+
     root = paths.choose_root()
-    folder = paths.make_private(root / _run_id(options.name, command))
-    if _is_running(folder):
-        raise LaunchError(f"a run named {folder.name} is running", "Choose another --name.")
+    folder = _new_folder(root, name, given=bool(options.name))
     _describe(folder, command)
     environment = child_environment(os.environ, folder)
     if options.port is not None:
@@ -69,18 +109,28 @@ def call(options: argparse.Namespace) -> int:
         asked = environment.get("ZEROMON_PORT")
         if address and asked and not address.endswith(f":{asked}"):
             say(f"  port {asked} is taken, or another run's collector serves this node already")
-    for warning in warnings_for(command):
-        say(warning)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        (folder / "run.json").unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        say(f"cannot run {command[0]}: {error.strerror}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
+    return folder, environment
+
+
+def _is_one_of_many() -> bool:
+    """Whether a launcher has started one `zeromon run` per rank."""
+    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
+def _new_folder(root: Path, name: str, *, given: bool) -> Path:
+    """A folder that no other run has; the tasks of one launcher share theirs."""
+    if _is_one_of_many():
+        return paths.make_private(root / name)
+    if given and _is_running(root / name):
+        raise LaunchError(f"a run named {name} is running", "Choose another --name.")
+    for attempt in range(1, 1000):
+        folder = root / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+    raise LaunchError(f"a thousand runs are named {name}", "Choose another --name.")
 
 
 def _run_id(asked: str | None, command: list[str]) -> str:
@@ -91,7 +141,7 @@ def _run_id(asked: str | None, command: list[str]) -> str:
                 f"{name!r} cannot name a run", "Use letters, digits, dots, dashes, underscores."
             )
         return name
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if _is_one_of_many():
         key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_TASKS)
         if key.strip("|"):
             stem = paths.new_run_id(command).rpartition("-")[0].rpartition("-")[0]
@@ -115,9 +165,8 @@ def _describe(folder: Path, command: list[str]) -> None:
         "started": time.time(),
         "mono_ns": time.monotonic_ns(),
         "pid": os.getpid(),
-        "cwd": os.getcwd(),
     }
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if _is_one_of_many():
         del facts["pid"]  # one of several tasks: the run ends with its ranks, not with this one
     temporary = folder / f".run.{os.getpid()}"
     temporary.write_text(json.dumps(facts))
