@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from zeromon.state import RunSnapshot
 from zeromon.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
+ENDED_WELL = ("finished", "ended")
+"""Linux before 6.15 does not tell the exit status of a process that is not one's child."""
+
 PROGRAMS = ROOT / "tests" / "programs"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -104,16 +108,20 @@ class Node:
         self.runs += 1
         name = run or f"run{self.runs}"
         environment = self.environment(name, **extra) if watched else clean_environment() | extra
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        result = Result(name, done.returncode, done.stdout + done.stderr)
+        with tempfile.TemporaryFile("w+") as output:
+            running = subprocess.Popen(
+                command, env=environment, cwd=cwd, stdout=output, stderr=subprocess.STDOUT
+            )
+            deadline = time.monotonic() + timeout
+            while running.poll() is None:
+                if time.monotonic() > deadline:
+                    running.kill()
+                    raise AssertionError(f"{command} did not end in {timeout} s")
+                if watched:  # a collector that follows the ranks while they live
+                    self.collector.tick()
+                time.sleep(0.25)
+            output.seek(0)
+            result = Result(name, running.returncode, output.read())
         if watched:
             result.picture = self.settle(name)
         return result

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import PROGRAMS, ROOT, Node, clean_environment
+from support import ENDED_WELL, PROGRAMS, ROOT, Node, clean_environment
 
 TINY = str(PROGRAMS / "tiny.py")
 PYTHON = sys.executable
@@ -62,10 +62,9 @@ def test_launchers_start_watched_ranks(node: Node, command: list[str]) -> None:
     """Two ranks, five steps each, exit 0."""
     result = node.run(command, MAIN_PORT=free_port())
     assert result.code == 0, result.output
-    assert [(r.rank, r.steps, r.ended) for r in result.snapshot.ranks] == [
-        (0, 5, "finished"),
-        (1, 5, "finished"),
-    ], result.output
+    ranks = result.snapshot.ranks
+    assert [(r.rank, r.steps) for r in ranks] == [(0, 5), (1, 5)], result.output
+    assert all(r.ended in ENDED_WELL for r in ranks)
     assert "zeromon" not in result.output
 
 
@@ -154,10 +153,8 @@ def test_a_script_can_start_the_agent_itself(node: Node) -> None:
     }
     subprocess.run([*RUN, str(script)], env=environment, check=True, timeout=120)
     picture = wait_for_record(node, "tiny-")  # runpy sets argv
-    assert [(r.rank, r.steps, r.ended) for r in picture.ranks] == [
-        (0, 5, "finished"),
-        (1, 5, "finished"),
-    ]
+    assert [(r.rank, r.steps) for r in picture.ranks] == [(0, 5), (1, 5)]
+    assert all(r.ended in ENDED_WELL for r in picture.ranks)
 
 
 # ---- neighbours ---------------------------------------------------------------------------------
@@ -228,7 +225,8 @@ def test_data_workers_do_not_become_ranks(node: Node, context: str) -> None:
     result = node.run([PYTHON, TINY], WORKERS="2", CONTEXT=context)
     assert result.code == 0, result.output
     (rank,) = result.snapshot.ranks
-    assert (rank.steps, rank.ended, rank.dropped) == (5, "finished", 0)
+    assert (rank.steps, rank.dropped) == (5, 0)
+    assert rank.ended in ENDED_WELL
 
 
 def test_opentelemetry_is_named_as_what_keeps_us_out(node: Node) -> None:
