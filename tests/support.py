@@ -128,7 +128,9 @@ class Node:
 
     def settle(self, run: str, timeout: float = 20.0) -> RunSnapshot | None:
         """Ticks the collector until *run* has ended; its last picture, or None if nobody reported."""
-        if self.picture(run) is None and not list((self.root / run).glob("rank*.ring")):
+        known = self.picture(run)
+        has_ranks = known is not None and known.ranks
+        if not has_ranks and not list((self.root / run).glob("rank*.ring")):
             return None
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
