@@ -2,7 +2,7 @@
 
 The command takes this process's place: same pid, same signals, same exit code, same terminal. Any
 launcher works that passes its environment on: torchrun, python -m torch.distributed.run,
-accelerate launch, deepspeed, srun, mpirun, bash, or plain python.
+accelerate launch, deepspeed, srun, bash, or plain python.
 
 Under a launcher that starts one copy of `zeromon run` per rank (srun zeromon run -- python train.py)
 the ranks of a node find one another by SLURM_JOB_ID and SLURM_STEP_ID, or MASTER_ADDR and MASTER_PORT.
