@@ -103,3 +103,4 @@ def graph() -> dict:
 
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]]()), flush=True)
+    dist.destroy_process_group()
