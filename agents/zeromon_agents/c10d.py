@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -282,9 +283,10 @@ class Collectives:
             try:
                 work = original(pg, *args, **kwargs) if kwargs else original(pg, *args)
             except BaseException:
-                if entry is not None:
-                    entry[WORD] |= failed
-                    self._done(entry, now(), 0)
+                with suppress(Guard.CAUGHT):  # what the caller must see is the call's own error
+                    if entry is not None:
+                        entry[WORD] |= failed
+                        self._done(entry, now(), 0)
                 raise
             try:
                 if before >= 0:
