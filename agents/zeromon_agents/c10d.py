@@ -480,13 +480,17 @@ def describe_group(pg: Any) -> dict[str, Any]:
     """Size, ranks, description and backend of a process group, as the name table keeps them."""
     world = torch.distributed.distributed_c10d._world
     ranks = sorted(world.pg_group_ranks.get(pg, {})) or list(range(pg.size()))
-    name, desc = str(pg.group_name), str(getattr(pg, "group_desc", "") or "")
+    try:
+        name = str(pg.group_name)
+    except RuntimeError:  # a group that its maker did not name
+        name = ""
+    desc = str(getattr(pg, "group_desc", "") or "")
     if desc == "default_pg":
         label = "world"
     elif desc and desc != "undefined":
         label = desc
     else:
-        label = f"pg{name}"
+        label = f"pg{name or '?'}"
     devices = sorted({getattr(d, "type", str(d)) for d in getattr(pg, "_device_types", [])})
     return {
         "name": name,

@@ -13,6 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from leave import leave
 
 LATE, BUSY, STEPS = float(sys.argv[1]) / 1e3, float(sys.argv[2]) / 1e3, 24
 
@@ -40,3 +41,4 @@ if rank == 0:
     with open(path, "w") as file:
         json.dump(truth, file)
 dist.destroy_process_group()
+leave()

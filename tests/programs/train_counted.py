@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leave import leave
 
 spec = importlib.util.spec_from_file_location(
     "train_gpt", Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
@@ -59,3 +60,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()
