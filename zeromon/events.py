@@ -74,6 +74,8 @@ class Phase(IntEnum):
     BACKWARD = 2
     OPTIMIZER = 3
     DATA_WAIT = 4
+    CPU_OPTIMIZER = 5
+    """The optimizer of offloaded state, on the host; the rest of its step is OPTIMIZER."""
 
     @property
     def label(self) -> str:
@@ -90,6 +92,54 @@ class UnitEvent(IntEnum):
     """The parameters were waited for; ``blocked_ns`` is how long."""
     RESHARD = 3
     """The unsharded parameters were freed."""
+
+
+class Role(IntEnum):
+    """What bytes are for, in the words of ``torch.distributed._tools`` and of ZeRO."""
+
+    SHARDED_PARAM = 1
+    UNSHARDED_PARAM = 2
+    MASTER_PARAM = 3
+    """The fp32 copy of low-precision parameters."""
+    SHARDED_GRAD = 4
+    UNSHARDED_GRAD = 5
+    OPTIMIZER_STATE = 6
+    BUFFER = 7
+    ALL_GATHER = 8
+    """Buffers that parameters are gathered into."""
+    REDUCE_SCATTER = 9
+    """Buckets that gradients are reduced from."""
+    SECONDARY_PARAM = 10
+    """ZeRO++ hpZ: the second shard, within a node."""
+    SWAP_BUFFER = 11
+    """Staging buffers of offloaded state."""
+
+    @property
+    def label(self) -> str:
+        """The value of the ``role`` label."""
+        return self.name.lower()
+
+
+class Path(IntEnum):
+    """A way that offloaded state takes."""
+
+    DEVICE_TO_HOST = 1
+    HOST_TO_DEVICE = 2
+    DISK_READ = 3
+    DISK_WRITE = 4
+
+    @property
+    def label(self) -> str:
+        """The value of the ``path`` label."""
+        return self.name.lower()
+
+
+class Outcome(IntEnum):
+    """What became of an optimizer step."""
+
+    APPLIED = 0
+    SKIPPED = 1
+    """Gradients overflowed: the parameters are as before."""
 
 
 class Pool(IntEnum):
@@ -147,6 +197,8 @@ class Flag(IntFlag):
     """A phase derived from its neighbours, not observed."""
     DEVICE = 64
     """Timed by device events."""
+    AHEAD = 128
+    """Issued before the unit was needed: a prefetch."""
 
 
 class Kind(IntEnum):
@@ -167,6 +219,9 @@ class Kind(IntEnum):
     EXIT = 13
     STALL = 14
     BACKWARD_COMM = 15
+    PRECISION = 16
+    ROLE = 17
+    TRANSFER = 18
 
 
 class Issued(NamedTuple):
@@ -181,6 +236,8 @@ class Issued(NamedTuple):
     nbytes: int
     sequence: int
     dtype: int
+    engine: int
+    """Number of the DeepSpeed engine that was running, 0 for none."""
 
 
 class Done(NamedTuple):
@@ -209,6 +266,8 @@ class Counted(NamedTuple):
     nbytes: int
     observed: bool
     """True when a hook saw the calls (their timing was idle); False for those issued from C++."""
+    dtype: int
+    engine: int
 
 
 class PhaseSpan(NamedTuple):
@@ -228,6 +287,8 @@ class StepMark(NamedTuple):
     step: int
     start_ns: int
     micro_steps: int
+    outcome: Outcome
+    engine: int
 
 
 class UnitMark(NamedTuple):
@@ -241,6 +302,8 @@ class UnitMark(NamedTuple):
     blocked_ns: int
     allocated_bytes: int
     """Device bytes allocated at this moment on sampled steps, else -1."""
+    nbytes: int
+    """Unsharded bytes that an UNSHARD asked for, where the backend says so, else 0."""
 
 
 class MemorySample(NamedTuple):
@@ -333,6 +396,44 @@ class BackwardComm(NamedTuple):
     buckets: int
 
 
+class Precision(NamedTuple):
+    """Mixed precision at the end of an optimizer step."""
+
+    t_ns: int
+    engine: int
+    loss_scale: float
+    """NaN without loss scaling."""
+    hysteresis: int
+    """Overflows until the scale is lowered; -1 where there is none."""
+    grad_norm: float | None
+    """Before clipping; infinite or NaN when the gradients were. None: not known here."""
+
+
+class RoleBytes(NamedTuple):
+    """Bytes of one role in this process, by where they are; each storage counted once."""
+
+    t_ns: int
+    role: Role
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    pinned_bytes: int
+    """The part of the host's that is page-locked."""
+
+
+class Transfer(NamedTuple):
+    """Offloaded bytes that were moved in one step."""
+
+    t_ns: int
+    path: Path
+    nbytes: int
+    busy_ns: int
+    """How long transfers were under way; 0 where only the bytes are known."""
+    blocked_ns: int
+    """How long the training thread stood still for them."""
+    calls: int
+
+
 Event = (
     Issued
     | Done
@@ -349,18 +450,39 @@ Event = (
     | Exit
     | Stall
     | BackwardComm
+    | Precision
+    | RoleBytes
+    | Transfer
 )
 
 _OPS = tuple(Op)
 _PHASES = tuple(Phase)
+_DOUBLE, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
+
+
+def float_bits(value: float) -> int:
+    """A float as the integer that a record's field holds."""
+    return int(_INTEGER.unpack(_DOUBLE.pack(value))[0])
+
+
+def from_bits(bits: int) -> float:
+    """The float that :func:`float_bits` stored."""
+    return float(_DOUBLE.unpack(_INTEGER.pack(bits))[0])
+
+
+def typed(dtype: int, engine: int) -> int:
+    """Dtype and engine in the one field that a COUNTED record has for both."""
+    return dtype | engine << 8
+
+
 # fmt: off
 _DECODERS: dict[int, Callable[[Raw], Event]] = {
-    Kind.ISSUED: lambda r: Issued(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[6], r[7], r[8], r[9], r[10]),
+    Kind.ISSUED: lambda r: Issued(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[6], r[7], r[8], r[9], r[10], r[11]),
     Kind.DONE: lambda r: Done(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[6], r[7], r[8], r[9], r[10], r[11]),
-    Kind.COUNTED: lambda r: Counted(r[1], _OPS[r[3]], _PHASES[r[4]], r[6], r[8], r[9], bool(r[10])),
+    Kind.COUNTED: lambda r: Counted(r[1], _OPS[r[3]], _PHASES[r[4]], r[6], r[8], r[9], bool(r[10]), r[11] & 255, r[11] >> 8),
     Kind.PHASE: lambda r: PhaseSpan(r[1], _PHASES[r[4]], r[5], r[8]),
-    Kind.STEP: lambda r: StepMark(r[1], r[5], r[8], r[9], r[10]),
-    Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9]),
+    Kind.STEP: lambda r: StepMark(r[1], r[5], r[8], r[9], r[10], Outcome(r[3]), r[11]),
+    Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9], r[10]),
     Kind.MEMORY: lambda r: MemorySample(r[1], _PHASES[r[4]], r[8], r[9], r[10], r[11]),
     Kind.MEMORY_PEAK: lambda r: MemoryPeak(r[1], r[8], r[9], r[10], r[11]),
     Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10], r[11]),
@@ -370,6 +492,9 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.EXIT: lambda r: Exit(r[1], ExitKind(r[3]), r[8]),
     Kind.STALL: lambda r: Stall(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[7], r[8]),
     Kind.BACKWARD_COMM: lambda r: BackwardComm(r[1], r[6], r[8], r[9], r[10]),
+    Kind.PRECISION: lambda r: Precision(r[1], r[6], from_bits(r[8]), r[9], from_bits(r[10]) if r[11] else None),
+    Kind.ROLE: lambda r: RoleBytes(r[1], Role(r[3]), r[8], r[9], r[10], r[11]),
+    Kind.TRANSFER: lambda r: Transfer(r[1], Path(r[3]), r[8], r[9], r[10], r[11]),
 }
 # fmt: on
 

@@ -8,6 +8,7 @@ Nothing here reads a clock or a file.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from zeromon.events import (
     Beat,
     Counted,
     Done,
+    Dtype,
     Event,
     Exit,
     Flag,
@@ -30,10 +32,16 @@ from zeromon.events import (
     MemorySample,
     Oom,
     Op,
+    Outcome,
+    Path,
     Phase,
     PhaseSpan,
+    Precision,
+    Role,
+    RoleBytes,
     Stall,
     StepMark,
+    Transfer,
     UnitEvent,
     UnitMark,
 )
@@ -44,6 +52,9 @@ STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 
 _INFERRED = int(Flag.INFERRED)
 _FAILED = int(Flag.FAILED)  # an IntFlag's own `&` takes a microsecond
+_AHEAD = int(Flag.AHEAD)
+_QUANTIZED = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
+_QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
 _HISTORY = 512
 _WINDOW = 20
 _MOST_IN_FLIGHT = 4096
@@ -60,8 +71,8 @@ class StepSummary:
     idle: bool
     """The timing hooks were idle: communication of this step was counted, not timed."""
     micro_steps: int
-    phase_ns: tuple[int, int, int, int, int]
-    """Nanoseconds by :class:`Phase`: other, forward, backward, optimizer, data wait."""
+    phase_ns: tuple[int, ...]
+    """Nanoseconds by :class:`Phase`, in its order."""
     collectives: int
     collective_bytes: int
     communication_ns: int
@@ -71,6 +82,10 @@ class StepSummary:
     allocated_bytes: int
     reserved_bytes: int
     rss_bytes: int
+    skipped: bool = False
+    """Gradients overflowed, and the parameters are as before."""
+    offload_blocked_ns: int = 0
+    """How long the training thread stood still for offloaded state to move."""
 
     @property
     def seconds(self) -> float:
@@ -90,6 +105,7 @@ class OpTotals:
     count: int = 0
     timed: int = 0
     nbytes: int = 0
+    quantized_bytes: int = 0
     duration_ns: int = 0
     exposed_ns: int = 0
     recent_bytes: float = 0.0
@@ -105,6 +121,32 @@ class UnitTotals:
     reshards: int = 0
     exposed_ns: int = 0
     peak_allocated_bytes: int = -1
+    late_bytes: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Running totals of one DeepSpeed engine."""
+
+    steps: int = 0
+    skipped: int = 0
+    collectives: int = 0
+    nbytes: int = 0
+    exposed_ns: int = 0
+    precision: Precision | None = None
+    nonfinite: int = 0
+
+
+@dataclass(slots=True)
+class PathTotals:
+    """Running totals of one way of offloaded state."""
+
+    nbytes: int = 0
+    busy_ns: int = 0
+    blocked_ns: int = 0
+    recent_bytes: float = 0.0
+    recent_ns: float = 0.0
 
 
 @dataclass(slots=True)
@@ -120,6 +162,8 @@ class _Window:
     allocated: int = -1
     reserved: int = -1
     rss: int = -1
+    offload_ns: int = 0
+    micro_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -152,6 +196,13 @@ class RankState:
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
     last_done: dict[int, int] = field(default_factory=dict)
     exposed_ns: int = 0
+    micro_steps: int = 0
+    skipped: int = 0
+    engines: dict[int, EngineTotals] = field(default_factory=dict)
+    gathers: dict[bool, list[int]] = field(default_factory=dict)
+    """Unsharded bytes and exposed nanoseconds of gathers; by whether they were issued ahead."""
+    transfers: dict[Path, PathTotals] = field(default_factory=dict)
+    roles: dict[Role, RoleBytes] = field(default_factory=dict)
 
     memory: MemorySample | None = None
     memory_peak: MemoryPeak | None = None
@@ -197,6 +248,12 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     totals = _totals(state, e.op, e.group)
     totals.count += 1
     totals.nbytes += e.nbytes
+    if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
+        totals.quantized_bytes += e.nbytes
+    if e.engine:
+        engine = _engine(state, e.engine)
+        engine.collectives += 1
+        engine.nbytes += e.nbytes
     state.window.collectives += 1
     state.window.nbytes += e.nbytes
     state.phase = e.phase
@@ -206,7 +263,7 @@ def _fold_issued(state: RankState, e: Issued) -> None:
 
 
 def _fold_done(state: RankState, e: Done) -> None:
-    state.in_flight.pop((e.group, e.sequence), None)
+    issued = state.in_flight.pop((e.group, e.sequence), None)
     if e.sequence > state.last_done.get(e.group, 0):
         state.last_done[e.group] = e.sequence
     if e.flags & _FAILED:
@@ -223,8 +280,20 @@ def _fold_done(state: RankState, e: Done) -> None:
     if e.blocked_ns:
         window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
     state.exposed_ns += e.blocked_ns
+    if issued is not None and issued.engine:
+        _engine(state, issued.engine).exposed_ns += e.blocked_ns
     if e.unit:
         _unit(state, e.unit).exposed_ns += e.blocked_ns
+        if e.op is Op.ALL_GATHER and state.gathers:
+            ahead = bool(e.flags & _AHEAD)
+            state.gathers.setdefault(ahead, [0, 0])[1] += e.blocked_ns
+
+
+def _engine(state: RankState, number: int) -> EngineTotals:
+    totals = state.engines.get(number)
+    if totals is None:
+        totals = state.engines[number] = EngineTotals()
+    return totals
 
 
 def _fold_counted(state: RankState, e: Counted) -> None:
@@ -235,6 +304,12 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     totals = _totals(state, e.op, e.group)
     totals.count += e.calls
     totals.nbytes += e.nbytes
+    if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
+        totals.quantized_bytes += e.nbytes
+    if e.engine:
+        engine = _engine(state, e.engine)
+        engine.collectives += e.calls
+        engine.nbytes += e.nbytes
     state.window.collectives += e.calls
     state.window.nbytes += e.nbytes
 
@@ -243,6 +318,9 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
     spent = max(0, e.t_ns - e.start_ns)
     state.phase_ns[e.phase] += spent
     state.window.phase_ns[e.phase] += spent
+    if e.phase is Phase.BACKWARD:
+        state.micro_steps += 1
+        state.window.micro_steps += 1
     state.phase = Phase.OTHER
 
 
@@ -254,6 +332,12 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     start = previous.start_ns if continued and previous else e.start_ns
     summary = _step_summary(state, e, start, window)
     spent = e.t_ns - e.start_ns
+    skipped = e.outcome is Outcome.SKIPPED
+    state.skipped += skipped
+    if e.engine:
+        engine = _engine(state, e.engine)
+        engine.steps += 1
+        engine.skipped += skipped
     state.step_ns += spent
     state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:
@@ -273,6 +357,9 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
         totals.recent_bytes *= 0.8
         totals.recent_ns *= 0.8
+    for way in state.transfers.values():
+        way.recent_bytes *= 0.8
+        way.recent_ns *= 0.8
 
 
 def _forget_ended(state: RankState, step_start_ns: int) -> None:
@@ -301,7 +388,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) ->
         end_ns=e.t_ns,
         idle=bool(e.flags & Flag.IDLE),
         micro_steps=e.micro_steps,
-        phase_ns=(phases[0], phases[1], phases[2], phases[3], phases[4]),
+        phase_ns=tuple(phases),
         collectives=window.collectives,
         collective_bytes=window.nbytes,
         communication_ns=length(communication),
@@ -309,19 +396,20 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) ->
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
+        skipped=e.outcome is Outcome.SKIPPED,
+        offload_blocked_ns=window.offload_ns,
     )
 
 
 def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
     """Two optimizers of one step: one summary."""
-    a, b = first.phase_ns, second.phase_ns
     return StepSummary(
         step=first.step,
         start_ns=first.start_ns,
         end_ns=second.end_ns,
         idle=first.idle,
         micro_steps=first.micro_steps,
-        phase_ns=(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]),
+        phase_ns=tuple(a + b for a, b in zip(first.phase_ns, second.phase_ns, strict=True)),
         collectives=first.collectives + second.collectives,
         collective_bytes=first.collective_bytes + second.collective_bytes,
         communication_ns=first.communication_ns + second.communication_ns,
@@ -329,6 +417,8 @@ def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
         allocated_bytes=max(first.allocated_bytes, second.allocated_bytes),
         reserved_bytes=max(first.reserved_bytes, second.reserved_bytes),
         rss_bytes=max(first.rss_bytes, second.rss_bytes),
+        skipped=first.skipped or second.skipped,
+        offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
     )
 
 
@@ -352,6 +442,13 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
     if e.event is UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
+        if e.nbytes:
+            ahead = bool(e.flags & _AHEAD)
+            state.gathers.setdefault(ahead, [0, 0])[0] += e.nbytes
+            if ahead:
+                unit.ahead_bytes += e.nbytes
+            else:
+                unit.late_bytes += e.nbytes
     elif e.event is UnitEvent.RESHARD:
         unit.reshards += 1
     if e.allocated_bytes >= 0:
@@ -436,6 +533,28 @@ def _with_communication(summary: StepSummary, communication: int, exposed: int) 
     return StepSummary(**values)
 
 
+def _fold_precision(state: RankState, e: Precision) -> None:
+    engine = _engine(state, e.engine)
+    engine.precision = e
+    if e.grad_norm is not None and not math.isfinite(e.grad_norm):
+        engine.nonfinite += 1
+
+
+def _fold_role(state: RankState, e: RoleBytes) -> None:
+    state.roles[e.role] = e
+
+
+def _fold_transfer(state: RankState, e: Transfer) -> None:
+    way = state.transfers.setdefault(e.path, PathTotals())
+    way.nbytes += e.nbytes
+    way.busy_ns += e.busy_ns
+    way.blocked_ns += e.blocked_ns
+    if e.busy_ns:
+        way.recent_bytes += e.nbytes
+        way.recent_ns += e.busy_ns
+    state.window.offload_ns += e.blocked_ns
+
+
 _FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
     Issued: _fold_issued,
     Done: _fold_done,
@@ -452,6 +571,9 @@ _FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
     Exit: _fold_exit,
     Stall: _fold_stall,
     BackwardComm: _fold_backward_comm,
+    Precision: _fold_precision,
+    RoleBytes: _fold_role,
+    Transfer: _fold_transfer,
 }
 
 
@@ -468,6 +590,10 @@ class CollectiveRow:
     count: int
     timed: int
     nbytes: int
+    quantized_bytes: int
+    """The part of it that was sent in 8 bits (ZeRO++)."""
+    nodes: int
+    """Over how many nodes the group spreads; 0 where the launcher does not say."""
     seconds: float
     exposed_seconds: float
     busbw_bytes_per_second: float | None
@@ -484,6 +610,77 @@ class UnitRow:
     reshards: int
     exposed_seconds: float
     peak_allocated_bytes: int
+    late_bytes: int
+    """Unsharded bytes asked for only when the unit was needed, where the backend says so."""
+    ahead_bytes: int
+    """Those that were asked for before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a DeepSpeed configuration."""
+
+    engine: int
+    name: str
+    effective: str
+    written: str
+    """What the user wrote; empty when it was left to its default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One DeepSpeed engine of a rank."""
+
+    engine: int
+    strategy: str
+    steps: int
+    skipped: int
+    collectives: int
+    nbytes: int
+    exposed_seconds: float
+    loss_scale: float | None
+    hysteresis: int
+    """Overflows until the loss scale is lowered; -1 without it."""
+    grad_norm: float | None
+    """None where it is not known on the host, or not finite."""
+    nonfinite: int
+    """Steps whose gradient norm was infinite or NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherRow:
+    """ZeRO-3's gathers of parameters, by whether they were issued ahead of need; timed steps only."""
+
+    outcome: str
+    """``ahead`` (a prefetch) or ``late`` (asked for when it was needed)."""
+    nbytes: int
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """Offloaded state along one path."""
+
+    path: str
+    """``device_to_host``, ``host_to_device``, ``disk_read`` or ``disk_write``."""
+    nbytes: int
+    seconds: float
+    """How long transfers were under way; 0 where only the bytes are known."""
+    blocked_seconds: float
+    """How long the training thread stood still for them."""
+    bytes_per_second: float | None
+    """Over the last steps. A lower bound: a wait may come after the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRow:
+    """Bytes of one role, by place, at the last census."""
+
+    role: str
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    pinned_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,6 +764,22 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The disk that state is offloaded to, and the process's own I/O; None where unknown."""
+
+    path: str = ""
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    device: str = ""
+    device_read_bytes: int | None = None
+    """By all processes since boot, as are the next two."""
+    device_written_bytes: int | None = None
+    device_busy_seconds: float | None = None
+    process_read_bytes: int | None = None
+    process_written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
     """One rank, now."""
 
@@ -615,6 +828,17 @@ class RankSnapshot:
     recent: tuple[StepSummary, ...]
     risks: tuple[Risk, ...] = ()
     device_stats: Device | None = None
+    disk: Disk | None = None
+    micro_steps: int = 0
+    backwards_since_step: int = 0
+    skipped_steps: int = 0
+    engines: tuple[EngineRow, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    gathers: tuple[GatherRow, ...] = ()
+    transfers: tuple[TransferRow, ...] = ()
+    roles: tuple[RoleRow, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Names that this version of a framework lacks: what hangs on them is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -716,6 +940,83 @@ def summarize(
         started_ns=state.first_event_ns,
         last_event_ns=state.last_event_ns,
         recent=tuple(state.history),
+        micro_steps=state.micro_steps,
+        backwards_since_step=state.window.micro_steps,
+        skipped_steps=state.skipped,
+        engines=_engine_rows(state),
+        settings=_settings(state),
+        gathers=tuple(
+            GatherRow(
+                outcome="ahead" if ahead else "late",
+                nbytes=nbytes,
+                exposed_seconds=exposed / 1e9,
+            )
+            for ahead, (nbytes, exposed) in sorted(state.gathers.items())
+        ),
+        transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
+        roles=tuple(
+            RoleRow(
+                role=role.label,
+                device_bytes=found.device_bytes,
+                host_bytes=found.host_bytes,
+                disk_bytes=found.disk_bytes,
+                pinned_bytes=found.pinned_bytes,
+            )
+            for role, found in sorted(state.roles.items())
+        ),
+        unseen=tuple(str(name) for name in meta.get("unseen", ())),
+    )
+
+
+def _engine_facts(state: RankState, number: int) -> dict[str, Any]:
+    facts = state.meta.get(f"engine{number}")
+    return facts if isinstance(facts, dict) else {}
+
+
+def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
+    return tuple(
+        EngineRow(
+            engine=number,
+            strategy=str(_engine_facts(state, number).get("strategy", "")),
+            steps=totals.steps,
+            skipped=totals.skipped,
+            collectives=totals.collectives,
+            nbytes=totals.nbytes,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            loss_scale=_finite(totals.precision.loss_scale) if totals.precision else None,
+            hysteresis=totals.precision.hysteresis if totals.precision else -1,
+            grad_norm=_finite(totals.precision.grad_norm) if totals.precision else None,
+            nonfinite=totals.nonfinite,
+        )
+        for number, totals in sorted(state.engines.items())
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _settings(state: RankState) -> tuple[Setting, ...]:
+    """Of every engine that told its configuration; malformed rows are left out."""
+    found = []
+    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
+    for number in sorted(numbers):
+        for row in _engine_facts(state, number).get("settings", ()):
+            if isinstance(row, list) and len(row) == 3:
+                name, effective, written = (str(part) for part in row)
+                found.append(
+                    Setting(engine=number, name=name, effective=effective, written=written)
+                )
+    return tuple(found)
+
+
+def _transfer_row(path: Path, way: PathTotals) -> TransferRow:
+    return TransferRow(
+        path=path.label,
+        nbytes=way.nbytes,
+        seconds=way.busy_ns / 1e9,
+        blocked_seconds=way.blocked_ns / 1e9,
+        bytes_per_second=way.recent_bytes / way.recent_ns * 1e9 if way.recent_ns >= 1 else None,
     )
 
 
@@ -750,6 +1051,8 @@ def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:
             count=totals.count,
             timed=totals.timed,
             nbytes=totals.nbytes,
+            quantized_bytes=totals.quantized_bytes,
+            nodes=int(state.groups.get(group, {}).get("nodes", 0)),
             seconds=totals.duration_ns / 1e9,
             exposed_seconds=totals.exposed_ns / 1e9,
             busbw_bytes_per_second=recent_busbw(op, totals, size),
@@ -768,6 +1071,8 @@ def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
         count=first.count + second.count,
         timed=first.timed + second.timed,
         nbytes=first.nbytes + second.nbytes,
+        quantized_bytes=first.quantized_bytes + second.quantized_bytes,
+        nodes=max(first.nodes, second.nodes),
         seconds=first.seconds + second.seconds,
         exposed_seconds=first.exposed_seconds + second.exposed_seconds,
         busbw_bytes_per_second=first.busbw_bytes_per_second or second.busbw_bytes_per_second,
@@ -802,6 +1107,8 @@ def _unit_rows(state: RankState) -> tuple[UnitRow, ...]:
             reshards=totals.reshards,
             exposed_seconds=totals.exposed_ns / 1e9,
             peak_allocated_bytes=totals.peak_allocated_bytes,
+            late_bytes=totals.late_bytes,
+            ahead_bytes=totals.ahead_bytes,
         )
         for number, totals in ordered[:256]
         if number

@@ -28,12 +28,15 @@ from zeromon.events import ExitKind, Flag, Kind
 from zeromon.ring import RingWriter
 from zeromon_agents.allocator import Allocator, cuda_ready
 from zeromon_agents.c10d import Collectives
+from zeromon_agents.census import Census
 from zeromon_agents.ddp import DISTRIBUTED, Ddp
+from zeromon_agents.deepspeed import DeepSpeed, group_label
 from zeromon_agents.fsdp1 import RUNTIME, WRAPPER, Fsdp1
 from zeromon_agents.fsdp2 import PARAM_GROUP, STATE, Fsdp2, Units
 from zeromon_agents.guard import Guard
 from zeromon_agents.host import Host
 from zeromon_agents.imports import ImportWatch
+from zeromon_agents.offload import Disk, watch_disk
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
 from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
@@ -75,11 +78,19 @@ class Agent:
         self.steps = Steps(self.recorder, self._before_step_mark)
         self._shown_hang_of = -1
         self.ddp = Ddp(self.recorder, self.steps, self.collectives, self.device, self.patches)
+        self.collectives.framework_label = group_label
+        self.census = Census(self.recorder)
+        self.deepspeed = DeepSpeed(
+            self.recorder, self.steps, self.device, self.patches, self.census
+        )
         self.unseen = Unseen(self.recorder, self.collectives, self.ddp.buckets)
         self.allocator = Allocator(self.recorder)
         self.host = Host(self.recorder)
         guarded = self.guard.guarded  # one that fails takes neither the others nor the step with it
-        self._counting = guarded(self.collectives.flush_step)
+        self._counting = (
+            guarded(self.collectives.flush_step),
+            guarded(self.deepspeed.transfers.flush),
+        )
         self._sampling = (
             guarded(self.device.poll),
             guarded(self.host.sample),
@@ -112,6 +123,9 @@ class Agent:
             (WRAPPER, fsdp1.watch_wrapper),
         ):
             self.imports.when_imported(module, self.guard.guarded(watch))
+        self.deepspeed.watch(self.imports)
+        disk = Disk(self.recorder, self.deepspeed.transfers, self.patches)
+        watch_disk(self.imports, disk, self.guard.guarded)
         os.register_at_fork(after_in_child=self._in_forked_child)
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
@@ -181,7 +195,8 @@ class Agent:
     # ---- every step ---------------------------------------------------------------------------
 
     def _before_step_mark(self, step: int) -> None:
-        self._counting()
+        for count in self._counting:
+            count()
         if self.recorder.mode == IDLE:
             return
         self._accounting(step)

@@ -9,6 +9,7 @@ a record DONE when it was waited for. What C++ issues does not pass here; see :m
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.events import Dtype, Flag, Kind, Op, head
+from zeromon.events import Dtype, Flag, Kind, Op, head, typed
 from zeromon.ring import NameKind
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
@@ -170,9 +171,11 @@ class Collectives:
         self.groups: dict[int, Group] = {}
         self.open: dict[int, Any] = {}
         """Works not yet waited for, by id: a weak reference a call would cost more."""
-        self.counts: dict[tuple[int, int, int], list[int]] = {}
-        """(group, op, phase) -> [calls, bytes] of a step with idle hooks."""
+        self.counts: dict[tuple[int, int, int, int], list[int]] = {}
+        """(group, op, phase, dtype and engine) -> [calls, bytes] of a step with idle hooks."""
         self.warm = True
+        self.framework_label: Callable[[Any], str] = lambda _: ""
+        """The name that a framework (DeepSpeed) gave a group, or ""."""
         self.last_counted: tuple[int, int, int, int] | None = None
         """(op, phase, group, bytes) of the newest collective of a step with idle hooks."""
 
@@ -183,7 +186,7 @@ class Collectives:
         known = self.groups.get(id(pg))
         if known is not None:
             return known
-        facts = describe_group(pg)
+        facts = describe_group(pg, self.framework_label)
         number = self._recorder.ring.name(NameKind.GROUP, facts)
         forget = self.groups.pop
         key = id(pg)
@@ -263,15 +266,15 @@ class Collectives:
                 if mode == ON:
                     # None: point-to-point, or a torch that does not say
                     called_async = getattr(args[-1] if args else None, "asyncOp", None)
-                    word = recorder.phase << 16 | is_async if called_async else recorder.phase << 16
+                    word = recorder.context | is_async if called_async else recorder.context
                     at, started = group.id | recorder.unit << 16, now()
-                    write(started, issued | word, at, nbytes, sequence, dtype, 0)
+                    write(started, issued | word, at, nbytes, sequence, dtype, recorder.engine)
                     held = -1 if called_async is False else 0
                     entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
                     if group.cuda and payload is not None and payload.is_cuda:
                         self._device.issued(entry)
                 else:
-                    self._count(group.id, op, nbytes)
+                    self._count(group.id, op, nbytes, dtype)
                 extra = group.extras.get(name)
                 if extra is None or group.seen_sequences is not None:
                     before = sequence_number(pg)
@@ -408,10 +411,10 @@ class Collectives:
 
     # ---- helpers ------------------------------------------------------------------------------
 
-    def _count(self, group: int, op: int, nbytes: int) -> None:
+    def _count(self, group: int, op: int, nbytes: int, dtype: int) -> None:
         phase = self._recorder.phase
         self.last_counted = (op, phase, group, nbytes)
-        key = (group, op, phase)
+        key = (group, op, phase, typed(dtype, self._recorder.engine))
         row = self.counts.get(key)
         if row is None:
             self.counts[key] = [1, nbytes]
@@ -450,9 +453,9 @@ class Collectives:
     def flush_step(self) -> None:
         """At the end of a step: counts of idle hooks, and works that nobody waited for."""
         now = time.monotonic_ns()
-        for (group, op, phase), (count, nbytes) in self.counts.items():
+        for (group, op, phase, kind), (count, nbytes) in self.counts.items():
             # fmt: off
-            self._recorder.write(now, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, 0)
+            self._recorder.write(now, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, kind)
             # fmt: on
         self.counts.clear()
         self.last_counted = None
@@ -476,8 +479,19 @@ def sequence_number(pg: Any) -> int:
         return -1
 
 
-def describe_group(pg: Any) -> dict[str, Any]:
-    """Size, ranks, description and backend of a process group, as the name table keeps them."""
+def nodes_of(ranks: list[int]) -> int:
+    """How many nodes *ranks* are on, by what the launcher says of its nodes; 0 when it does not."""
+    asked = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or ""
+    if not asked.isdigit() or int(asked) < 1:
+        return 0
+    return len({rank // int(asked) for rank in ranks})
+
+
+def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> dict[str, Any]:
+    """Size, ranks, description and backend of a process group, as the name table keeps them.
+
+    *framework* knows the names that a framework gave its groups, and says "" of others.
+    """
     world = torch.distributed.distributed_c10d._world
     ranks = sorted(world.pg_group_ranks.get(pg, {})) or list(range(pg.size()))
     try:
@@ -485,7 +499,10 @@ def describe_group(pg: Any) -> dict[str, Any]:
     except RuntimeError:  # a group that its maker did not name
         name = ""
     desc = str(getattr(pg, "group_desc", "") or "")
-    if desc == "default_pg":
+    given = framework(pg)
+    if given:
+        label = given
+    elif desc == "default_pg":
         label = "world"
     elif desc and desc != "undefined":
         label = desc
@@ -497,6 +514,7 @@ def describe_group(pg: Any) -> dict[str, Any]:
         "label": label[:60],
         "size": pg.size(),
         "ranks": ranks[:1024],
+        "nodes": nodes_of(ranks),
         "devices": devices or ["cpu"],
         "backend": str(world.pg_map.get(pg, ("?",))[0]),
     }

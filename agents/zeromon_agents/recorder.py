@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from zeromon.events import Kind, Phase, head, place
+from zeromon.events import Flag, Kind, Phase, head, place
 from zeromon.ring import NameKind, RingWriter
 from zeromon_agents.guard import Guard
 
@@ -33,11 +33,14 @@ class Recorder:
     """The state that hooks read and write; one a process."""
 
     __slots__ = (
+        "_ahead",
+        "_phase",
         "_units",
+        "context",
         "detailed",
+        "engine",
         "guard",
         "mode",
-        "phase",
         "ring",
         "step",
         "unit",
@@ -49,11 +52,36 @@ class Recorder:
         self.mode = OFF
         self.detailed = False
         """Whether this step also takes what is too dear for every step."""
-        self.phase: int = Phase.OTHER
+        self._phase: int = Phase.OTHER
+        self._ahead = False
+        self.context = 0
+        """Phase and flags of a collective that is issued now, where a record's head has them."""
+        self.engine = 0
+        """Number of the DeepSpeed engine that is running, 0 for none."""
         self.unit = 0
         """Id of the FSDP unit that is communicating, 0 for none."""
         self.step = 0
         self._units: dict[str, int] = {}
+
+    @property
+    def phase(self) -> int:
+        """What the rank is doing; hooks that are hot read :attr:`context` instead."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        self._phase = phase
+        self.context = head(0, 0, phase, Flag.AHEAD if self._ahead else 0)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether what is issued now is a prefetch."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, ahead: bool) -> None:
+        self._ahead = ahead
+        self.phase = self._phase
 
     def unit_id(self, fqn: str, describe: dict[str, Any]) -> int:
         """The id under which records speak of the unit *fqn*; 0 when the name table is full."""

@@ -1,6 +1,7 @@
 """Steps and phases, without any call in the script.
 
-Optimizer steps come from torch's global optimizer hooks; backward from the one function that every
+Optimizer steps come from torch's global optimizer hooks, or from the DeepSpeed engine that owns the
+optimizer; backward from the one function that every
 backward passes; forward from the wrappers (DDP, FSDP) where there is one, else it is what lies
 between the data and the backward; data wait from the DataLoader's iterator.
 """
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zeromon.events import Flag, Kind, Phase
+from zeromon.events import Flag, Kind, Outcome, Phase
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
@@ -49,6 +50,11 @@ class Steps:
         self._backward_from = 0
         self._open_optimizers: list[int] = []
         self._optimizer_from = 0
+        self._cpu_optimizer_from = 0
+        self._in_engine = False
+        self._engine_of_last = 0
+        self.offloads_optimizer = False
+        """Whether the optimizer of the engine that steps now runs on the host."""
         self._data_from = 0
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before its step."""
@@ -110,33 +116,75 @@ class Steps:
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer is about to step; nested ones (ZeroRedundancyOptimizer) count once."""
-        if id(optimizer) in self._open_optimizers:
-            self._open_optimizers.clear()  # its last step raised: torch calls no post hook then
-        self._open_optimizers.append(id(optimizer))
-        if len(self._open_optimizers) > 1:
-            return
         try:
+            if self._in_engine:
+                self._inner_optimizer_begins()
+                return
+            if id(optimizer) in self._open_optimizers:
+                self._open_optimizers.clear()  # its last step raised: torch calls no post hook then
+            self._open_optimizers.append(id(optimizer))
+            if len(self._open_optimizers) > 1:
+                return
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer)
-            if self._recorder.mode != OFF:
-                self._close_forward()
-                self._optimizer_from = time.monotonic_ns()
-                self._recorder.phase = Phase.OPTIMIZER
+            self._begin_optimizer_phase()
         except Guard.CAUGHT as error:
             self._recorder.guard.note(error, "optimizer_begins")
 
     def optimizer_ends(self) -> None:
         """An optimizer has stepped: the step ends here, unless another one follows."""
-        if self._open_optimizers:
-            self._open_optimizers.pop()
-        if self._open_optimizers or self._recorder.mode == OFF or not self._optimizer_from:
-            return
         try:
-            self._end_step()
+            if self._in_engine:
+                self._inner_optimizer_ends()
+                return
+            if self._open_optimizers:
+                self._open_optimizers.pop()
+            if not self._open_optimizers and self._recorder.mode != OFF and self._optimizer_from:
+                self._end_step()
         except Guard.CAUGHT as error:
             self._recorder.guard.note(error, "optimizer_ends")
 
-    def _end_step(self) -> None:
+    def engine_step_begins(self, *, offloads: bool) -> None:
+        """A DeepSpeed engine takes its optimizer step; *offloads*: on the host."""
+        self._in_engine, self.offloads_optimizer = True, offloads
+        self._cpu_optimizer_from = 0
+        self._begin_optimizer_phase()
+
+    def engine_step_ends(self, outcome: Outcome | None, engine: int) -> None:
+        """It has; None: it raised, and there is no step to mark."""
+        self._inner_optimizer_ends()
+        self._in_engine = False
+        if self._recorder.mode == OFF or not self._optimizer_from:
+            return
+        if outcome is None:
+            self._span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
+            self._optimizer_from = 0
+            self._recorder.phase = Phase.OTHER
+            return
+        self._end_step(outcome, engine)
+
+    def _begin_optimizer_phase(self) -> None:
+        if self._recorder.mode != OFF:
+            self._close_forward()
+            self._optimizer_from = time.monotonic_ns()
+            self._recorder.phase = Phase.OPTIMIZER
+
+    def _inner_optimizer_begins(self) -> None:
+        """The optimizer within an engine's step; on the host its time is a phase of its own."""
+        if self.offloads_optimizer and self._optimizer_from:
+            now = time.monotonic_ns()
+            self._span(Phase.OPTIMIZER, self._optimizer_from, now)
+            self._optimizer_from = self._cpu_optimizer_from = now
+            self._recorder.phase = Phase.CPU_OPTIMIZER
+
+    def _inner_optimizer_ends(self) -> None:
+        if self._cpu_optimizer_from:
+            now = time.monotonic_ns()
+            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now)
+            self._optimizer_from, self._cpu_optimizer_from = now, 0
+            self._recorder.phase = Phase.OPTIMIZER
+
+    def _end_step(self, outcome: Outcome = Outcome.APPLIED, engine: int = 0) -> None:
         recorder = self._recorder
         now = time.monotonic_ns()
         self._span(Phase.OPTIMIZER, self._optimizer_from, now)
@@ -146,17 +194,21 @@ class Steps:
         recorder.phase = Phase.OTHER
         recorder.unit = 0
         flags = Flag.IDLE if recorder.mode == IDLE else Flag(0)
-        if self._micro_steps or not recorder.step:
+        again = (
+            engine and engine == self._engine_of_last
+        )  # without a backward in between, but a step
+        if self._micro_steps or not recorder.step or again:
             recorder.step += 1
             self._micro_of_last = self._micro_steps
         else:  # no backward since the last optimizer: another optimizer of the same step
             flags |= Flag.CONTINUED
         # fmt: off
-        recorder.write(now, Kind.STEP, 0, 0, flags, 0, 0,
-                       recorder.step, self.step_start_ns, self._micro_of_last, 0)
+        recorder.write(now, Kind.STEP, outcome, 0, flags, 0, 0,
+                       recorder.step, self.step_start_ns, self._micro_of_last, engine)
         # fmt: on
         self.step_start_ns = self._free_since = now
         self._micro_steps = 0
+        self._engine_of_last = engine
         following = recorder.step + 1
         if recorder.mode != OFF:  # the agent may have been switched off meanwhile
             recorder.mode = IDLE if idle_step(following) else ON

@@ -1,0 +1,80 @@
+"""What a DeepSpeed engine runs with: each setting as it took effect, beside what the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_MOST = 96
+_SHOWN = (
+    "stage", "overlap_comm", "reduce_scatter", "contiguous_gradients", "reduce_bucket_size",
+    "allgather_bucket_size", "sub_group_size", "round_robin_gradients",
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients",
+)  # fmt: skip
+_SHOWN_AT_3 = (
+    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+)  # fmt: skip
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+Row = tuple[str, str, str]
+"""Name as in the JSON file, the effective value, the written one ("" when it was left out)."""
+
+
+def settings(engine: Any) -> list[Row]:
+    """The settings of *engine* that matter, then whatever else the user wrote."""
+    written = dict(leaves(_written(engine)))
+    rows: dict[str, Row] = {}
+    for name, value in effective(engine):
+        rows[name] = (name, text(value), text(written.pop(name, "")))
+    for name, value in written.items():
+        rows[name] = (name, text(value), text(value))
+    return list(rows.values())[:_MOST]
+
+
+def effective(engine: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value that took effect)."""
+    config = engine._config
+    zero = config.zero_config
+    dump = zero.model_dump(by_alias=True)
+    shown = _SHOWN + (_SHOWN_AT_3 if int(zero.stage) == 3 else ())
+    for name in shown:
+        if name in dump:
+            yield f"zero_optimization.{name}", dump[name]
+    for part in ("offload_optimizer", "offload_param"):
+        yield from leaves(dump.get(part) or {}, f"zero_optimization.{part}.")
+    for name in _BATCH:
+        yield name, getattr(engine, name)()
+    yield "bf16.enabled", engine.bfloat16_enabled()
+    yield "fp16.enabled", engine.fp16_enabled()
+    yield "gradient_clipping", engine.gradient_clipping()
+    yield "communication_data_type", engine.communication_data_type
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    yield "optimizer.type", type(inner).__name__
+
+
+def _written(engine: Any) -> dict[str, Any]:
+    raw = getattr(engine._config, "_param_dict", None)
+    return raw if isinstance(raw, dict) else {}
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested dicts, their keys joined by dots."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def text(value: Any) -> str:
+    """A value as JSON would write it, in few characters."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if hasattr(value, "value"):  # an enumeration
+        value = value.value
+    if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:
+        value = int(value)
+    return str(value).removeprefix("torch.")[:120]
