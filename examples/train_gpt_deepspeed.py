@@ -1,7 +1,7 @@
-"""Trains the GPT of train_gpt.py with DeepSpeed, as the JSON file given by --config says.
+r"""Trains the GPT of train_gpt.py with DeepSpeed, as the JSON file given by --config says.
 
     deepspeed --num_gpus 2 examples/train_gpt_deepspeed.py --config examples/deepspeed/zero3.json
-    zeromon run -- torchrun --nproc-per-node 2 examples/train_gpt_deepspeed.py \\
+    zeromon run -- torchrun --nproc-per-node 2 examples/train_gpt_deepspeed.py \
         --config examples/deepspeed/zero2-offload.json
 
 Without CUDA it trains on CPUs (gloo); there --no-compile goes without DeepSpeed's compiled
@@ -65,9 +65,7 @@ def train(options: argparse.Namespace) -> list[float]:
     partitioned = config.get("zero_optimization", {}).get("stage") == 3
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=partitioned):
         model = GPT(options.width, options.layers, options.heads, options.length, False)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=trainable(model), config=config
-    )
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable(model), config=config)
     data = Bytes(read_text(options), options.length)
     sampler = DistributedSampler(data, seed=options.seed)
     source = iter(DataLoader(data, options.batch, sampler=sampler, drop_last=True))

@@ -25,12 +25,13 @@ from typing import Any
 from zeromon import paths
 from zeromon.advice import advise
 from zeromon.device import Nvml
+from zeromon.disk import read_disk
 from zeromon.errors import CollectorError, RingError, ZeromonError
 from zeromon.events import ExitKind, decode
 from zeromon.forecast import rank_risks
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
-from zeromon.state import RankSnapshot, RankState, RunSnapshot, fold, summarize
+from zeromon.state import Disk, RankSnapshot, RankState, RunSnapshot, fold, summarize
 from zeromon.store import Store
 
 DEFAULT_PORT = 9417
@@ -53,6 +54,7 @@ class RankFollower:
         self.process = ProcessWatch(header.pid, header.mono_ns)
         self.alive = True
         self._dead_ticks = 0
+        self._disk: Disk | None = None
         self.settled = False
 
     def poll(self) -> None:
@@ -103,7 +105,20 @@ class RankFollower:
     def snapshot(self) -> RankSnapshot:
         """The picture of this rank."""
         ended, failed = self.ending()
-        return summarize(self.state, alive=self.alive, ended=ended, failed=failed)
+        picture = summarize(self.state, alive=self.alive, ended=ended, failed=failed)
+        return replace(picture, disk=self._read_disk())
+
+    def _read_disk(self) -> Disk | None:
+        """The disk now; after the end of the rank as it was last."""
+        if self.alive:
+            self._disk = read_disk(self.state.pid, self._disk_path()) or self._disk
+        return self._disk
+
+    def _disk_path(self) -> str:
+        for name, facts in self.state.meta.items():
+            if name.startswith("engine") and isinstance(facts, dict) and "disk_path" in facts:
+                return str(facts["disk_path"])
+        return ""
 
 
 class RunFollower:

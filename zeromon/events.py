@@ -236,7 +236,7 @@ class Issued(NamedTuple):
     nbytes: int
     sequence: int
     dtype: int
-    engine: int
+    engine: int = 0
     """Number of the DeepSpeed engine that was running, 0 for none."""
 
 
@@ -266,8 +266,8 @@ class Counted(NamedTuple):
     nbytes: int
     observed: bool
     """True when a hook saw the calls (their timing was idle); False for those issued from C++."""
-    dtype: int
-    engine: int
+    dtype: int = 0
+    engine: int = 0
 
 
 class PhaseSpan(NamedTuple):
@@ -287,8 +287,8 @@ class StepMark(NamedTuple):
     step: int
     start_ns: int
     micro_steps: int
-    outcome: Outcome
-    engine: int
+    outcome: Outcome = Outcome.APPLIED
+    engine: int = 0
 
 
 class UnitMark(NamedTuple):
@@ -302,7 +302,7 @@ class UnitMark(NamedTuple):
     blocked_ns: int
     allocated_bytes: int
     """Device bytes allocated at this moment on sampled steps, else -1."""
-    nbytes: int
+    nbytes: int = 0
     """Unsharded bytes that an UNSHARD asked for, where the backend says so, else 0."""
 
 

@@ -17,7 +17,15 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from zeromon.state import STEP_BUCKETS, Device, DeviceMemory, RankSnapshot, RunSnapshot
+from zeromon.state import (
+    STEP_BUCKETS,
+    Device,
+    DeviceMemory,
+    Disk,
+    EngineRow,
+    RankSnapshot,
+    RunSnapshot,
+)
 
 Row = tuple[tuple[str, ...], float | None]
 Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
@@ -71,6 +79,35 @@ def _ended(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     return (((), 1 if rank.alive else 0),)
 
 
+def _engines(read: Callable[[EngineRow], float | None]) -> Rows:
+    """A figure of each DeepSpeed engine."""
+    return lambda run, rank: (((str(e.engine),), read(e)) for e in rank.engines)
+
+
+def _groups(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    found = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
+    return ((row, 1) for row in sorted(found))
+
+
+def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    if rank.rank != min(other.rank for other in run.ranks):
+        return  # all ranks run with the same configuration: once a node is enough
+    for setting in rank.settings:
+        yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
+
+
+def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.roles:
+        places = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
+        for place, nbytes in places:
+            if nbytes:
+                yield (row.role, place), nbytes
+
+
+def _disk(read: Callable[[Disk], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.disk) if rank.disk else None)
+
+
 # fmt: off
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "What a rank is; the value is always 1.",
@@ -79,14 +116,20 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended otherwise than by finishing.",
          (), _one(lambda r: int(r.failed))),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
+    Spec("zeromon_steps_skipped_total", "counter", "steps", "Those of them whose gradients overflowed, so that no parameter changed.", (), _one(lambda r: r.skipped_steps)),
+    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step, all its micro-steps included.",
          (), _one(lambda r: r.steps_seconds_total)),
-    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time by phase of the step: forward, backward, optimizer, data_wait, other.",
+    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time by phase of the step: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, other.",
          ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives whose operation is known, timed or not.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),
     Spec("zeromon_collective_bytes_total", "counter", "bytes", "Their payload S: for all-gather and reduce-scatter the whole, unsharded size.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.nbytes) for c in r.collectives)),
+    Spec("zeromon_collective_quantized_bytes_total", "counter", "bytes", "The part of the payload that was sent in 8 bits (ZeRO++ qwZ and qgZ).",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives)),
+    Spec("zeromon_group_info", "info", "", "A process group: its size, and the nodes that it spreads over (empty when unknown); the value is always 1.",
+         ("group", "size", "nodes"), _groups),
     Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over timed collectives.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.seconds) for c in r.collectives)),
     Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Time during which the calling thread, or the compute stream, stood still for them.",
@@ -103,6 +146,33 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.exposed_ratio)),
     Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
          (), _in_flight),
+    Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; ahead: prefetched, late: asked for when they were needed.",
+         ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
+    Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time that stood still for them.",
+         ("outcome",), lambda run, r: (((g.outcome,), g.exposed_seconds) for g in r.gathers)),
+    Spec("zeromon_engine_info", "info", "", "A DeepSpeed engine; the value is always 1.",
+         ("engine", "strategy"), lambda run, r: (((str(e.engine), e.strategy), 1) for e in r.engines)),
+    Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since it is watched.", ("engine",), _engines(lambda e: e.steps)),
+    Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Those that an overflow made it skip.", ("engine",), _engines(lambda e: e.skipped)),
+    Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while the engine ran.", ("engine",), _engines(lambda e: e.collectives)),
+    Spec("zeromon_engine_collective_bytes_total", "counter", "bytes", "Their payload S.", ("engine",), _engines(lambda e: e.nbytes)),
+    Spec("zeromon_engine_collective_exposed_seconds_total", "counter", "seconds", "Time that stood still for them.", ("engine",), _engines(lambda e: e.exposed_seconds)),
+    Spec("zeromon_loss_scale", "gauge", "scale", "Loss scale of fp16 training; absent without one.", ("engine",), _engines(lambda e: e.loss_scale)),
+    Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Overflows until the loss scale is lowered.", ("engine",), _engines(lambda e: _known(e.hysteresis))),
+    Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is known without reading from the device.", ("engine",), _engines(lambda e: e.grad_norm)),
+    Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engines(lambda e: e.nonfinite)),
+    Spec("zeromon_setting_info", "info", "", "The configuration: each setting as it took effect, and as it was written (empty: left to its default); from the lowest rank of the node. The value is always 1.",
+         ("engine", "name", "effective", "written"), _settings),
+    Spec("zeromon_offload_bytes_total", "counter", "bytes", "Offloaded state that was moved: device_to_host, host_to_device, disk_read, disk_write.",
+         ("path",), lambda run, r: (((t.path,), t.nbytes) for t in r.transfers)),
+    Spec("zeromon_offload_seconds_total", "counter", "seconds", "Time during which it was under way; absent where only the bytes are known.",
+         ("path",), lambda run, r: (((t.path,), t.seconds or None) for t in r.transfers)),
+    Spec("zeromon_offload_blocked_seconds_total", "counter", "seconds", "Time during which the training thread stood still for it.",
+         ("path",), lambda run, r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers)),
+    Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved speed over the last steps; a lower bound.",
+         ("path",), lambda run, r: (((t.path,), t.bytes_per_second) for t in r.transfers)),
+    Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
+         ("role", "place"), _roles),
     Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
     Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
     Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),
@@ -122,6 +192,13 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
     Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "What the agent costs: steps with hooks over steps with idle hooks, minus 1.", (), _one(lambda r: r.overhead_ratio)),
     Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of that figure.", (), _one(lambda r: r.overhead_noise_ratio)),
+    Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space where state is offloaded to.", (), _disk(lambda d: d.free_bytes)),
+    Spec("zeromon_disk_total_bytes", "gauge", "bytes", "Size of that file system.", (), _disk(lambda d: d.total_bytes)),
+    Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: read from its device by all processes since boot.", (), _disk(lambda d: d.device_read_bytes)),
+    Spec("zeromon_disk_device_written_bytes_total", "counter", "bytes", "/proc/diskstats: written to it.", (), _disk(lambda d: d.device_written_bytes)),
+    Spec("zeromon_disk_device_busy_seconds_total", "counter", "seconds", "/proc/diskstats: time with requests under way.", (), _disk(lambda d: d.device_busy_seconds)),
+    Spec("zeromon_process_disk_read_bytes_total", "counter", "bytes", "/proc/PID/io: read from storage by the rank's process.", (), _disk(lambda d: d.process_read_bytes)),
+    Spec("zeromon_process_disk_written_bytes_total", "counter", "bytes", "/proc/PID/io: written to storage by it.", (), _disk(lambda d: d.process_written_bytes)),
     Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "NVML: memory in use on the device by all processes.", (), _device(lambda d: d.used_bytes)),
     Spec("zeromon_device_memory_total_bytes", "gauge", "bytes", "NVML: memory of the device.", (), _device(lambda d: d.total_bytes)),
     Spec("zeromon_device_utilization_ratio", "gauge", "ratio", "NVML: share of time with a kernel running.", (), _device(lambda d: d.utilization_ratio)),

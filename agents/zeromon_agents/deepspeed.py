@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import time
 import weakref
@@ -118,6 +119,7 @@ class DeepSpeed:
 
     def _watch_engine(self, module: Any) -> None:
         engine = module.DeepSpeedEngine
+        self._wrap(engine, "__init__", self._init_hook)
         self._wrap(engine, "forward", self._forward_hook)
         self._wrap(engine, "backward", self._backward_hook)
         self._wrap(engine, "_take_model_step", self._step_hook)
@@ -199,7 +201,7 @@ class DeepSpeed:
         for part in ("offload_optimizer", "offload_param"):
             path = getattr(getattr(engine._config.zero_config, part), "nvme_path", None)
             if path is not None:
-                facts["disk_path"] = str(path)
+                facts["disk_path"] = os.path.abspath(path)
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
         version = getattr(sys.modules.get("deepspeed"), "__version__", "")
         self._recorder.meta(
@@ -223,6 +225,18 @@ class DeepSpeed:
         return None
 
     # ---- engine hooks -------------------------------------------------------------------------
+
+    def _init_hook(self, original: Any) -> Any:
+        steps = self._steps
+
+        def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            steps.constructing += 1
+            try:
+                original(engine, *args, **kwargs)
+            finally:
+                steps.constructing -= 1
+
+        return __init__
 
     def _forward_hook(self, original: Any) -> Any:
         recorder, steps = self._recorder, self._steps

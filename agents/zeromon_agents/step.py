@@ -53,6 +53,8 @@ class Steps:
         self._cpu_optimizer_from = 0
         self._in_engine = False
         self._engine_of_last = 0
+        self.constructing = 0
+        """DeepSpeed engines under construction: they step their optimizer once, to make its state."""
         self.offloads_optimizer = False
         """Whether the optimizer of the engine that steps now runs on the host."""
         self._data_from = 0
@@ -117,6 +119,8 @@ class Steps:
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer is about to step; nested ones (ZeroRedundancyOptimizer) count once."""
         try:
+            if self.constructing:
+                return
             if self._in_engine:
                 self._inner_optimizer_begins()
                 return
@@ -134,6 +138,8 @@ class Steps:
     def optimizer_ends(self) -> None:
         """An optimizer has stepped: the step ends here, unless another one follows."""
         try:
+            if self.constructing:
+                return
             if self._in_engine:
                 self._inner_optimizer_ends()
                 return

@@ -34,6 +34,7 @@ FLAT: tuple[tuple[str, Role], ...] = (
     # stage 0 in half precision
     ("fp16_groups_flat", Role.UNSHARDED_PARAM),
     ("fp32_groups_flat", Role.MASTER_PARAM),
+    ("fp32_groups", Role.MASTER_PARAM),
 )
 """Attributes of the wrapping optimizer, in the order in which they claim their storages."""
 

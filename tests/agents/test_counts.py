@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flight import by_gloo_op, flight_counts
 from support import ENDED_WELL, Node, Result, train_command
 
 STEPS = 12
 CASES = [
     (strategy, ranks) for strategy in ("fsdp2", "fsdp1-full", "ddp", "zero1") for ranks in (2, 4)
 ]
-ITEM = {"Float": 4, "Long": 8, "Int": 4}
-# gloo performs a reduce-scatter as an all-reduce, and its Flight Recorder says so
-AS_GLOO_SAYS = {"reduce_scatter": "all_reduce"}
 
 
 @dataclass
@@ -44,30 +42,6 @@ def trained(node: Node, strategy: str, ranks: int) -> Trained:
         facts = json.loads((out / "0.json").read_text())
         _done[strategy, ranks] = Trained(result, facts, node.metrics(result.run))
     return _done[strategy, ranks]
-
-
-def by_gloo_op(series: dict[tuple[str, ...], float], rank: str) -> Counter[str]:
-    """A metric with labels group, op, added up under gloo's names."""
-    found: Counter[str] = Counter()
-    for (of_rank, _, op), value in series.items():
-        if of_rank == rank:
-            found[AS_GLOO_SAYS.get(op, op)] += int(value)
-    return found
-
-
-def flight_counts(facts: dict[str, Any]) -> tuple[Counter[str], Counter[str]]:
-    """Calls and bytes by operation, from the Flight Recorder."""
-    calls: Counter[str] = Counter()
-    nbytes: Counter[str] = Counter()
-    for entry in facts["flight"]:
-        op = entry["profiling_name"].removeprefix("gloo:").lstrip("_")
-        side = "output" if op == "all_gather" else "input"
-        calls[op] += 1
-        nbytes[op] += sum(
-            math.prod(size) * ITEM[dtype]
-            for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=False)
-        )
-    return calls, nbytes
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), CASES)
