@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from zeromon.state import Finding, RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
 
 _SEVERITIES = ("critical", "warning", "info")
 _HANG_NS = 10_000_000_000
 _LEAST_STEPS = 10
+_STORM_STEPS = 50
+_MANY_BACKWARDS = 64
 
 
 def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
@@ -69,6 +71,103 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
             return
 
 
+def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
+    """fp16 gradients overflow so often that training stands still. Said once."""
+    for rank in run.ranks:
+        last = [step.skipped for step in rank.recent[-_STORM_STEPS:]]
+        skipped = sum(last)
+        if len(last) < _LEAST_STEPS or skipped < max(5, 0.2 * len(last)):
+            continue
+        scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
+        at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
+        yield Finding(
+            rule="overflow_storm",
+            severity="critical" if all(last[-_LEAST_STEPS:]) else "warning",
+            text=f"{skipped} of the last {len(last)} steps were skipped for overflow{at}",
+        )
+        return
+
+
+def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
+    """ZeRO-3 asks for parameters only when it needs them, and waits. Said for the worst rank."""
+    worst: tuple[float, float, RankSnapshot] | None = None
+    for rank in run.ranks:
+        moved = {g.outcome: g for g in rank.gathers}
+        everything, late = sum(g.nbytes for g in rank.gathers), moved.get("late")
+        if late is None or not rank.steps_seconds_total or rank.steps < _LEAST_STEPS:
+            continue
+        share = late.nbytes / (everything or 1)
+        waits = late.exposed_seconds / rank.steps_seconds_total
+        if share >= 0.3 and waits >= 0.03 and (worst is None or waits > worst[0]):
+            worst = (waits, share, rank)
+    if worst is None:
+        return
+    waits, share, rank = worst
+    name = "stage3_prefetch_bucket_size"
+    value = next((s.effective for s in rank.settings if s.name.endswith(name)), "unknown")
+    yield Finding(
+        rule="starved_prefetch",
+        severity="warning" if waits >= 0.10 else "info",
+        rank=rank.rank,
+        text=f"{human_ratio(share)} of the gathered parameter bytes are asked for only when they are "
+        f"needed, which waits {human_ratio(waits)} of the time ({name} is {value})",
+    )
+
+
+def offload_waits(run: RunSnapshot) -> Iterable[Finding]:
+    """Steps stand still while offloaded state moves. Said for the worst rank."""
+    worst: tuple[float, RankSnapshot] | None = None
+    for rank in run.ranks:
+        spent = sum(step.end_ns - step.start_ns for step in rank.recent[-_STORM_STEPS:])
+        waited = sum(step.offload_blocked_ns for step in rank.recent[-_STORM_STEPS:])
+        if spent and rank.steps >= _LEAST_STEPS and (worst is None or waited / spent > worst[0]):
+            worst = (waited / spent, rank)
+    if worst is None or worst[0] < 0.10:
+        return
+    share, rank = worst
+    path = max(rank.transfers, key=lambda t: t.blocked_seconds)
+    yield Finding(
+        rule="offload_waits",
+        severity="warning" if share >= 0.25 else "info",
+        rank=rank.rank,
+        text=f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
+        f"{path.path}, at {human_rate(path.bytes_per_second)}",
+    )
+
+
+def disk_space(run: RunSnapshot) -> Iterable[Finding]:
+    """The disk that state is offloaded to is nearly full. Said once a path."""
+    told: set[str] = set()
+    for rank in run.ranks:
+        disk = rank.disk
+        if disk is None or disk.free_bytes is None or not disk.total_bytes or disk.path in told:
+            continue
+        if disk.free_bytes < 0.05 * disk.total_bytes and rank.alive:
+            told.add(disk.path)
+            yield Finding(
+                rule="disk_space",
+                severity="warning",
+                rank=rank.rank,
+                text=f"{human_bytes(disk.free_bytes)} of {human_bytes(disk.total_bytes)} are free "
+                f"at {disk.path}, where state is offloaded to",
+            )
+
+
+def no_step(run: RunSnapshot) -> Iterable[Finding]:
+    """Backward passes go by, and no optimizer step ends. Said once."""
+    for rank in run.ranks:
+        usual = max((step.micro_steps for step in rank.recent), default=0)
+        if rank.alive and rank.backwards_since_step > max(_MANY_BACKWARDS, 4 * usual):
+            yield Finding(
+                rule="no_step",
+                severity="info",
+                rank=rank.rank,
+                text=f"{rank.backwards_since_step} backward passes since the last optimizer step; "
+                "without steps there is nothing to measure by",
+            )
+            return
+
+
 def rank_died(run: RunSnapshot) -> Iterable[Finding]:
     """A rank ended otherwise than by finishing."""
     for rank in run.ranks:
@@ -116,6 +215,13 @@ def record_incomplete(run: RunSnapshot) -> Iterable[Finding]:
                 rank=rank.rank,
                 text=f"{rank.errors} hook calls failed; training is not affected",
             )
+        if rank.unseen and rank is run.ranks[0]:
+            yield Finding(
+                rule="unknown_version",
+                severity="info",
+                text=f"this version of DeepSpeed has no {', '.join(rank.unseen)}: what is read there "
+                "is unknown",
+            )
         unknown, all_calls = sum(rank.unattributed.values()), sum(c.count for c in rank.collectives)
         if unknown > 0.05 * (all_calls + unknown):
             yield Finding(
@@ -131,8 +237,13 @@ RULES: tuple[Rule, ...] = (
     rank_died,
     oom_risk,
     in_flight_too_long,
+    overflow_storm,
     exposed_communication,
+    starved_prefetch,
+    offload_waits,
+    disk_space,
     poor_overlap,
+    no_step,
     record_incomplete,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.advice import doing
-from zeromon.state import Finding, RankSnapshot, RunSnapshot
+from zeromon.state import Finding, RankSnapshot, RunSnapshot, Setting
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
@@ -36,9 +36,13 @@ def render(run: RunSnapshot) -> str:
     blocks = [_head(run)]
     if run.ranks:
         blocks += [_ranks(run), _phases(run), _communication(run), _memory(run)]
+        blocks += [block for block in (roles(run), offload(run), engines(run)) if block]
         deaths = _deaths(run)
         if deaths:
             blocks.append(deaths)
+        chosen = settings(run, written_only=True)
+        if chosen:
+            blocks.append(chosen)
     rest = [finding for finding in run.findings if finding.rule != "rank_died"]  # said above
     if rest:
         blocks.append(_findings(rest))
@@ -99,7 +103,9 @@ def _phases(run: RunSnapshot) -> str:
         for phase, seconds in rank.phase_seconds.items():
             total[phase] = total.get(phase, 0.0) + seconds
     spent = sum(total.values())
-    order = ("forward", "backward", "optimizer", "data_wait", "other")
+    order = ["forward", "backward", "optimizer", "cpu_optimizer", "data_wait", "other"]
+    if not total.get("cpu_optimizer"):
+        order.remove("cpu_optimizer")
     parts = [f"{name} {human_ratio(total.get(name, 0.0) / spent)}" for name in order if spent]
     return "Where the time of a step goes\n  " + (", ".join(parts) or "no step yet")
 
@@ -151,6 +157,98 @@ def _memory(run: RunSnapshot) -> str:
             )
         )
     return f"Memory at the last sample\n{table(header, rows)}"
+
+
+def roles(run: RunSnapshot) -> str:
+    """Bytes by role and place on the first rank that told them; "" without any."""
+    rank = next((r for r in run.ranks if r.roles), None)
+    if rank is None:
+        return ""
+    rows = [
+        (
+            row.role.replace("_", " "),
+            human_bytes(row.device_bytes) if row.device_bytes else "-",
+            human_bytes(row.host_bytes) if row.host_bytes else "-",
+            human_bytes(row.disk_bytes) if row.disk_bytes else "-",
+        )
+        for row in rank.roles
+        if row.device_bytes or row.host_bytes or row.disk_bytes
+    ]
+    header = ("role", "device", "host", "disk")
+    return f"Memory of rank {rank.rank} by role, before the optimizer steps\n{table(header, rows)}"
+
+
+def offload(run: RunSnapshot) -> str:
+    """Offloaded state on the move; "" without any."""
+    rank = next((r for r in run.ranks if r.transfers), None)
+    if rank is None:
+        return ""
+    rows = [
+        (
+            way.path.replace("_", " "),
+            human_bytes(way.nbytes),
+            human_rate(way.bytes_per_second),
+            human_seconds(way.blocked_seconds) if way.seconds else "n/a",
+        )
+        for way in rank.transfers
+    ]
+    lines = [table(("path", "bytes", "speed", "waited"), rows)]
+    disk = rank.disk
+    if disk is not None and disk.free_bytes is not None:
+        on = f" ({disk.device})" if disk.device else ""
+        lines.append(
+            f"  {disk.path}{on}: {human_bytes(disk.free_bytes)} of "
+            f"{human_bytes(disk.total_bytes)} free"
+        )
+    return f"Offload of rank {rank.rank}\n" + "\n".join(lines)
+
+
+def engines(run: RunSnapshot) -> str:
+    """The DeepSpeed engines of the first rank that has some; "" without any."""
+    rank = next((r for r in run.ranks if r.engines), None)
+    if rank is None:
+        return ""
+    header = ("engine", "steps", "skipped", "bytes", "exposed", "loss scale", "grad norm")
+    rows = [
+        (
+            f"{engine.engine} {engine.strategy}",
+            human_count(engine.steps),
+            human_count(engine.skipped),
+            human_bytes(engine.nbytes),
+            human_seconds(engine.exposed_seconds),
+            "-" if engine.loss_scale is None else f"{engine.loss_scale:g}",
+            "-" if engine.grad_norm is None else f"{engine.grad_norm:.4g}",
+        )
+        for engine in rank.engines
+    ]
+    return f"DeepSpeed engines of rank {rank.rank}\n{table(header, rows)}"
+
+
+def settings(run: RunSnapshot, *, written_only: bool) -> str:
+    """The configuration: what took effect, beside what was written where the two differ."""
+    rank = next((r for r in run.ranks if r.settings), None)
+    if rank is None:
+        return ""
+    many = len({s.engine for s in rank.settings}) > 1
+    lines = []
+    for setting in rank.settings:
+        if written_only and not setting.written and setting.name not in _ALWAYS_SHOWN:
+            continue
+        name = f"engine {setting.engine}: {setting.name}" if many else setting.name
+        lines.append((name, setting.effective, _origin(setting)))
+    width = max((len(name) for name, _, _ in lines), default=0)
+    text = "\n".join(f"  {name.ljust(width)}  {value}{note}" for name, value, note in lines)
+    hint = "written, and what follows from it" if written_only else "as it took effect"
+    return f"Configuration ({hint})\n{text}"
+
+
+_ALWAYS_SHOWN = ("zero_optimization.overlap_comm", "train_batch_size")
+
+
+def _origin(setting: Setting) -> str:
+    if not setting.written:
+        return "  (default)"
+    return "" if setting.written == setting.effective else f"  (written: {setting.written})"
 
 
 def _deaths(run: RunSnapshot) -> str:

@@ -8,10 +8,16 @@ from typing import Any
 from zeromon.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
 from zeromon.state import (
     DeviceMemory,
+    Disk,
+    EngineRow,
+    GatherRow,
     RankSnapshot,
     RankState,
+    RoleRow,
     RunSnapshot,
+    Setting,
     StepSummary,
+    TransferRow,
     fold,
     summarize,
 )
@@ -138,3 +144,34 @@ def run(*ranks: RankSnapshot, **facts: Any) -> RunSnapshot:
         findings=(),
     )
     return replace(base, **facts)
+
+
+def deepspeed_facts() -> dict[str, Any]:
+    """What only a DeepSpeed rank has."""
+    engine = EngineRow(
+        engine=1, strategy="deepspeed-zero3", steps=20, skipped=1, collectives=9, nbytes=9,
+        exposed_seconds=0.1, loss_scale=65536.0, hysteresis=2, grad_norm=1.5, nonfinite=1,
+    )  # fmt: skip
+    disk = Disk(
+        path="/nvme", free_bytes=1 << 40, total_bytes=1 << 41, device="nvme0n1",
+        device_read_bytes=1, device_written_bytes=1, device_busy_seconds=0.5,
+        process_read_bytes=1, process_written_bytes=1,
+    )  # fmt: skip
+    collective = replace(rank(0).collectives[0], quantized_bytes=5, nodes=2)
+    return {
+        "engines": (engine,),
+        "disk": disk,
+        "collectives": (collective,),
+        "settings": (Setting(engine=1, name="zero.stage", effective="3", written="3"),),
+        "gathers": (GatherRow(outcome="late", nbytes=5, exposed_seconds=0.1),),
+        "transfers": (
+            TransferRow(
+                path="disk_read", nbytes=5, seconds=0.2, blocked_seconds=0.1, bytes_per_second=25e6
+            ),
+        ),
+        "roles": (
+            RoleRow(
+                role="master_param", device_bytes=0, host_bytes=7, disk_bytes=0, pinned_bytes=0
+            ),
+        ),
+    }

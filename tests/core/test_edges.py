@@ -12,13 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.build import device_memory, rank, run
+from core.build import deepspeed_facts, device_memory, rank, run
 from zeromon import collector as collector_module
 from zeromon import paths
 from zeromon.collector import Collector, RankFollower
@@ -73,6 +74,7 @@ def full_run() -> RunSnapshot:
         host_limit_bytes=1 << 34, pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="level"),),
     )  # fmt: skip
+    one = replace(one, **deepspeed_facts())
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
     return run(one, findings=(finding,))
 

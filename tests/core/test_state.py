@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from core.build import MS, collective, folded, host, span, state, step
 from zeromon.events import (
+    RECORD,
     BackwardComm,
     Counted,
+    Done,
+    Dtype,
     Exit,
     ExitKind,
     Flag,
     Issued,
+    Kind,
     Op,
+    Outcome,
+    Path,
     Phase,
+    Precision,
+    Role,
+    RoleBytes,
     Stall,
+    StepMark,
+    Transfer,
     UnitEvent,
     UnitMark,
     decode,
+    float_bits,
+    typed,
 )
 from zeromon.state import overhead, summarize
 
@@ -210,3 +224,107 @@ def test_records_of_the_future_are_skipped() -> None:
     assert decode((1, 2, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
     assert decode((1, 2, 1, 99, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
     assert decode((1, 2, 6, 77, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+
+
+# ---- DeepSpeed ----------------------------------------------------------------------------------
+
+
+def test_engines_keep_their_own_counts() -> None:
+    """Two engines of one rank: what each issued, and its steps, applied or skipped."""
+    events = [
+        Issued(1 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1, 3, 1),
+        Done(3 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1 * MS, 2 * MS, 1),
+        Issued(4 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 50, 2, 3, 2),
+        StepMark(10 * MS, 0, 1, 0, 1, Outcome.SKIPPED, 1),
+        StepMark(12 * MS, int(Flag.CONTINUED), 1, 10 * MS, 1, Outcome.APPLIED, 2),
+        Counted(13 * MS, Op.ALL_GATHER, Phase.FORWARD, 1, 3, 30, True, int(Dtype.BFLOAT16), 2),
+    ]
+    first, second = summarize(folded(events), alive=True).engines
+    assert (first.collectives, first.nbytes, first.exposed_seconds) == (1, 100, 0.002)
+    assert (first.steps, first.skipped) == (1, 1)
+    assert (second.collectives, second.nbytes, second.steps, second.skipped) == (4, 80, 1, 0)
+
+
+def test_quantized_bytes_are_those_in_eight_bits() -> None:
+    """int8 gathers and all-to-alls are ZeRO++'s; a one-byte all-reduce is the overflow flag."""
+    int8, uint8 = int(Dtype.INT8), int(Dtype.UINT8)
+    events = [
+        Issued(1, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1, int8, 1),
+        Issued(2, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 1000, 2, int(Dtype.BFLOAT16), 1),
+        Counted(3, Op.ALL_TO_ALL, Phase.BACKWARD, 1, 2, 40, True, int8, 1),
+        Issued(4, Op.ALL_REDUCE, Phase.OPTIMIZER, 0, 1, 0, 1, 3, int8, 1),
+        Issued(5, Op.ALL_GATHER, Phase.OTHER, 0, 1, 0, 64, 4, uint8, 0),
+    ]
+    rows = {r.op: r for r in summarize(folded(events), alive=True).collectives}
+    assert rows["all_gather"].quantized_bytes == 100
+    assert rows["all_to_all"].quantized_bytes == 40
+    assert rows["all_reduce"].quantized_bytes == 0
+
+
+def test_gathers_are_told_apart_by_when_they_were_asked_for() -> None:
+    """Bytes from the unit's record, waiting time from the collective's end."""
+    ahead = int(Flag.AHEAD)
+    events = [
+        UnitMark(1, UnitEvent.UNSHARD, Phase.FORWARD, 0, 7, 0, -1, 600),
+        Issued(1, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 600, 1, 3, 1),
+        Done(5 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 600, 1, 4 * MS, 1),
+        UnitMark(6 * MS, UnitEvent.UNSHARD, Phase.FORWARD, ahead, 7, 0, -1, 900),
+        Issued(6 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 2, 3, 1),
+        Done(9 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 6 * MS, 1 * MS, 2),
+    ]
+    rank = summarize(folded(events), alive=True)
+    assert {(g.outcome, g.nbytes, g.exposed_seconds) for g in rank.gathers} == {
+        ("late", 600, 0.004), ("ahead", 900, 0.001),
+    }  # fmt: skip
+    (unit,) = rank.units
+    assert (unit.late_bytes, unit.ahead_bytes, unit.unshards) == (600, 900, 2)
+
+
+def test_precision_transfers_and_roles_are_folded() -> None:
+    """The newest precision and census; transfers add up; a norm that is not finite is counted."""
+    events = [
+        Precision(1, 1, 1024.0, 2, math.inf),
+        Precision(2, 1, 512.0, 1, 3.5),
+        Transfer(3, Path.DISK_READ, 1000, 2 * MS, 1 * MS, 4),
+        Transfer(4, Path.DISK_READ, 1000, 2 * MS, 1 * MS, 4),
+        RoleBytes(5, Role.MASTER_PARAM, 1, 2, 3, 0),
+        RoleBytes(6, Role.MASTER_PARAM, 4, 5, 6, 0),
+        step(1, 0, 100),
+    ]
+    rank = summarize(folded(events), alive=True)
+    (engine,) = rank.engines
+    assert (engine.loss_scale, engine.hysteresis, engine.grad_norm) == (512.0, 1, 3.5)
+    assert engine.nonfinite == 1
+    (way,) = rank.transfers
+    assert (way.nbytes, way.seconds, way.blocked_seconds) == (2000, 0.004, 0.002)
+    assert way.bytes_per_second == pytest.approx(500_000)
+    assert rank.recent[-1].offload_blocked_ns == 2 * MS
+    (role,) = rank.roles
+    assert (role.device_bytes, role.host_bytes, role.disk_bytes) == (4, 5, 6)
+    unscaled = summarize(folded([Precision(1, 1, math.nan, -1, None)]), alive=True).engines[0]
+    assert unscaled.loss_scale is None and unscaled.grad_norm is None
+    assert unscaled.nonfinite == 0
+
+
+def test_malformed_settings_are_left_out() -> None:
+    """The name table is a file: what is in it may be anything."""
+    made = state(engine1={"settings": [["a", "1", ""], ["b"], 7]}, engine2=5, enginex={})
+    rank = summarize(made, alive=True)
+    assert [(s.engine, s.name, s.effective) for s in rank.settings] == [(1, "a", "1")]
+
+
+def test_the_new_records_keep_their_values_through_the_ring() -> None:
+    """Floats travel as their bits; dtype and engine share a field."""
+    raw = RECORD.unpack(
+        RECORD.pack(
+            1, 9, Kind.PRECISION, 0, 0, 0, 2, 0,
+            float_bits(-0.1), 3, float_bits(math.inf), 1, 0, 0,
+        )
+    )  # fmt: skip
+    assert decode(raw) == Precision(9, 2, -0.1, 3, math.inf)
+    raw = RECORD.unpack(
+        RECORD.pack(1, 9, Kind.COUNTED, 1, 1, 0, 2, 0, 5, 6, 1, typed(Dtype.INT8, 3), 0, 0)
+    )
+    counted = decode(raw)
+    assert isinstance(counted, Counted)
+    assert (counted.dtype, counted.engine, counted.calls) == (Dtype.INT8, 3, 5)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from core.build import MS, device_memory, rank, run, summary
+from core.build import MS, deepspeed_facts, device_memory, rank, run, summary
 from zeromon.advice import RULES, advise
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.forecast import forecast, growth_per_step, host_capacity, rank_risks
 from zeromon.report import render, verdict
-from zeromon.state import InFlight, Risk
+from zeromon.state import Disk, EngineRow, GatherRow, InFlight, Risk, Setting, TransferRow
 from zeromon.store import Store, decode, encode
 
 GIB = 1 << 30
@@ -116,7 +116,7 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     late = 60_000 * MS
     for rule, one in fired.items():
         assert rule in rules_of(replace(one, step_seconds=0.1), taken_ns=late), rule
-    assert len(RULES) == 6
+    assert len(RULES) == 11  # the other five are below
 
 
 def test_the_gravest_finding_comes_first() -> None:
@@ -201,3 +201,91 @@ def test_the_store_finds_runs_by_name_prefix_and_age(tmp_path: Path) -> None:
     store.prune(keep=1)
     assert store.names() == ["other"]
     assert (tmp_path / "runs" / "other").stat().st_mode & 0o077 == 0
+
+
+# ---- DeepSpeed ----------------------------------------------------------------------------------
+
+
+def texts_of(*ranks: object) -> dict[str, str]:
+    """Rule -> text."""
+    return {f.rule: f.text for f in advise(run(*ranks))}  # type: ignore[arg-type]
+
+
+def engine(**facts: object) -> EngineRow:
+    return replace(deepspeed_facts()["engines"][0], **facts)
+
+
+def test_an_overflow_storm_is_told_with_the_scale() -> None:
+    """12 of 50 steps is a storm; the usual one in a hundred is not; none applied is critical."""
+    steps = [summary(n, skipped=n % 4 == 0) for n in range(1, 51)]
+    text = texts_of(rank(recent=tuple(steps), engines=(engine(loss_scale=128.0),)))
+    assert text["overflow_storm"] == (
+        "12 of the last 50 steps were skipped for overflow; the loss scale is down to 128"
+    )
+    calm = [summary(n, skipped=n == 7) for n in range(1, 51)]
+    assert "overflow_storm" not in texts_of(rank(recent=tuple(calm)))
+    dead = rank(recent=tuple(summary(n, skipped=True) for n in range(20)), engines=(engine(),))
+    (found,) = [f for f in advise(run(dead)) if f.rule == "overflow_storm"]
+    assert found.severity == "critical"
+
+
+def test_a_starved_prefetch_is_told_with_its_setting() -> None:
+    """Most bytes are asked for late, and it costs; the same share at no cost is not told."""
+    prefetch = "zero_optimization.stage3_prefetch_bucket_size"
+    setting = Setting(engine=1, name=prefetch, effective="1000", written="1000")
+    late = GatherRow(outcome="late", nbytes=80, exposed_seconds=0.3)
+    ahead = GatherRow(outcome="ahead", nbytes=20, exposed_seconds=0.0)
+    facts = {"gathers": (late, ahead), "settings": (setting,), "steps_seconds_total": 2.0}
+    text = texts_of(rank(**facts))["starved_prefetch"]
+    assert "80.0 %" in text and "15.0 %" in text
+    assert "stage3_prefetch_bucket_size is 1000" in text
+    cheap = replace(late, exposed_seconds=0.01)
+    assert "starved_prefetch" not in texts_of(rank(**{**facts, "gathers": (cheap, ahead)}))
+    good = replace(late, nbytes=2)
+    assert "starved_prefetch" not in texts_of(rank(**{**facts, "gathers": (good, ahead)}))
+
+
+def test_waiting_for_the_disk_is_told_with_its_speed() -> None:
+    """A third of each step, most of it for reads at 120 MB/s."""
+    steps = tuple(summary(n, offload_blocked_ns=33 * MS) for n in range(1, 21))
+    read = TransferRow(
+        path="disk_read", nbytes=5, seconds=2.0, blocked_seconds=1.5, bytes_per_second=120e6
+    )
+    write = replace(read, path="disk_write", blocked_seconds=0.1)
+    text = texts_of(rank(recent=steps, transfers=(read, write)))["offload_waits"]
+    assert text == (
+        "33.0 % of a step waits for offloaded state to move; most for disk_read, at 120 MB/s"
+    )
+    quick = tuple(summary(n, offload_blocked_ns=3 * MS) for n in range(1, 21))
+    assert "offload_waits" not in texts_of(rank(recent=quick, transfers=(read, write)))
+
+
+def test_a_full_disk_missing_steps_and_unknown_names_are_told() -> None:
+    """Each once, and not without need."""
+    disk = Disk(path="/nvme", free_bytes=1 << 30, total_bytes=1 << 40)
+    found = texts_of(
+        rank(0, disk=disk, backwards_since_step=100, unseen=("X.y",)), rank(1, disk=disk)
+    )
+    assert "1.0 GiB of 1.0 TiB are free at /nvme" in found["disk_space"]
+    assert "100 backward passes" in found["no_step"]
+    assert "X.y" in found["unknown_version"]
+    roomy = replace(disk, free_bytes=1 << 39)
+    quiet = texts_of(rank(0, disk=roomy, backwards_since_step=4))
+    assert not {"disk_space", "no_step", "unknown_version"} & set(quiet)
+
+
+def test_the_report_shows_engines_roles_offload_and_configuration() -> None:
+    """Written settings with what took effect; defaults only where they explain much."""
+    rows = (
+        Setting(engine=1, name="zero_optimization.stage", effective="3", written="3"),
+        Setting(engine=1, name="zero_optimization.overlap_comm", effective="true", written=""),
+        Setting(engine=1, name="zero_optimization.sub_group_size", effective="1", written=""),
+        Setting(engine=1, name="train_batch_size", effective="8", written="auto"),
+    )
+    text = render(run(rank(0, **{**deepspeed_facts(), "settings": rows})))
+    for part in (
+        "1 deepspeed-zero3", "65536", "master param", "7 B", "disk read", "25 MB/s", "2.0 TiB free",
+        "zero_optimization.overlap_comm  true  (default)", "8  (written: auto)",
+    ):  # fmt: skip
+        assert part in text, (part, text)
+    assert "sub_group_size" not in text

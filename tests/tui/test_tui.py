@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from core.build import device_memory, rank, run, summary
+from core.build import deepspeed_facts, device_memory, rank, run, summary
 from rich.text import Text
 
 from zeromon.advice import advise
@@ -215,3 +215,21 @@ def test_lines_are_cut_to_the_width() -> None:
         renderables.finding_line(finding, 80),
     ]
     assert all(line.cell_len <= 80 for line in lines)
+
+
+async def test_c_shows_the_configuration_and_c_goes_back() -> None:
+    """Engines, roles, offload, settings; the first view comes back as it was."""
+    source = FixedSource(run(rank(0, **deepspeed_facts()), run="zero"))
+    app = ZeromonApp(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("c")
+        await pilot.pause()
+        text = screen_text(app)
+        for part in ("DeepSpeed engines", "deepspeed-zero3", "master param", "disk read", "Back"):
+            assert part in text, (part, text)
+        await pilot.press("c")
+        await pilot.pause()
+        assert "OOM risk" in screen_text(app)
+        source.answer = run(rank(0), run="plain")
+    assert "nothing to show" in renderables.details(run(rank(0))).plain

@@ -15,6 +15,7 @@ from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.source import Source
 from zeromon.state import RankSnapshot, RunSnapshot
 from zeromon.tui import renderables
+from zeromon.tui.details import Details
 from zeromon.tui.messages import SnapshotArrived, SourceFailed
 from zeromon.tui.widgets.chart import Chart
 from zeromon.tui.widgets.ranks import Ranks
@@ -42,6 +43,7 @@ class ZeromonApp(App[int]):
         Binding("q", "quit", "Quit"),
         Binding("space", "pause", "Pause"),
         Binding("s", "sort", "Sort ranks"),
+        Binding("c", "config", "Configuration"),
         Binding("ctrl+c", "quit", show=False),
     ]
 
@@ -115,6 +117,10 @@ class ZeromonApp(App[int]):
         """Orders the ranks by the next of rank, exposed share, OOM risk."""
         self._order = (self._order + 1) % len(_ORDERS)
         self._show()
+
+    def action_config(self) -> None:
+        """Shows the configuration, the engines, and where the bytes are."""
+        self.push_screen(Details(lambda: self.run_shown))
 
     def _show(self) -> None:
         run, width = self.run_shown, self.size.width

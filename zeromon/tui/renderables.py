@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
+from zeromon import report
 from zeromon.report import verdict
 from zeromon.state import Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
@@ -158,6 +159,23 @@ def findings(run: RunSnapshot, width: int, most: int) -> Text:
     if more > 0:
         lines[-1] = Text(f"    ... and {more + 1} more (zeromon report)", style=DIM)
     return Text("\n").join(lines)
+
+
+def details(run: RunSnapshot | None) -> Text:
+    """Engines, memory by role, offload, and the whole configuration."""
+    if run is None:
+        return Text("waiting for the first picture", style=DIM)
+    blocks = [report.engines(run), report.roles(run), report.offload(run)]
+    blocks.append(report.settings(run, written_only=False))
+    text = Text()
+    for block in filter(None, blocks):
+        title, _, rest = block.partition("\n")
+        text.append(f"{title}\n", BOLD)
+        text.append(f"{rest}\n\n")
+    if not text:
+        first = run.ranks[0].strategy if run.ranks else "this run"
+        text.append(f"{first} has no configuration file of its own: nothing to show here", DIM)
+    return text
 
 
 # ---- charts --------------------------------------------------------------------------------------
