@@ -267,6 +267,7 @@ class Agent:
             self._stopping.set()
             self.recorder.mode = OFF
             self.recorder.emit(Kind.EXIT, op=ExitKind.CLEAN)
+            self.collectives.settle()
 
 
 def tell(message: str) -> None:

@@ -35,6 +35,9 @@ from zeromon_agents.recorder import (
 )
 
 
+_EXIT_PATIENCE_NS = 200_000_000
+
+
 class Payload(NamedTuple):
     """Where a method's payload S is: the argument's index and name, and whether S is n times it."""
 
@@ -174,6 +177,8 @@ class Collectives:
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a step with idle hooks."""
         self.warm = True
+        self._last_called_back: Entry | None = None
+        self._last_completed: Entry | None = None
         self.framework_label: Callable[[Any], str] = lambda _: ""
         """The name that a framework (DeepSpeed) gave a group, or ""."""
         self.last_counted: tuple[int, int, int, int] | None = None
@@ -428,8 +433,24 @@ class Collectives:
         def completed(_: Any) -> None:
             if not entry[END]:
                 entry[END] = time.monotonic_ns()
+            self._last_completed = entry
 
+        self._last_called_back = entry
         work.get_future().add_done_callback(completed)
+
+    def settle(self, patience_ns: int = _EXIT_PATIENCE_NS) -> None:
+        """Before the interpreter goes: lets the backend's thread finish with our newest callback.
+
+        A thread that asks for the interpreter's lock after that is ended in the middle of C++, which
+        aborts the process.
+        """
+        entry = self._last_called_back
+        if entry is None:
+            return
+        deadline = time.monotonic_ns() + patience_ns
+        while self._last_completed is not entry and time.monotonic_ns() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.002)  # the callback has run; its thread still drops it
 
     def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
         word, at, nbytes, issued, sequence, _, _, _ = entry
