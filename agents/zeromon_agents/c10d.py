@@ -34,7 +34,6 @@ from zeromon_agents.recorder import (
     Recorder,
 )
 
-
 _EXIT_PATIENCE_NS = 200_000_000
 
 
