@@ -15,7 +15,8 @@ Rule = Callable[[RunSnapshot], Iterable[Finding]]
 _SEVERITIES = ("critical", "warning", "info")
 _HANG_NS = 10_000_000_000
 _LEAST_STEPS = 10
-_STORM_STEPS = 50
+_LAST_STEPS = 50
+_WARM_UP = 3
 _MANY_BACKWARDS = 64
 
 
@@ -74,7 +75,7 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
 def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
     """fp16 gradients overflow so often that training stands still. Said once."""
     for rank in run.ranks:
-        last = [step.skipped for step in rank.recent[-_STORM_STEPS:]]
+        last = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
         skipped = sum(last)
         if len(last) < _LEAST_STEPS or skipped < max(5, 0.2 * len(last)):
             continue
@@ -94,10 +95,11 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
     for rank in run.ranks:
         moved = {g.outcome: g for g in rank.gathers}
         everything, late = sum(g.nbytes for g in rank.gathers), moved.get("late")
-        if late is None or not rank.steps_seconds_total or rank.steps < _LEAST_STEPS:
+        timed = [s for s in rank.recent[-_LAST_STEPS:] if not s.idle and s.step > _WARM_UP]
+        if late is None or len(timed) < _LEAST_STEPS:
             continue
         share = late.nbytes / (everything or 1)
-        waits = late.exposed_seconds / rank.steps_seconds_total
+        waits = sum(s.late_gather_ns for s in timed) / sum(s.end_ns - s.start_ns for s in timed)
         if share >= 0.3 and waits >= 0.03 and (worst is None or waits > worst[0]):
             worst = (waits, share, rank)
     if worst is None:
@@ -110,7 +112,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
         severity="warning" if waits >= 0.10 else "info",
         rank=rank.rank,
         text=f"{human_ratio(share)} of the gathered parameter bytes are asked for only when they are "
-        f"needed, which waits {human_ratio(waits)} of the time ({name} is {value})",
+        f"needed, which waits {human_ratio(waits)} of a step ({name} is {value})",
     )
 
 
@@ -118,8 +120,9 @@ def offload_waits(run: RunSnapshot) -> Iterable[Finding]:
     """Steps stand still while offloaded state moves. Said for the worst rank."""
     worst: tuple[float, RankSnapshot] | None = None
     for rank in run.ranks:
-        spent = sum(step.end_ns - step.start_ns for step in rank.recent[-_STORM_STEPS:])
-        waited = sum(step.offload_blocked_ns for step in rank.recent[-_STORM_STEPS:])
+        last = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
+        spent = sum(step.end_ns - step.start_ns for step in last)
+        waited = sum(step.offload_blocked_ns for step in last)
         if spent and rank.steps >= _LEAST_STEPS and (worst is None or waited / spent > worst[0]):
             worst = (waited / spent, rank)
     if worst is None or worst[0] < 0.10:
@@ -157,7 +160,7 @@ def no_step(run: RunSnapshot) -> Iterable[Finding]:
     """Backward passes go by, and no optimizer step ends. Said once."""
     for rank in run.ranks:
         usual = max((step.micro_steps for step in rank.recent), default=0)
-        if rank.alive and rank.backwards_since_step > max(_MANY_BACKWARDS, 4 * usual):
+        if rank.backwards_since_step > max(_MANY_BACKWARDS, 4 * usual):
             yield Finding(
                 rule="no_step",
                 severity="info",

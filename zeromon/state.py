@@ -86,6 +86,8 @@ class StepSummary:
     """Gradients overflowed, and the parameters are as before."""
     offload_blocked_ns: int = 0
     """How long the training thread stood still for offloaded state to move."""
+    late_gather_ns: int = 0
+    """How long it stood still for parameters that were asked for only when they were needed."""
 
     @property
     def seconds(self) -> float:
@@ -163,6 +165,7 @@ class _Window:
     reserved: int = -1
     rss: int = -1
     offload_ns: int = 0
+    late_ns: int = 0
     micro_steps: int = 0
 
 
@@ -287,6 +290,8 @@ def _fold_done(state: RankState, e: Done) -> None:
         if e.op is Op.ALL_GATHER and state.gathers:
             ahead = bool(e.flags & _AHEAD)
             state.gathers.setdefault(ahead, [0, 0])[1] += e.blocked_ns
+            if not ahead:
+                window.late_ns += e.blocked_ns
 
 
 def _engine(state: RankState, number: int) -> EngineTotals:
@@ -398,6 +403,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) ->
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
         skipped=e.outcome is Outcome.SKIPPED,
         offload_blocked_ns=window.offload_ns,
+        late_gather_ns=window.late_ns,
     )
 
 
@@ -419,6 +425,7 @@ def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
         rss_bytes=max(first.rss_bytes, second.rss_bytes),
         skipped=first.skipped or second.skipped,
         offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
+        late_gather_ns=first.late_gather_ns + second.late_gather_ns,
     )
 
 

@@ -38,6 +38,8 @@ def human_rate(bytes_per_second: float | None) -> str:
     """Bandwidth in decimal units, as nccl-tests prints it."""
     if bytes_per_second is None:
         return "n/a"
+    if bytes_per_second < 1e6:
+        return f"{bytes_per_second / 1e3:.0f} kB/s"
     if bytes_per_second < 1e9:
         return f"{bytes_per_second / 1e6:.0f} MB/s"
     return f"{bytes_per_second / 1e9:.2f} GB/s"

@@ -62,6 +62,11 @@ class Engine:
         zero = engine._config.zero_config
         self.optimizer_on = _device(zero.offload_optimizer)
         self.params_on = _device(zero.offload_param)
+        self.plus_plus = bool(
+            zero.zero_hpz_partition_size > 1
+            or zero.zero_quantized_weights
+            or zero.zero_quantized_gradients
+        )
         self.bucket = 0
         """Buckets reduced since the forward began."""
         self.optimizer_id = id(engine.optimizer)
@@ -79,7 +84,7 @@ class Engine:
     @property
     def strategy(self) -> str:
         """The value of the ``strategy`` label."""
-        name = f"deepspeed-zero{self.stage}"
+        name = f"deepspeed-zero{self.stage}{'++' if self.plus_plus else ''}"
         places = {self.optimizer_on, self.params_on}
         return name + ("-nvme" if "nvme" in places else "-offload" if "cpu" in places else "")
 

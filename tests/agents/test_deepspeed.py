@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import socket
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
-from support import ENDED_WELL, Node, Result, train_command
+from support import ENDED_WELL, PROGRAMS, ROOT, TORCHRUN, Node, Result, train_command
 
 from zeromon.state import RankSnapshot
 
@@ -60,6 +63,12 @@ def by_op(series: dict[tuple[str, ...], float]) -> Counter[str]:
         if rank == "0":
             found[op] += int(value)
     return found
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def padded(numel: int, to: int) -> int:
@@ -246,6 +255,156 @@ def test_losses_are_bit_identical_without_the_agent(shared_node: Node) -> None:
         watched = trained(shared_node, config, accumulate)
         assert losses == watched.facts["cases"][f"{config}:{accumulate}"]["losses"], config
         assert len(losses) == STEPS
+
+
+def test_zero_plus_plus_is_counted_as_quantized(shared_node: Node) -> None:
+    """qwZ gathers and qgZ all-to-alls in 8 bits, in groups of their own.
+
+    The kernels are a double (there are none for CPUs); what is sent is DeepSpeed's own doing.
+    """
+    out = shared_node.folder / "plusplus"
+    command = train_command(
+        RANKS, "--cases", "zero3-plusplus:1", "--steps", "4", "--out", str(out),
+        program="train_deepspeed.py",
+    )  # fmt: skip
+    # one rank a node: the second stage of qgZ then goes between nodes
+    result = shared_node.run(command, DS_ACCELERATOR="cpu", QUANTIZER="1", LOCAL_SIZE="1")
+    assert result.code == 0, result.output
+    facts = json.loads((out / "0.json").read_text())
+    metrics = shared_node.metrics(result.run)
+    calls, nbytes = flight_counts(facts)
+    assert by_gloo_op(metrics["zeromon_collectives_total"], "0") == calls
+    assert by_gloo_op(metrics["zeromon_collective_bytes_total"], "0") == nbytes
+    rank = result.snapshot.ranks[0]
+    in_int8: Counter[str] = Counter()
+    for entry in facts["flight"]:
+        op = entry["profiling_name"].removeprefix("gloo:").lstrip("_")
+        side = "output" if op == "all_gather" else "input"
+        if entry[f"{side}_dtypes"][:1] == ["Char"]:
+            in_int8[op] += sum(math.prod(size) for size in entry[f"{side}_sizes"])
+    assert in_int8["all_gather"] > 0 and in_int8["all_to_all"] > 0
+    seen: Counter[str] = Counter()
+    for row in rank.collectives:
+        seen[row.op] += row.quantized_bytes
+    assert {op: n for op, n in seen.items() if n} == dict(in_int8)
+    groups = {row.group for row in rank.collectives if row.op == "all_to_all"}
+    assert groups == {"all_to_all:local_0", "all_to_all:global_0"}
+    assert rank.strategy == "deepspeed-zero3++"
+
+
+# ---- launchers ----------------------------------------------------------------------------------
+
+TINY = "--steps 6 --width 64 --layers 2 --batch 2 --length 32".split()
+EXAMPLE = str(ROOT / "examples" / "train_gpt_deepspeed.py")
+
+
+def losses(output: str) -> list[float]:
+    return [float(x) for x in re.findall(r"loss ([\d.]+)", output)]
+
+
+def test_the_deepspeed_launcher_starts_watched_ranks(node: Node) -> None:
+    """`deepspeed train.py`, nothing changed; the launcher itself is not a rank."""
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+    config = str(ROOT / "examples" / "deepspeed" / "zero1.json")
+    words = ["--master_port", free_port(), EXAMPLE, "--no-compile", "--config", config, *TINY]
+    result = node.run([*launcher, *words], DS_ACCELERATOR="cpu")
+    assert result.code == 0, result.output
+    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [
+        (0, 2, 6),
+        (1, 2, 6),
+    ]
+    assert result.snapshot.ranks[0].strategy == "deepspeed-zero1"
+
+
+def test_accelerate_launch_starts_watched_ranks(node: Node) -> None:
+    """ZeRO-3 through accelerate's plugin, what it left at auto resolved; the loss goes down."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    config = str(ROOT / "examples" / "deepspeed" / "accelerate.yaml")
+    script = str(ROOT / "examples" / "train_gpt_accelerate.py")
+    words = [config, "--main_process_port", free_port(), script, *TINY, "--log-every", "1"]
+    result = node.run([*launch, *words], DS_ACCELERATOR="cpu")
+    assert result.code == 0, result.output
+    rank = result.snapshot.ranks[0]
+    assert (rank.steps, rank.strategy, rank.errors) == (6, "deepspeed-zero3", 0)
+    rows = {s.name: s.effective for s in rank.settings}
+    assert rows["train_micro_batch_size_per_gpu"] == "2"
+    first, *_, last = losses(result.output)
+    assert last < first
+
+
+# ---- odd turns ----------------------------------------------------------------------------------
+
+SOFT = (
+    "rebuilt", "evaluated", "backward_raises", "direct_backward", "tied", "two_engines",
+    "compiled", "mixture", "frozen",
+)  # fmt: skip
+
+
+def odd(node: Node, *cases: str) -> tuple[dict[str, Any], Result]:
+    """Runs those cases of the program; DeepSpeed's own figures, and what the collector saw."""
+    command = [*TORCHRUN, "2", str(PROGRAMS / "deepspeed_odd.py"), *cases]
+    result = node.run(command)
+    assert result.code == 0, result.output
+    line = next(x for x in result.output.splitlines() if x.startswith("{"))
+    return json.loads(line), result
+
+
+def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
+    """Engines rebuilt, in pairs, compiled, with experts, with frozen or tied weights; evaluation
+    in between; a backward that raises; a backward of the loss itself."""
+    facts, result = odd(shared_node, *SOFT)
+    rank = result.snapshot.ranks[0]
+    assert rank.errors == 0, result.output
+    steps = [n for case in SOFT for n in facts[case]["steps"]]
+    skipped = [n for case in SOFT for n in facts[case]["skipped"]]
+    assert [e.steps for e in rank.engines] == steps
+    assert [e.skipped for e in rank.engines] == skipped
+    assert facts["backward_raises"]["raised"]
+    assert all(e.collectives > 0 for e in rank.engines)
+    assert sum(e.collectives for e in rank.engines) <= sum(c.count for c in rank.collectives)
+    assert {"expert_parallel:ep_size_2"} <= {c.group for c in rank.collectives}
+    assert "engine3:second" in {u.fqn for u in rank.units}
+
+
+def test_an_overflow_storm_is_named(shared_node: Node) -> None:
+    """20 steps in a row are skipped: DeepSpeed's count, its scale, and a finding."""
+    facts, result = odd(shared_node, "storm")
+    rank = result.snapshot.ranks[0]
+    (engine,) = rank.engines
+    assert [engine.skipped] == facts["storm"]["skipped"] and engine.skipped >= 20
+    assert engine.loss_scale == facts["storm"]["scale"]
+    assert engine.nonfinite >= 20
+    assert [f.severity for f in result.snapshot.findings if f.rule == "overflow_storm"] == [
+        "critical"
+    ]
+    metrics = shared_node.metrics(result.run)
+    assert metrics["zeromon_steps_skipped_total"]["0",] == engine.skipped
+    assert metrics["zeromon_loss_scale"]["0", "1"] == engine.loss_scale
+
+
+def test_a_starved_prefetch_is_named(shared_node: Node) -> None:
+    """Without a prefetch bucket every gather is late, and waited for."""
+    _, result = odd(shared_node, "starved")
+    rank = result.snapshot.ranks[0]
+    assert [g.outcome for g in rank.gathers] == ["late"]
+    found = [f for f in result.snapshot.findings if f.rule == "starved_prefetch"]
+    assert found and "stage3_prefetch_bucket_size is 0" in found[0].text
+
+
+def test_a_run_that_never_steps_says_so(shared_node: Node) -> None:
+    """80 backward passes, no step: counted, and told."""
+    _, result = odd(shared_node, "never_steps")
+    assert result.snapshot.ranks[0].steps == 0
+    assert result.snapshot.ranks[0].micro_steps == 80
+    assert "no_step" in {f.rule for f in result.snapshot.findings}
+
+
+def test_stop_restores_deepspeed_and_training_goes_on(shared_node: Node) -> None:
+    """In the middle of ZeRO-3, under its own module hooks."""
+    facts, _ = odd(shared_node, "stopped")
+    assert facts["stopped"]["during"] > 25
+    assert facts["stopped"]["after"] == []
+    assert facts["stopped"]["steps"] == [5]
 
 
 def test_gloo_says_all_reduce(shared_node: Node) -> None:

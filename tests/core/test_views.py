@@ -234,13 +234,14 @@ def test_a_starved_prefetch_is_told_with_its_setting() -> None:
     prefetch = "zero_optimization.stage3_prefetch_bucket_size"
     setting = Setting(engine=1, name=prefetch, effective="1000", written="1000")
     late = GatherRow(outcome="late", nbytes=80, exposed_seconds=0.3)
+    waits = tuple(summary(n, late_gather_ns=15 * MS) for n in range(20))
     ahead = GatherRow(outcome="ahead", nbytes=20, exposed_seconds=0.0)
-    facts = {"gathers": (late, ahead), "settings": (setting,), "steps_seconds_total": 2.0}
+    facts = {"gathers": (late, ahead), "settings": (setting,), "recent": waits}
     text = texts_of(rank(**facts))["starved_prefetch"]
     assert "80.0 %" in text and "15.0 %" in text
     assert "stage3_prefetch_bucket_size is 1000" in text
-    cheap = replace(late, exposed_seconds=0.01)
-    assert "starved_prefetch" not in texts_of(rank(**{**facts, "gathers": (cheap, ahead)}))
+    cheap = tuple(summary(n, late_gather_ns=1 * MS) for n in range(20))
+    assert "starved_prefetch" not in texts_of(rank(**{**facts, "recent": cheap}))
     good = replace(late, nbytes=2)
     assert "starved_prefetch" not in texts_of(rank(**{**facts, "gathers": (good, ahead)}))
 

@@ -128,7 +128,8 @@ def direct_backward() -> dict:
 
 
 def frozen() -> dict:
-    with deepspeed.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}}):
+    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}
+    with deepspeed.zero.Init(config_dict_or_path=config | {"bf16": {"enabled": True}}):
         model = Net()
     for param in model.first.parameters():
         param.requires_grad = False
@@ -172,7 +173,7 @@ def mixture() -> dict:
             super().__init__()
             self.inner = nn.Linear(WIDTH, WIDTH)
             expert = nn.Linear(WIDTH, WIDTH)
-            self.moe = MoE(WIDTH, expert, num_experts=2, ep_size=2, use_residual=False)
+            self.moe = MoE(WIDTH, expert, num_experts=2, ep_size=2, min_capacity=0)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x, _, _ = self.moe(self.inner(x)[None])
@@ -187,16 +188,12 @@ def mixture() -> dict:
 
 
 def storm() -> dict:
-    fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 4, "hysteresis": 1}
+    fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 22, "hysteresis": 1}
     engine = build(2, fp16=fp16)
     steps(engine, 8)
-    with torch.no_grad():  # from now on every gradient overflows
-        for _ in range(22):
-            x = torch.full((2, WIDTH), 6e4, dtype=torch.float16)
-            with torch.enable_grad():
-                loss = engine(x) * 1e30
-            engine.backward(loss)
-            engine.step()
+    for _ in range(20):  # from now on every gradient overflows
+        engine.backward(engine(inputs(engine)) * 1e30)
+        engine.step()
     scaler = engine.optimizer.loss_scaler
     return told(engine) | {"scale": scaler.cur_scale}
 
