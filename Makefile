@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check bench clean
 
@@ -12,11 +13,13 @@ help:
 	@echo "make check   the same without the tests that train"
 	@echo "make bench   ratios: cost of hooks, of a step, of the collector"
 
-# torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA
+# torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA.
+# DeepSpeed's setup imports torch, and what it imports besides is in the `dev` extra.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0 numpy
+	$(PIP) -c constraints.txt -e '.[dev]'
+	DS_BUILD_OPS=0 $(PIP) -c constraints.txt --no-build-isolation deepspeed
 	touch $(READY)
 
 demo: $(READY)
