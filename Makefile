@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check test-nvme bench clean
 
 help:
-	@echo "make demo    train a small GPT on 2 processes, watched; then print its report"
-	@echo "make test    everything CI checks: format, lint, types, imports, tests"
-	@echo "make check   the same without the tests that train"
-	@echo "make bench   ratios: cost of hooks, of a step, of the collector"
+	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
+	@echo "make test      everything CI checks: format, lint, types, imports, tests"
+	@echo "make check     the same without the tests that train"
+	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
+	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
 
 # torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA.
 # DeepSpeed's setup imports torch, and what it imports besides is in the `dev` extra.
@@ -39,8 +40,13 @@ test: $(READY)
 	PYTHONPATH=agents $(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
+test-nvme: $(READY)
+	@echo '#include <libaio.h>' | $(CXX) -fsyntax-only -x c++ - 2>/dev/null \
+	  || { echo "libaio.h is missing: apt-get install libaio-dev" >&2; exit 2; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m nvme -s tests/nvme
+
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
