@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zeromon.cli.run import child_environment
 from zeromon.collector import Collector
 from zeromon.exporter import start_server
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from zeromon.state import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]

@@ -31,7 +31,8 @@ from zeromon.events import ExitKind, decode
 from zeromon.forecast import rank_risks
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
-from zeromon.state import Disk, RankSnapshot, RankState, RunSnapshot, fold, summarize
+from zeromon.snapshot import Disk, RankSnapshot, RunSnapshot
+from zeromon.state import RankState, fold, summarize
 from zeromon.store import Store
 
 DEFAULT_PORT = 9417

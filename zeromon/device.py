@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zeromon.state import Device
+from zeromon.snapshot import Device
 
 _THROTTLE = (
     ("SwPowerCap", "power cap"),

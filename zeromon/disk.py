@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zeromon.state import Disk
+from zeromon.snapshot import Disk
 
 _SECTOR = 512  # of /proc/diskstats, whatever the device's own is
 

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 
 from zeromon.errors import CollectorError
 from zeromon.metrics import collect
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.store import encode
 
 if TYPE_CHECKING:

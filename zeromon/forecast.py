@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from zeromon.state import RankSnapshot, Risk
+from zeromon.snapshot import RankSnapshot, Risk
 
 _SAFE_LEVEL = 0.80
 _WARM_UP_STEPS = 10

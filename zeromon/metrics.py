@@ -17,15 +17,8 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from zeromon.state import (
-    STEP_BUCKETS,
-    Device,
-    DeviceMemory,
-    Disk,
-    EngineRow,
-    RankSnapshot,
-    RunSnapshot,
-)
+from zeromon.snapshot import Device, DeviceMemory, Disk, EngineRow, RankSnapshot, RunSnapshot
+from zeromon.state import STEP_BUCKETS
 
 Row = tuple[tuple[str, ...], float | None]
 Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.advice import doing
-from zeromon.state import Finding, RankSnapshot, RunSnapshot, Setting
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from zeromon import paths
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.store import Store, decode
 
 _TIMEOUT_SECONDS = 5

@@ -16,7 +16,7 @@ import msgspec
 
 from zeromon import paths
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 
 _KEEP = 50
 

@@ -15,7 +15,7 @@ import pytest
 from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
 from support import ENDED_WELL, PROGRAMS, ROOT, TORCHRUN, Node, Result, train_command
 
-from zeromon.state import RankSnapshot
+from zeromon.snapshot import RankSnapshot
 
 STEPS = 6
 RANKS = 2

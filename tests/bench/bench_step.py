@@ -20,6 +20,12 @@ from support import ROOT, TORCHRUN, Node
 STEPS = 400
 PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
+ZERO_3 = ["--config", str(ROOT / "examples/deepspeed/zero3.json"), "--no-compile"]
+PROGRAMS = {
+    "fsdp2": ("train_gpt.py", ["--strategy", "fsdp2"]),
+    "ddp": ("train_gpt.py", ["--strategy", "ddp"]),
+    "zero3": ("train_gpt_deepspeed.py", ZERO_3),
+}
 
 
 def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:
@@ -40,8 +46,10 @@ def quads(times: list[tuple[int, int]]) -> list[list[int]]:
 def measure(strategy: str, steps: int) -> dict[str, float]:
     """On against off, off against off, and the live figure."""
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    program = [*TORCHRUN, "2", str(ROOT / "tests/bench/step_program.py"), "--strategy", strategy]
-    alternating = node.run([*program, "--steps", str(steps), *SIZE], timeout=600)
+    name, arguments = PROGRAMS[strategy]
+    arguments = [*arguments, "--steps", str(steps), *SIZE]
+    program = [*TORCHRUN, "2", str(ROOT / "tests/bench/step_program.py")]
+    alternating = node.run([*program, *arguments], timeout=600, DS_ACCELERATOR="cpu")
     line = next((x for x in alternating.output.splitlines() if x.startswith("TIMES ")), None)
     assert line is not None, alternating.output
     fours = quads(json.loads(line.removeprefix("TIMES ")))
@@ -50,11 +58,12 @@ def measure(strategy: str, steps: int) -> dict[str, float]:
     idle, idle_noise = ratio(
         [(a[1] + b[2], a[2] + b[1]) for a, b in zip(fours[::2], fours[1::2], strict=False)]
     )
-    example = [*TORCHRUN, "2", str(ROOT / "examples/train_gpt.py"), "--strategy", strategy]
-    plain = node.run([*example, "--steps", str(steps), *SIZE, "--log-every", "1000"], timeout=600)
+    example = [*TORCHRUN, "2", str(ROOT / "examples" / name), *arguments, "--log-every", "1000"]
+    plain = node.run(example, timeout=600, DS_ACCELERATOR="cpu")
     rank = plain.snapshot.ranks[0]
     node.close()
     return {
+        "collectives": sum(row.count for row in rank.collectives) / max(rank.steps, 1),
         "step_ms": statistics.median(four[1] for four in fours) / 1e6,
         "on_off": cost,
         "on_off_noise": cost_noise,
@@ -69,12 +78,12 @@ def main() -> None:
     """Prints one line a strategy, and JSON on the last line."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     found = {}
-    for strategy in ("fsdp2", "ddp"):
+    for strategy in PROGRAMS:
         began = time.monotonic()
         row = found[strategy] = measure(strategy, steps)
         print(
-            f"{strategy:6} step {row['step_ms']:.0f} ms: agent {row['on_off']:+.2%} "
-            f"±{row['on_off_noise']:.2%} (target 0.5 %; off against off {row['off_off']:+.2%} "
+            f"{strategy:6} step {row['step_ms']:.0f} ms, {row['collectives']:.0f} collectives: "
+            f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; off against off {row['off_off']:+.2%} "
             f"±{row['off_off_noise']:.2%}); live figure {row['live']:+.2%} ±{row['live_noise']:.2%} "
             f"[{time.monotonic() - began:.0f} s]",
             flush=True,

@@ -6,26 +6,29 @@ prints one JSON list of [mode, nanoseconds].
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-import torch.optim.optimizer as optimizer
-
-spec = importlib.util.spec_from_file_location(
-    "train_gpt", Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
-)
-train_gpt = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(train_gpt)
-
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OFF, ON = 0, 2
 ORDER = (ON, OFF, OFF, ON)
 times: list[tuple[int, int]] = []
 state = {"mode": ON, "began": 0, "count": 0}
 
 
+def example(name: str):
+    """One of the examples, as a module."""
+    sys.path.insert(0, str(EXAMPLES))  # one of them imports the other
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def after_step(*_) -> None:
-    """Registered before the agent's own hook is: torch calls hooks in that order, so set twice."""
+    """Called when a step has ended: decides what the agent does in the next."""
     from zeromon_agents.bootstrap import BOOTSTRAP
 
     recorder = BOOTSTRAP.agent.recorder
@@ -38,8 +41,31 @@ def after_step(*_) -> None:
     state["began"] = time.perf_counter_ns()
 
 
-if __name__ == "__main__":
+def train_torch() -> None:
+    """Steps end in the optimizer, whose hooks torch calls in the order of their registration."""
+    import torch.optim.optimizer as optimizer
+
+    program = example("train_gpt")
     optimizer.register_optimizer_step_post_hook(after_step)
-    train_gpt.train(train_gpt.parse(sys.argv[1:]))
-    if times and __import__("os").environ["RANK"] == "0":
+    program.train(program.parse(sys.argv[1:]))
+
+
+def train_deepspeed() -> None:
+    """Steps end in the engine: stage 3 calls its optimizer once a group of parameters."""
+    program = example("train_gpt_deepspeed")
+    engine = program.deepspeed.DeepSpeedEngine
+    original = engine.step
+
+    def step(*args, **kwargs):
+        result = original(*args, **kwargs)
+        after_step()
+        return result
+
+    engine.step = step
+    program.train(program.parse(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    train_deepspeed() if "--config" in sys.argv else train_torch()
+    if times and os.environ["RANK"] == "0":
         print("TIMES " + json.dumps(times[20:]))

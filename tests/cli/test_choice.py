@@ -13,7 +13,7 @@ from pathlib import Path
 from core.build import rank, run
 
 from zeromon.exporter import start_server
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 
 
 class Fixed:

@@ -6,21 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
-from zeromon.state import (
+from zeromon.snapshot import (
     DeviceMemory,
     Disk,
     EngineRow,
     GatherRow,
     RankSnapshot,
-    RankState,
     RoleRow,
     RunSnapshot,
     Setting,
     StepSummary,
     TransferRow,
-    fold,
-    summarize,
 )
+from zeromon.state import RankState, fold, summarize
 
 MS = 1_000_000
 

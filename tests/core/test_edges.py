@@ -30,8 +30,8 @@ from zeromon.exporter import start_server
 from zeromon.metrics import METRICS
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingWriter
+from zeromon.snapshot import Device, Finding, Risk, RunSnapshot
 from zeromon.source import LiveSource, find, only, runs_at
-from zeromon.state import Device, Finding, Risk, RunSnapshot
 from zeromon.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from zeromon.advice import RULES, advise
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.forecast import forecast, growth_per_step, host_capacity, rank_risks
 from zeromon.report import render, verdict
-from zeromon.state import Disk, EngineRow, GatherRow, InFlight, Risk, Setting, TransferRow
+from zeromon.snapshot import Disk, EngineRow, GatherRow, InFlight, Risk, Setting, TransferRow
 from zeromon.store import Store, decode, encode
 
 GIB = 1 << 30

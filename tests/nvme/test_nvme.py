@@ -17,7 +17,7 @@ import pytest
 from support import ROOT, TORCHRUN, Node, Result
 
 from zeromon.advice import advise
-from zeromon.state import RankSnapshot, TransferRow
+from zeromon.snapshot import RankSnapshot, TransferRow
 
 pytestmark = pytest.mark.nvme
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from zeromon.advice import advise
 from zeromon.errors import RunNotFound, SourceError
-from zeromon.state import Finding, InFlight, Risk, RunSnapshot
+from zeromon.snapshot import Finding, InFlight, Risk, RunSnapshot
 from zeromon.tui import renderables
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.widgets.ranks import Ranks

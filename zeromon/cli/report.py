@@ -15,8 +15,8 @@ from zeromon import paths
 from zeromon.collector import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound
 from zeromon.report import render
+from zeromon.snapshot import RunSnapshot
 from zeromon.source import LiveSource, node_runs
-from zeromon.state import RunSnapshot
 from zeromon.store import Store, encode
 
 HELP = "print what a run did and how it ended"

@@ -12,8 +12,8 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Static
 
 from zeromon.errors import RunNotFound, ZeromonError
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.source import Source
-from zeromon.state import RankSnapshot, RunSnapshot
 from zeromon.tui import renderables
 from zeromon.tui.details import Details
 from zeromon.tui.messages import SnapshotArrived, SourceFailed

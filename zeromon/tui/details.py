@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.tui import renderables
 
 _EVERY_SECONDS = 1.0

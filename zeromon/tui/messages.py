@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from zeromon.state import RunSnapshot
+from zeromon.snapshot import RunSnapshot
 
 
 @dataclass

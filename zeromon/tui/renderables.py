@@ -9,7 +9,7 @@ from rich.text import Text
 
 from zeromon import report
 from zeromon.report import verdict
-from zeromon.state import Finding, RankSnapshot, Risk, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 SERIES_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")

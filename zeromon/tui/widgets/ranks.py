@@ -8,7 +8,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from zeromon.state import RankSnapshot
+from zeromon.snapshot import RankSnapshot
 from zeromon.tui.renderables import rank_header, rank_line
 
 

@@ -1,0 +1,329 @@
+"""What is known of a run at one moment: frozen pictures that every view reads.
+
+Made by :mod:`zeromon.state` from the records; nothing in here changes or reads a clock. Times are
+nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.comms import overlap_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One optimizer step of one rank."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    idle: bool
+    """The timing hooks were idle: communication of this step was counted, not timed."""
+    micro_steps: int
+    phase_ns: tuple[int, ...]
+    """Nanoseconds by :class:`Phase`, in its order."""
+    collectives: int
+    collective_bytes: int
+    communication_ns: int
+    """Length of the union of the timed collectives."""
+    exposed_ns: int
+    """The part of it during which nothing was computed."""
+    allocated_bytes: int
+    reserved_bytes: int
+    rss_bytes: int
+    skipped: bool = False
+    """Gradients overflowed, and the parameters are as before."""
+    offload_blocked_ns: int = 0
+    """How long the training thread stood still for offloaded state to move."""
+    late_gather_ns: int = 0
+    """How long it stood still for parameters that were asked for only when they were needed."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def overlap(self) -> float | None:
+        """|C ∩ K| / |C|, None without timed communication."""
+        return None if self.idle else overlap_ratio(self.communication_ns, self.exposed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """Totals of one operation in one group."""
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    timed: int
+    nbytes: int
+    quantized_bytes: int
+    """The part of it that was sent in 8 bits (ZeRO++)."""
+    nodes: int
+    """Over how many nodes the group spreads; 0 where the launcher does not say."""
+    seconds: float
+    exposed_seconds: float
+    busbw_bytes_per_second: float | None
+    """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
+    best_busbw_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRow:
+    """Totals of one FSDP unit."""
+
+    fqn: str
+    unshards: int
+    reshards: int
+    exposed_seconds: float
+    peak_allocated_bytes: int
+    late_bytes: int
+    """Unsharded bytes asked for only when the unit was needed, where the backend says so."""
+    ahead_bytes: int
+    """Those that were asked for before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a DeepSpeed configuration."""
+
+    engine: int
+    name: str
+    effective: str
+    written: str
+    """What the user wrote; empty when it was left to its default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One DeepSpeed engine of a rank."""
+
+    engine: int
+    strategy: str
+    steps: int
+    skipped: int
+    collectives: int
+    nbytes: int
+    exposed_seconds: float
+    loss_scale: float | None
+    hysteresis: int
+    """Overflows until the loss scale is lowered; -1 without it."""
+    grad_norm: float | None
+    """None where it is not known on the host, or not finite."""
+    nonfinite: int
+    """Steps whose gradient norm was infinite or NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherRow:
+    """ZeRO-3's gathers of parameters, by whether they were issued ahead of need; timed steps only."""
+
+    outcome: str
+    """``ahead`` (a prefetch) or ``late`` (asked for when it was needed)."""
+    nbytes: int
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """Offloaded state along one path."""
+
+    path: str
+    """``device_to_host``, ``host_to_device``, ``disk_read`` or ``disk_write``."""
+    nbytes: int
+    seconds: float
+    """How long transfers were under way; 0 where only the bytes are known."""
+    blocked_seconds: float
+    """How long the training thread stood still for them."""
+    bytes_per_second: float | None
+    """Over the last steps. A lower bound: a wait may come after the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRow:
+    """Bytes of one role, by place, at the last census."""
+
+    role: str
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    pinned_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A collective that was issued and has not ended."""
+
+    op: str
+    group: str
+    sequence: int
+    unit: str
+    phase: str
+    nbytes: int
+    issued_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The caching allocator and the device, bytes; -1 where unknown."""
+
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    retries: int
+    ooms: int
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Capacity - (reserved + non-torch), or -1 while the capacity is unknown."""
+        if self.capacity_bytes < 0:
+            return -1
+        if self.free_bytes < 0:
+            return self.capacity_bytes - self.reserved_bytes
+        return min(self.free_bytes, self.capacity_bytes - self.reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """How close a rank is to running out of one memory."""
+
+    pool: str
+    ratio: float
+    """0: none in sight; 1: it is happening."""
+    cause: str
+    steps_left: float | None = None
+    used_bytes: int = -1
+    capacity_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a person should know."""
+
+    rule: str
+    severity: str
+    """``critical``, ``warning`` or ``info``."""
+    text: str
+    rank: int = -1
+    """-1: the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What NVML says of a rank's device; None where it does not say."""
+
+    name: str = ""
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    utilization_ratio: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The disk that state is offloaded to, and the process's own I/O; None where unknown."""
+
+    path: str = ""
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    device: str = ""
+    device_read_bytes: int | None = None
+    """By all processes since boot, as are the next two."""
+    device_written_bytes: int | None = None
+    device_busy_seconds: float | None = None
+    process_read_bytes: int | None = None
+    process_written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank, now."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    node: str
+    device: str
+    strategy: str
+    alive: bool
+    ended: str
+    """Empty while alive; else how it ended: ``finished``, ``SIGKILL``, ``exit code 1``, ..."""
+    failed: bool
+    exception: str
+    step: int
+    steps: int
+    step_seconds: float | None
+    """Median of the last steps."""
+    steps_seconds_total: float
+    step_buckets: tuple[int, ...]
+    phase: str
+    unit: str
+    phase_seconds: dict[str, float]
+    collectives: tuple[CollectiveRow, ...]
+    untimed: dict[str, int]
+    unattributed: dict[str, int]
+    overlap_ratio: float | None
+    exposed_ratio: float | None
+    """Exposed communication as a share of the last timed steps."""
+    exposed_seconds: float | None
+    """Exposed communication a step, mean of the last timed steps."""
+    in_flight: tuple[InFlight, ...]
+    units: tuple[UnitRow, ...]
+    memory: DeviceMemory | None
+    rss_bytes: int
+    host_limit_bytes: int
+    host_available_bytes: int
+    pinned_bytes: int
+    dropped: int
+    errors: int
+    overhead_ratio: float | None
+    overhead_noise_ratio: float | None
+    started_ns: int
+    last_event_ns: int
+    recent: tuple[StepSummary, ...]
+    risks: tuple[Risk, ...] = ()
+    device_stats: Device | None = None
+    disk: Disk | None = None
+    micro_steps: int = 0
+    backwards_since_step: int = 0
+    skipped_steps: int = 0
+    engines: tuple[EngineRow, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    gathers: tuple[GatherRow, ...] = ()
+    transfers: tuple[TransferRow, ...] = ()
+    roles: tuple[RoleRow, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Names that this version of a framework lacks: what hangs on them is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """One run on this node, now."""
+
+    run: str
+    command: tuple[str, ...]
+    node: str
+    started_wall: float
+    """Seconds since the epoch."""
+    taken_wall: float
+    taken_ns: int
+    """CLOCK_MONOTONIC of the moment that *ranks* describe."""
+    ended: bool
+    ranks: tuple[RankSnapshot, ...]
+    findings: tuple[Finding, ...]
+    note: str = ""
