@@ -10,6 +10,7 @@
       SourceError          a collector that does not answer
       CollectorError       the collector cannot start
       LaunchError          the command cannot be started
+      PlanError            a model, a configuration or a plan that makes no sense
 """
 
 from __future__ import annotations
@@ -66,3 +67,9 @@ class LaunchError(ZeromonError):
     """The command cannot be started."""
 
     hint = "Give the command after two dashes: zeromon run -- torchrun train.py"
+
+
+class PlanError(ZeromonError):
+    """A model, a configuration or a plan that cannot be, or that cannot be read."""
+
+    hint = "zeromon plan --help shows what can be given."

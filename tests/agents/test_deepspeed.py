@@ -49,7 +49,7 @@ def trained(node: Node, config: str, accumulate: int) -> Trained:
             RANKS, "--cases", case, "--steps", str(STEPS), "--out", str(out),
             program="train_deepspeed.py",
         )  # fmt: skip
-        result = node.run(command, run=case.replace(":", "-"), DS_ACCELERATOR="cpu")
+        result = node.run(command, run="deepspeed-" + case.replace(":", "-"), DS_ACCELERATOR="cpu")
         assert result.code == 0, result.output
         facts = json.loads((out / "0.json").read_text())
         assert facts["watched"]

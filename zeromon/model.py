@@ -1,0 +1,434 @@
+"""What is trained and how it is split: descriptions that check themselves. Pure.
+
+A :class:`ModelSpec` is a list of units (what FSDP or ZeRO gathers together) with the shapes of their
+parameters; a :class:`ShardPlan` says how they are split over ranks. :meth:`ModelSpec.sizes` turns both
+into the few numbers that :mod:`zeromon.memory` computes with. Sizes are elements unless they say bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from zeromon.errors import PlanError
+
+DTYPE_BYTES = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+
+FRAMEWORKS = ("deepspeed", "fsdp2", "fsdp1", "ddp")
+PLACES = ("device", "host", "nvme")
+
+
+class ZeroStage(IntEnum):
+    """What is partitioned over the data-parallel ranks (Rajbhandari et al. 2020)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters that are gathered together, *count* times in the model."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    count: int = 1
+    trainable: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Elements of one such unit."""
+        return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """The shape of a transformer, as activations need it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    ffn: int
+    kv_heads: int = 0
+    """Heads of keys and values; 0: as many as *heads*."""
+    head_dim: int = 0
+    """0: hidden / heads."""
+    gated: bool = False
+    """The MLP multiplies two projections (SwiGLU and its kin)."""
+    dropout: bool = False
+    """Masks are kept for backward, as in Megatron-LM."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocab", "ffn"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"a transformer needs {name} >= 1, not {getattr(self, name)}")
+
+    @property
+    def attention_width(self) -> int:
+        """Heads x head_dim: the width of the queries."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def kv_width(self) -> int:
+        """The width of the keys, which is that of the values."""
+        return (self.kv_heads or self.heads) * (self.head_dim or self.hidden // self.heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model: its units, and its architecture where that is known."""
+
+    name: str
+    units: tuple[Unit, ...]
+    architecture: Transformer | None = None
+    buffer_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    """What had to be assumed."""
+
+    def __post_init__(self) -> None:
+        if self.params < 1:
+            raise PlanError(f"{self.name} has no parameters")
+
+    @property
+    def params(self) -> int:
+        """All parameters."""
+        return sum(unit.numel * unit.count for unit in self.units)
+
+    @property
+    def trainable(self) -> int:
+        """Those that get gradients."""
+        return sum(unit.numel * unit.count for unit in self.units if unit.trainable)
+
+    def sizes(self, plan: ShardPlan) -> Sizes:
+        """The numbers of this model under *plan*; frameworks pad in different ways."""
+        shard = trainable_shard = persistent = 0
+        for unit in self.units:
+            padded = _padded(unit, plan)
+            shard += padded * unit.count
+            trainable_shard += padded * unit.count * unit.trainable
+            if plan.persistence_numel:
+                small = (math.prod(s) for s in unit.shapes)
+                persistent += unit.count * sum(n for n in small if n <= plan.persistence_numel)
+        largest = sorted(
+            (u.numel for u in self.units for _ in range(min(u.count, 4))), reverse=True
+        )
+        return Sizes(
+            numel=self.params,
+            trainable=self.trainable,
+            shard_numel=shard,
+            trainable_shard_numel=trainable_shard,
+            persistent_numel=persistent,
+            unit_numels=tuple(largest[:4]),
+            buffer_bytes=self.buffer_bytes,
+            factored_numel=sum(
+                factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
+            ),
+        )
+
+
+def _padded(unit: Unit, plan: ShardPlan) -> int:
+    """Elements of *unit* that one rank keeps where parameters are sharded."""
+    ranks = plan.shard_ranks
+    if plan.framework == "fsdp2":  # along the first dimension of each parameter
+        return sum(math.ceil(s[0] / ranks) * math.prod(s[1:]) if s else 1 for s in unit.shapes)
+    if plan.framework == "fsdp1":  # one flat parameter a unit
+        return math.ceil(unit.numel / ranks)
+    return sum(math.ceil(math.prod(s) / ranks) for s in unit.shapes)
+
+
+def factored(shape: Shape) -> int:
+    """Elements of Adafactor's second moment for a parameter of *shape* (Shazeer & Stern 2018)."""
+    if len(shape) < 2:
+        return math.prod(shape)
+    return math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What memory depends on, in elements a rank; see :meth:`ModelSpec.sizes`."""
+
+    numel: int
+    trainable: int
+    shard_numel: int
+    """One rank's part of all parameters where they are sharded, with padding."""
+    trainable_shard_numel: int
+    persistent_numel: int = 0
+    """ZeRO-3: parameters that stay gathered because they are small."""
+    unit_numels: tuple[int, ...] = ()
+    """The largest units, descending; empty where units are unknown."""
+    buffer_bytes: int = 0
+    factored_numel: int = 0
+    """Adafactor's second moments of everything trainable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What an optimizer keeps for each trainable parameter."""
+
+    name: str
+    full_states: int
+    """Tensors of the parameter's size."""
+    state_bytes: float = 4.0
+    """Bytes an element of those; quantized ones include their scales."""
+    is_factored: bool = False
+    """Adafactor: the second moment by rows and columns."""
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    o.name: o
+    for o in (
+        Optimizer(name="adamw", full_states=2),
+        Optimizer(name="adam", full_states=2),
+        Optimizer(name="lamb", full_states=2),
+        Optimizer(name="sgd", full_states=0),
+        Optimizer(name="sgd-momentum", full_states=1),
+        Optimizer(name="adagrad", full_states=1),
+        Optimizer(name="rmsprop", full_states=1),
+        Optimizer(name="lion", full_states=1),
+        Optimizer(name="adafactor", full_states=0, is_factored=True),
+        # blockwise quantization: one fp32 scale for 256 elements (Dettmers et al. 2022)
+        Optimizer(name="adam8bit", full_states=2, state_bytes=1 + 4 / 256),
+        Optimizer(name="adamw8bit", full_states=2, state_bytes=1 + 4 / 256),
+    )
+}
+
+_ALIASES = {
+    "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adamw_torch": "adamw", "nadam": "adam",
+    "adamw_torch_fused": "adamw", "radam": "adam", "adamw_8bit": "adamw8bit", "cpuadam": "adamw",
+    "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
+    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion", "deepspeedcpuadagrad": "adagrad",
+}  # fmt: skip
+
+
+def optimizer(name: str, momentum: float = 0.0) -> Optimizer | None:
+    """The optimizer called *name* in a configuration or by its class, or None when unknown."""
+    key = name.lower().replace("-momentum", "_momentum").replace("_momentum", "-momentum")
+    key = _ALIASES.get(key, key)
+    if key == "sgd" and momentum:
+        key = "sgd-momentum"
+    return OPTIMIZERS.get(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes an element of what is kept."""
+
+    param_bytes: int = 2
+    """Of the parameters as they are stored between steps."""
+    compute_bytes: int = 2
+    """Of the unsharded parameters and the activations."""
+    grad_bytes: int = 2
+    """Of the gradients that the optimizer gets."""
+    has_master: bool = True
+    """An fp32 copy of the parameters stands beside them."""
+    state_bytes: float = 4.0
+    """Of a full optimizer state, unless the optimizer fixes it."""
+
+    @classmethod
+    def mixed(cls) -> Precision:
+        """bf16 or fp16 with fp32 masters, as DeepSpeed and Megatron-LM do it: 2 + 2 + 12."""
+        return cls()
+
+    @classmethod
+    def full(cls) -> Precision:
+        """All in fp32: 4 + 4 + 8."""
+        return cls(param_bytes=4, compute_bytes=4, grad_bytes=4, has_master=False)
+
+    @classmethod
+    def policy(cls) -> Precision:
+        """FSDP's mixed precision: fp32 shards, gathered and computed in bf16; fp32 gradients."""
+        return cls(param_bytes=4, compute_bytes=2, grad_bytes=4, has_master=False)
+
+    @classmethod
+    def pure(cls) -> Precision:
+        """Everything in bf16, states included: 2 + 2 + 4."""
+        return cls(has_master=False, state_bytes=2.0)
+
+
+PRECISIONS = {
+    "mixed": Precision.mixed(), "fp32": Precision.full(), "fsdp-mixed": Precision.policy(),
+    "pure-bf16": Precision.pure(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """How a model is split over ranks, and what moves it there."""
+
+    stage: ZeroStage
+    ranks: int
+    framework: str = "deepspeed"
+    shard_ranks: int = 0
+    """Ranks that share one copy (hybrid sharding); 0: all."""
+    precision: Precision = field(default_factory=Precision.mixed)
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
+    optimizer_on: str = "device"
+    params_on: str = "device"
+    accumulation: int = 1
+    reshards: bool = True
+    """Stage 3: parameters are freed after forward, and gathered again in backward."""
+    live_units: int = 2
+    """FSDP: units gathered at once: the one at work and the prefetched one."""
+    grad_bucket_numel: int = 0
+    """Elements of one reduction bucket."""
+    grad_buckets: int = 1
+    """Buckets that exist at once (overlap_comm doubles them)."""
+    gather_bucket_numel: int = 0
+    """Stages 1 and 2: elements gathered at once after the step."""
+    prefetch_numel: int = 0
+    live_numel: int = 0
+    """ZeRO-3: stage3_max_live_parameters; 0: no bound."""
+    persistence_numel: int = 0
+    """ZeRO-3: a parameter of at most so many elements stays gathered."""
+    secondary_ranks: int = 0
+    """ZeRO++ hpZ: ranks that share the second copy; 0: none."""
+    bucket_views: bool = False
+    """DDP: gradients are views of the buckets."""
+
+    def __post_init__(self) -> None:
+        if self.framework not in FRAMEWORKS:
+            known = ", ".join(FRAMEWORKS)
+            raise PlanError(f"unknown framework {self.framework!r}; known: {known}")
+        if self.ranks < 1:
+            raise PlanError(f"a plan needs at least one rank, not {self.ranks}")
+        if not self.shard_ranks:
+            object.__setattr__(self, "shard_ranks", self.ranks)
+        if self.ranks % self.shard_ranks:
+            raise PlanError(f"{self.ranks} ranks cannot be split into groups of {self.shard_ranks}")
+        for place in (self.optimizer_on, self.params_on):
+            if place not in PLACES:
+                raise PlanError(f"unknown place {place!r}; known: {', '.join(PLACES)}")
+        if self.params_on != "device" and self.stage != ZeroStage.PARAMETERS:
+            raise PlanError("parameters are offloaded only at stage 3")
+        if self.optimizer_on != "device" and not self.stage:
+            raise PlanError("the optimizer is offloaded from stage 1 on")
+
+    @property
+    def label(self) -> str:
+        """``ZeRO-3 + optimizer on host``."""
+        names = {"deepspeed": f"ZeRO-{self.stage}", "ddp": "DDP"}
+        name = names.get(self.framework) or f"{self.framework.upper()} (ZeRO-{self.stage})"
+        moved = {"optimizer": self.optimizer_on, "parameters": self.params_on}
+        places = [f"{what} on {where}" for what, where in moved.items() if where != "device"]
+        return " + ".join([name, *places])
+
+
+# ---- models from what people have -----------------------------------------------------------------
+
+
+def from_count(params: int, name: str = "") -> ModelSpec:
+    """A model of which only the number of parameters is known."""
+    if params < 1:
+        raise PlanError(f"a model needs parameters, not {params}")
+    unit = Unit("(all)", ((params,),))
+    return ModelSpec(name=name or f"{params:,} parameters", units=(unit,))
+
+
+def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
+    """A model from the contents of a Hugging Face ``config.json``.
+
+    Exact for decoder-only transformers of the GPT-2, LLaMA, Mistral, Qwen and Mixtral families; what is
+    assumed for others is in :attr:`ModelSpec.notes`. Raises :class:`PlanError` when sizes are missing.
+    """
+    config = config.get("text_config") or config
+    kind = str(config.get("model_type", "unknown"))
+    hidden = _need(config, "hidden_size", "n_embd", "d_model")
+    layers = _need(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _need(config, "num_attention_heads", "n_head", "num_heads")
+    vocab = _need(config, "vocab_size")
+    is_gpt2 = kind in ("gpt2", "gpt_bigcode", "openai-gpt")
+    ffn = _find(config, "intermediate_size", "n_inner", "d_ff", "ffn_dim") or 4 * hidden
+    has_bias = is_gpt2 or kind in ("gpt_neox", "opt", "bert", "gptj")
+    shape = Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_find(config, "num_key_value_heads") or heads,
+        head_dim=_find(config, "head_dim") or hidden // heads,
+        ffn=ffn,
+        vocab=vocab,
+        gated=not has_bias,
+        dropout=float(config.get("resid_pdrop") or config.get("hidden_dropout") or 0) > 0,
+    )
+    notes = [] if kind in _EXACT else [f"model type {kind!r}: counted as a LLaMA-like decoder"]
+    positions = _find(config, "n_positions", "max_position_embeddings") if has_bias else 0
+    tied = bool(config.get("tie_word_embeddings", is_gpt2))
+    embedding: list[Shape] = [(vocab, hidden)]
+    if positions and kind != "gpt_neox":
+        embedding.append((positions, hidden))
+    norm: list[Shape] = [(hidden,), (hidden,)] if has_bias else [(hidden,)]
+    root: list[Shape] = [*embedding, *norm]
+    if not tied:
+        root.append((vocab, hidden))
+    layer = Unit("layer", tuple(_layer_shapes(config, shape, has_bias)), layers)
+    return ModelSpec(
+        name=name or str(config.get("_name_or_path") or kind),
+        units=(layer, Unit("(root)", tuple(root))),
+        architecture=shape,
+        notes=tuple(notes),
+    )
+
+
+_EXACT = frozenset(
+    "gpt2 llama mistral mixtral qwen2 qwen3 gemma phi3 starcoder2 gpt_bigcode".split()
+)
+
+
+def _layer_shapes(config: Mapping[str, Any], t: Transformer, has_bias: bool) -> Iterable[Shape]:
+    """The parameters of one layer."""
+    h, f, q, kv = t.hidden, t.ffn, t.attention_width, t.kv_width
+    kind = config.get("model_type")
+    qkv_bias = has_bias or bool(config.get("attention_bias", kind == "qwen2"))
+    if kind in ("gpt2", "gpt_bigcode", "gpt_neox"):
+        yield from ((h, q + 2 * kv), (q + 2 * kv,))
+    else:
+        yield from ((q, h), (kv, h), (kv, h))
+        if qkv_bias:
+            yield from ((q,), (kv,), (kv,))
+    yield (h, q)
+    if has_bias or (qkv_bias and kind == "llama"):
+        yield (h,)
+    if kind == "qwen3":
+        yield from ((t.head_dim,), (t.head_dim,))
+    experts = _find(config, "num_local_experts", "num_experts")
+    if experts:
+        width = _find(config, "moe_intermediate_size") or f
+        yield (experts, h)
+        for _ in range(experts):
+            yield from ((width, h), (width, h), (h, width))
+    elif t.gated:
+        yield from ((f, h), (f, h), (h, f))
+    else:
+        yield from ((f, h), (f,), (h, f), (h,))
+    norms = 2 * (2 if has_bias else 1)
+    for _ in range(norms):
+        yield (h,)
+
+
+def _find(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0
+
+
+def _need(config: Mapping[str, Any], *names: str) -> int:
+    found = _find(config, *names)
+    if not found:
+        raise PlanError(
+            f"the configuration has no {names[0]}",
+            hint="give a Hugging Face config.json of a transformer, a parameter count, "
+            "or a Python entry as module:factory",
+        )
+    return found
