@@ -86,6 +86,8 @@ class RankFollower:
                 state.groups[name.id] = name.payload
             elif name.kind == NameKind.UNIT:
                 state.units[name.id] = str(name.payload.get("fqn", ""))
+                nbytes = name.payload.get("nbytes")
+                state.unit_bytes[name.id] = nbytes if isinstance(nbytes, int) else 0
             elif name.kind == NameKind.TEXT:
                 state.texts[name.id] = str(name.payload.get("text", ""))
 

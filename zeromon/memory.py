@@ -98,24 +98,12 @@ def predict(
 
 def _params(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     each = p.precision.param_bytes
-    if p.stage < ZeroStage.PARAMETERS:
-        role = "sharded_param" if p.framework == "fsdp2" else "unsharded_param"
-        if p.framework == "deepspeed" or p.framework == "ddp" or p.ranks == 1:
-            yield Term(role="unsharded_param", nbytes=s.numel * each)
-        else:  # FSDP that keeps its units gathered: the shard stays beside them
-            yield Term(role="sharded_param", nbytes=s.numel // p.shard_ranks * each)
-            yield from _padding(role, s.shard_numel - s.numel // p.shard_ranks, each)
-            yield Term(
-                role="unsharded_param",
-                nbytes=s.numel * p.precision.compute_bytes,
-                cause="units stay gathered from forward to backward (reshard_after_forward is off)",
-                during=During.BACKWARD,
-            )
+    if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
+        yield Term(role="unsharded_param", nbytes=round(s.numel * each))
     else:
-        yield Term(role="sharded_param", nbytes=s.numel // p.shard_ranks * each, place=p.params_on)
-        yield from _padding(
-            "sharded_param", s.shard_numel - s.numel // p.shard_ranks, each, p.params_on
-        )
+        base = s.numel // p.shard_ranks
+        yield Term(role="sharded_param", nbytes=round(base * each), place=p.params_on)
+        yield from _padding("sharded_param", s.shard_numel - base, each, p.params_on)
         yield from _gathered(s, p)
     if p.precision.has_master:
         split = p.shard_ranks if p.stage else 1
@@ -144,8 +132,16 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if p.secondary_ranks:
         yield Term(
             role="secondary_param",
-            nbytes=math.ceil(s.numel / p.secondary_ranks) * each,
+            nbytes=math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * each,
             cause="ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)",
+        )
+    if s.kept_numel:
+        yield Term(
+            role="unsharded_param",
+            nbytes=s.kept_numel * each,
+            cause="units that stay gathered from forward to backward (the root, or "
+            "reshard_after_forward=False)",
+            during=During.BACKWARD,
         )
     if not s.unit_numels:
         return
@@ -157,9 +153,10 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         during=During.BACKWARD,
     )
     if p.framework == "deepspeed":
-        ahead = min(p.prefetch_numel + largest, p.live_numel or p.prefetch_numel + largest)
+        ahead = min(p.prefetch_numel, s.numel - largest - s.persistent_numel)
+        if p.live_numel:
+            ahead = min(ahead, p.live_numel - largest)
         cause = "units fetched ahead (stage3_prefetch_bucket_size)"
-        ahead = min(ahead - largest, s.numel - largest)
     else:
         ahead = sum(s.unit_numels[1 : p.live_units])
         cause = "units gathered at once by prefetch"
@@ -173,8 +170,8 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
 
 def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     each = p.precision.grad_bytes
-    whole = s.trainable * each
-    shard = s.trainable // p.shard_ranks * each
+    whole = round(s.trainable * each)
+    shard = round(s.trainable // p.shard_ranks * each)
     if p.framework == "ddp":
         yield Term(role="unsharded_grad", nbytes=whole)
         if not p.bucket_views:
@@ -188,7 +185,7 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         yield Term(role="unsharded_grad", nbytes=whole)
         yield from _bucket(p, whole)
         return
-    where = p.optimizer_on if p.framework == "deepspeed" else "device"
+    where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
     if p.stage == ZeroStage.OPTIMIZER:
         # the paper keeps whole gradients; DeepSpeed frees them once its part is averaged
         yield Term(role="unsharded_grad", nbytes=whole, during=During.BACKWARD)
@@ -205,14 +202,41 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD,
             )
+    if p.framework == "deepspeed" and p.optimizer_on != "device" and each < 4:
+        yield from _offloaded_grads(s, p)
     yield from _bucket(p, whole)
 
 
+def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """DeepSpeed: the optimizer on the host gets fp32 gradients, and stages 1 and 2 stage copies."""
+    is_3 = p.stage == ZeroStage.PARAMETERS
+    shard = s.trainable_shard_numel if is_3 else s.trainable // p.shard_ranks
+    # stage 3 keeps the low-precision shard beside them; the others have them instead
+    each = 4 if is_3 else 4 - p.precision.grad_bytes
+    yield Term(
+        role="sharded_grad",
+        nbytes=round(shard * each),
+        cause="fp32 gradients for the optimizer on the host",
+        place=p.optimizer_on,
+        during=During.STEP,
+    )
+    if not is_3:
+        staged = shard + 2 * s.largest_tensor_numel
+        yield Term(
+            role="swap_buffer",
+            nbytes=round(staged * p.precision.param_bytes),
+            cause="updated parameters and gradients on their way from and to the host",
+            place="host",
+        )
+
+
 def _bucket(p: ShardPlan, whole: int) -> Iterator[Term]:
-    nbytes = min(p.grad_bucket_numel * p.grad_buckets * p.precision.grad_bytes, 2 * whole)
+    nbytes = p.grad_bucket_numel * p.grad_buckets * p.precision.grad_bytes
+    if p.stage < ZeroStage.PARAMETERS:  # there it is made for what is left to reduce
+        nbytes = min(nbytes, whole)
     yield Term(
         role="reduce_scatter",
-        nbytes=nbytes,
+        nbytes=round(nbytes),
         cause="buckets that gradients are reduced from (reduce_bucket_size)",
         during=During.ALWAYS if p.stage == ZeroStage.PARAMETERS else During.BACKWARD,
     )
@@ -338,7 +362,7 @@ def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     return round(sent)
 
 
-def tokens_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:
+def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:
     """The largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
     one = Batch(
         sequences=1,

@@ -32,6 +32,9 @@ class ZeroStage(IntEnum):
     PARAMETERS = 3
 
 
+ROOT = "(root)"
+"""The unit of what no other unit holds; FSDP keeps it gathered from forward to backward."""
+
 Shape = tuple[int, ...]
 
 
@@ -92,6 +95,8 @@ class ModelSpec:
     units: tuple[Unit, ...]
     architecture: Transformer | None = None
     buffer_bytes: int = 0
+    has_units: bool = True
+    """Whether *units* are what is gathered together; otherwise they only add up to the model."""
     notes: tuple[str, ...] = ()
     """What had to be assumed."""
 
@@ -111,8 +116,14 @@ class ModelSpec:
 
     def sizes(self, plan: ShardPlan) -> Sizes:
         """The numbers of this model under *plan*; frameworks pad in different ways."""
-        shard = trainable_shard = persistent = 0
+        shard = trainable_shard = persistent = kept = 0
+        is_fsdp = plan.framework in ("fsdp1", "fsdp2")
+        freed = []
         for unit in self.units:
+            if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
+                kept += unit.numel * unit.count
+            else:
+                freed += [unit.numel] * min(unit.count, 4)
             padded = _padded(unit, plan)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
@@ -128,7 +139,9 @@ class ModelSpec:
             shard_numel=shard,
             trainable_shard_numel=trainable_shard,
             persistent_numel=persistent,
-            unit_numels=tuple(largest[:4]),
+            unit_numels=tuple(largest[:4]) if self.has_units else (),
+            kept_numel=kept if self.has_units else 0,
+            largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
@@ -165,7 +178,10 @@ class Sizes:
     persistent_numel: int = 0
     """ZeRO-3: parameters that stay gathered because they are small."""
     unit_numels: tuple[int, ...] = ()
-    """The largest units, descending; empty where units are unknown."""
+    """The largest units that are freed after use, descending; empty where units are unknown."""
+    largest_tensor_numel: int = 0
+    kept_numel: int = 0
+    """FSDP: of units that stay gathered from forward to backward (the root, or all of them)."""
     buffer_bytes: int = 0
     factored_numel: int = 0
     """Adafactor's second moments of everything trainable."""
@@ -206,7 +222,8 @@ _ALIASES = {
     "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adamw_torch": "adamw", "nadam": "adam",
     "adamw_torch_fused": "adamw", "radam": "adam", "adamw_8bit": "adamw8bit", "cpuadam": "adamw",
     "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
-    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion", "deepspeedcpuadagrad": "adagrad",
+    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion",
+    "deepspeedcpuadagrad": "adagrad",
 }  # fmt: skip
 
 
@@ -331,7 +348,7 @@ def from_count(params: int, name: str = "") -> ModelSpec:
     if params < 1:
         raise PlanError(f"a model needs parameters, not {params}")
     unit = Unit("(all)", ((params,),))
-    return ModelSpec(name=name or f"{params:,} parameters", units=(unit,))
+    return ModelSpec(name=name or f"{params:,} parameters", units=(unit,), has_units=False)
 
 
 def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
@@ -373,7 +390,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     layer = Unit("layer", tuple(_layer_shapes(config, shape, has_bias)), layers)
     return ModelSpec(
         name=name or str(config.get("_name_or_path") or kind),
-        units=(layer, Unit("(root)", tuple(root))),
+        units=(layer, Unit(ROOT, tuple(root))),
         architecture=shape,
         notes=tuple(notes),
     )

@@ -154,6 +154,35 @@ class RoleRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Bytes on top of the plain arithmetic of ZeRO, and why they are there."""
+
+    text: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedRow:
+    """One role, measured against predicted; on device, host and disk together."""
+
+    role: str
+    measured_bytes: int | None
+    """None where no census reaches."""
+    plain_bytes: int
+    """What the paper's arithmetic says."""
+    predicted_bytes: int | None
+    """With what the framework and its settings put on top; None when it cannot be said."""
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def unexplained_bytes(self) -> int | None:
+        """Measured, less predicted."""
+        if self.measured_bytes is None or self.predicted_bytes is None:
+            return None
+        return self.measured_bytes - self.predicted_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """A collective that was issued and has not ended."""
 
@@ -307,6 +336,10 @@ class RankSnapshot:
     gathers: tuple[GatherRow, ...] = ()
     transfers: tuple[TransferRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
+    expected: tuple[ExpectedRow, ...] = ()
+    """Roles measured against predicted; empty while no model is known."""
+    unsharded_peak_bytes: int = -1
+    """Most bytes of gathered parameters at once so far; -1 where units do not say."""
     unseen: tuple[str, ...] = ()
     """Names that this version of a framework lacks: what hangs on them is unknown."""
 

@@ -45,6 +45,7 @@ from zeromon.events import (
     UnitEvent,
     UnitMark,
 )
+from zeromon.expected import expected_rows
 from zeromon.intervals import Interval, intersection, length, union
 from zeromon.snapshot import (
     CollectiveRow,
@@ -152,6 +153,8 @@ class RankState:
     meta: dict[str, Any] = field(default_factory=dict)
     groups: dict[int, dict[str, Any]] = field(default_factory=dict)
     units: dict[int, str] = field(default_factory=dict)
+    unit_bytes: dict[int, int] = field(default_factory=dict)
+    """Unit -> bytes of its parameters while they are gathered."""
     texts: dict[int, str] = field(default_factory=dict)
 
     step: int = 0
@@ -180,6 +183,11 @@ class RankState:
     """Unsharded bytes and exposed nanoseconds of gathers; by whether they were issued ahead."""
     transfers: dict[Path, PathTotals] = field(default_factory=dict)
     roles: dict[Role, RoleBytes] = field(default_factory=dict)
+    unsharded: dict[int, int] = field(default_factory=dict)
+    """Bytes that are gathered now, by unit."""
+    unsharded_now: int = 0
+    unsharded_peak: int = -1
+    """The most at once so far; -1 while no unit said its size."""
 
     memory: MemorySample | None = None
     memory_peak: MemoryPeak | None = None
@@ -329,6 +337,8 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         _pair_idle(state)
     state.phase = Phase.OTHER
     state.unit = 0
+    state.unsharded.clear()  # a mark that was lost must not count for ever
+    state.unsharded_now = 0
     if state.in_flight:
         _forget_ended(state, start)
     for (op, group), totals in state.ops.items():
@@ -423,6 +433,7 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
     if e.event is UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
+        _gathered(state, e.unit, e.nbytes)
         if e.nbytes:
             ahead = bool(e.flags & _AHEAD)
             state.gathers.setdefault(ahead, [0, 0])[0] += e.nbytes
@@ -432,9 +443,19 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
                 unit.late_bytes += e.nbytes
     elif e.event is UnitEvent.RESHARD:
         unit.reshards += 1
+        state.unsharded_now -= state.unsharded.pop(e.unit, 0)
     if e.allocated_bytes >= 0:
         unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
+
+
+def _gathered(state: RankState, unit: int, nbytes: int) -> None:
+    """A unit is gathered: at once (FSDP), or parameter by parameter (*nbytes* of ZeRO-3)."""
+    already = state.unsharded.get(unit, 0)
+    now = already + nbytes if nbytes else state.unit_bytes.get(unit, 0)
+    state.unsharded[unit] = now
+    state.unsharded_now += now - already
+    state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
 
 def _unit(state: RankState, number: int) -> UnitTotals:
@@ -602,6 +623,7 @@ def summarize(
     cost = overhead(state.idle_pairs)
     meta = state.meta
     recent = list(state.history)[-_WINDOW:]
+    roles = _role_rows(state)
     return RankSnapshot(
         rank=state.rank,
         local_rank=int(meta.get("local_rank", 0)),
@@ -656,18 +678,36 @@ def summarize(
             for ahead, (nbytes, exposed) in sorted(state.gathers.items())
         ),
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
-        roles=tuple(
-            RoleRow(
-                role=role.label,
-                device_bytes=found.device_bytes,
-                host_bytes=found.host_bytes,
-                disk_bytes=found.disk_bytes,
-                pinned_bytes=found.pinned_bytes,
-            )
-            for role, found in sorted(state.roles.items())
-        ),
+        roles=roles,
+        expected=expected_rows(_models(state), roles, state.unsharded_peak, state.steps),
+        unsharded_peak_bytes=state.unsharded_peak,
         unseen=tuple(str(name) for name in meta.get("unseen", ())),
     )
+
+
+def _role_rows(state: RankState) -> tuple[RoleRow, ...]:
+    return tuple(
+        RoleRow(
+            role=role.label,
+            device_bytes=found.device_bytes,
+            host_bytes=found.host_bytes,
+            disk_bytes=found.disk_bytes,
+            pinned_bytes=found.pinned_bytes,
+        )
+        for role, found in sorted(state.roles.items())
+    )
+
+
+def _models(state: RankState) -> list[dict[str, Any]]:
+    """What the rank told of its models: those of torch, and those of DeepSpeed's engines."""
+    told = state.meta.get("models")
+    models = [facts for facts in told if isinstance(facts, dict)] if isinstance(told, list) else []
+    for key in sorted(state.meta):
+        if key.startswith("engine") and isinstance(state.meta[key], dict):
+            facts = state.meta[key].get("model")
+            if isinstance(facts, dict):
+                models.append(facts)
+    return models
 
 
 def _engine_facts(state: RankState, number: int) -> dict[str, Any]:

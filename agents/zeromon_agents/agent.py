@@ -26,9 +26,10 @@ import torch
 from zeromon import __version__, paths
 from zeromon.events import ExitKind, Flag, Kind
 from zeromon.ring import RingWriter
+from zeromon_agents import model_facts
 from zeromon_agents.allocator import Allocator, cuda_ready
 from zeromon_agents.c10d import Collectives
-from zeromon_agents.census import Census
+from zeromon_agents.census import Census, census_step
 from zeromon_agents.ddp import DISTRIBUTED, Ddp
 from zeromon_agents.deepspeed import DeepSpeed, group_label
 from zeromon_agents.fsdp1 import RUNTIME, WRAPPER, Fsdp1
@@ -41,6 +42,7 @@ from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
 from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
 from zeromon_agents.step import Steps
+from zeromon_agents.torch_roles import Models
 from zeromon_agents.unseen import WARM_UP_STEPS, Unseen
 
 _BEAT_SECONDS = 1.0
@@ -77,9 +79,14 @@ class Agent:
         self.collectives = Collectives(self.recorder, self.device)
         self.steps = Steps(self.recorder, self._before_step_mark)
         self._shown_hang_of = -1
-        self.ddp = Ddp(self.recorder, self.steps, self.collectives, self.device, self.patches)
+        self.models = Models()
+        self.ddp = Ddp(
+            self.recorder, self.steps, self.collectives, self.device, self.patches, self.models
+        )
         self.collectives.framework_label = group_label
         self.census = Census(self.recorder)
+        self.census.add(self.models.claims)
+        self._census_of = -1
         self.deepspeed = DeepSpeed(
             self.recorder, self.steps, self.device, self.patches, self.census
         )
@@ -108,11 +115,11 @@ class Agent:
         self._describe()
         self._watch_existing_groups()
         self.guard.on_limit = self.pause
-        self.steps.on_optimizer = self._optimizer_seen
+        self.steps.on_optimizer = self._optimizer_begins
         self.collectives.install(self.patches)
         units = Units(self.recorder, self.device)
-        fsdp2 = Fsdp2(units, self.steps, self.patches)
-        fsdp1 = Fsdp1(units, self.steps, self.patches)
+        fsdp2 = Fsdp2(units, self.steps, self.patches, self.models.saw_module)
+        fsdp1 = Fsdp1(units, self.steps, self.patches, self.models)
         for module, watch in (
             ("torch.autograd", lambda m: self.steps.watch_backward(m, self.patches)),
             ("torch.utils.data.dataloader", lambda m: self.steps.watch_data(m, self.patches)),
@@ -184,12 +191,26 @@ class Agent:
             if hasattr(pg, "group_name"):
                 self.collectives.group_of(pg, existed=True)
 
-    def _optimizer_seen(self, optimizer: Any) -> None:
-        self.steps.on_optimizer = None
-        kind = type(optimizer).__name__
-        facts = {"optimizer": kind}
-        if kind == "ZeroRedundancyOptimizer":
-            facts["strategy"] = "zero1"
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        """Gradients are complete and nothing is updated yet: the moment of the census."""
+        self.models.saw_optimizer(optimizer)
+        if self.models.changed:
+            self.models.changed = False
+            self._describe_models()
+        following = self.recorder.step + 1
+        if self.recorder.mode == ON and census_step(following) and self._census_of != following:
+            self._census_of = following
+            self.census.take()
+
+    def _describe_models(self) -> None:
+        modules, optimizers = self.models.live()
+        facts: dict[str, Any] = {}
+        if optimizers:
+            facts["optimizer"] = type(optimizers[0]).__name__
+            if facts["optimizer"] == "ZeroRedundancyOptimizer":
+                facts["strategy"] = "zero1"
+        found = (model_facts.of_module(module, optimizers) for module in modules)
+        facts["models"] = [model for model in found if model is not None]
         self.recorder.meta(**facts)
 
     # ---- every step ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from zeromon_agents.recorder import Recorder
 Claims = Iterable[tuple[Role, Any]]
 Provider = Callable[[], Claims]
 
-_LARGE = 16 << 20
+LARGE = 16 << 20
 _PAGE = mmap.PAGESIZE
 _OFTEN_UNTIL, _OFTEN, _SELDOM = 64, 8, 64
 
@@ -89,7 +89,7 @@ def count(claims: Claims) -> dict[Role, Count]:
             if tensor.device.type != "cpu":
                 row[0] += nbytes
                 continue
-            row[1] += nbytes if nbytes < _LARGE else touched(address, nbytes)
+            row[1] += nbytes if nbytes < LARGE else touched(address, nbytes)
             if pins and tensor.is_pinned():
                 row[3] += nbytes
     return {role: Count(*row) for role, row in sums.items()}

@@ -21,6 +21,7 @@ from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
 from zeromon_agents.recorder import Recorder
 from zeromon_agents.step import Steps
+from zeromon_agents.torch_roles import Models
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
 _DEFAULT_SAMPLE_RATE = 100  # of torch's reducer
@@ -48,7 +49,9 @@ class Ddp:
         collectives: Collectives,
         device: DeviceTimer,
         patches: Patches,
+        known: Models,
     ) -> None:
+        self._known = known
         self._recorder = recorder
         self._steps = steps
         self._collectives = collectives
@@ -104,6 +107,7 @@ class Ddp:
             group = self._collectives.group_of(ddp.process_group)
             model = self.models[id(ddp)] = Model(ddp, group.id, on_cpu=on_cpu)
             self._recorder.meta(strategy="ddp")
+            self._known.saw_module(ddp)
             if on_cpu:
                 # on CUDA reading a sampled iteration waits for its events: keep torch's own rate
                 ddp._set_ddp_runtime_logging_sample_rate(1)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from zeromon.events import Flag, Kind, Outcome, Path, UnitEvent, float_bits
-from zeromon_agents import zero_config, zero_roles
+from zeromon_agents import model_facts, zero_config, zero_roles
 from zeromon_agents.census import Census, Provider, census_step
 from zeromon_agents.guard import Guard
 from zeromon_agents.imports import ImportWatch
@@ -203,6 +203,12 @@ class DeepSpeed:
             facts["settings"] = zero_config.settings(engine)
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._recorder.guard.note(error, "settings")
+        try:
+            facts["model"] = model_facts.of_engine(
+                engine, known.stage, _place(known.optimizer_on), _place(known.params_on)
+            )
+        except Guard.CAUGHT as error:  # likewise: no prediction then
+            self._recorder.guard.note(error, "model facts")
         for part in ("offload_optimizer", "offload_param"):
             path = getattr(getattr(engine._config.zero_config, part), "nvme_path", None)
             if path is not None:
@@ -216,7 +222,6 @@ class DeepSpeed:
             unseen=self._unseen,
             **{f"engine{known.number}": facts},
         )
-        self._steps.on_optimizer = None
 
     def _forget(self, key: int) -> None:
         known = self._engines.pop(key, None)
@@ -534,6 +539,11 @@ def _device(offload: Any) -> str:
     """``none``, ``cpu`` or ``nvme``."""
     device = getattr(offload, "device", None)
     return str(getattr(device, "value", device) or "none")
+
+
+def _place(device: str) -> str:
+    """Where that is, in the words of :data:`zeromon.model.PLACES`."""
+    return {"cpu": "host", "nvme": "nvme"}.get(device, "device")
 
 
 def _claims(ref: weakref.ref[Any]) -> Any:

@@ -7,6 +7,7 @@ are replaced there.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from zeromon_agents.fsdp2 import Units
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.step import Steps
+from zeromon_agents.torch_roles import Models
 
 RUNTIME = "torch.distributed.fsdp._runtime_utils"
 WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -32,7 +34,8 @@ _STRATEGIES = {
 class Fsdp1:
     """The hooks on FSDP1's runtime."""
 
-    def __init__(self, units: Units, steps: Steps, patches: Patches) -> None:
+    def __init__(self, units: Units, steps: Steps, patches: Patches, models: Models) -> None:
+        self._models = models
         self._units = units
         self._recorder = units.recorder
         self._steps = steps
@@ -42,13 +45,13 @@ class Fsdp1:
 
     def watch_runtime(self, module: Any) -> None:
         """Patches the functions that unshard, reshard and reduce a unit."""
-        for name, event in (
-            ("_unshard", UnitEvent.UNSHARD),
-            ("_reshard", UnitEvent.RESHARD),
-            ("_reduce_grad", None),
+        for name, event, happens in (
+            ("_unshard", UnitEvent.UNSHARD, will_unshard),
+            ("_reshard", UnitEvent.RESHARD, will_reshard),
+            ("_reduce_grad", None, will_reshard),
         ):
             original = self._patches.original(module, name)
-            hooked = self._units.within(self.unit_of, event)(original, 1)
+            hooked = self._units.within(self.unit_of, event, happens)(original, 1)
             self._patches.set(module, name, hooked)
 
     def watch_wrapper(self, module: Any) -> None:
@@ -87,6 +90,7 @@ class Fsdp1:
         if id(root) in self._roots:
             return
         self._roots.add(id(root))
+        self._models.saw_module(root)
         name = getattr(root.sharding_strategy, "name", "")
         self._recorder.meta(strategy=_STRATEGIES.get(name, "fsdp1"))
         for fqn, module in root.named_modules():
@@ -104,10 +108,31 @@ class Fsdp1:
         fqn = self._fqns.get(id(handle))
         if fqn is None:
             return 0  # before the root's first forward
-        facts = {"params": len(getattr(handle.flat_param, "_fqns", ())), "kind": "fsdp1"}
+        facts = {
+            "params": len(getattr(handle.flat_param, "_fqns", ())),
+            "kind": "fsdp1",
+            "nbytes": _unsharded_bytes(handle),
+        }
         number = self._recorder.unit_id(fqn, facts)
         handle._zeromon_unit = (self._recorder, number)
         return number
+
+
+def will_unshard(_: Any, handle: Any, *__: Any) -> bool:
+    """Whether ``_unshard`` gathers: it is also called for what is gathered already."""
+    return bool(handle) and bool(handle.needs_unshard())
+
+
+def will_reshard(_: Any, __: Any, frees: bool = True, *___: Any) -> bool:
+    """Whether ``_reshard`` frees what is gathered: after forward not every strategy does."""
+    return bool(frees)
+
+
+def _unsharded_bytes(handle: Any) -> int:
+    """Bytes of the unit while it is gathered."""
+    flat = handle.flat_param
+    dtype = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
+    return int(math.prod(getattr(flat, "_unpadded_unsharded_size", flat.shape)) * dtype.itemsize)
 
 
 def unwrapped(fqn: str) -> str:

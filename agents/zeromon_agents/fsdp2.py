@@ -8,9 +8,12 @@ and they run outside of compiled regions, so no graph breaks.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from zeromon.events import Kind, Op, UnitEvent
 from zeromon_agents.allocator import allocated_bytes
@@ -22,6 +25,9 @@ from zeromon_agents.step import Steps
 
 PARAM_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
+SawModule = Callable[[Any], None]
 
 
 class Units:
@@ -40,8 +46,16 @@ class Units:
                        blocked_ns, allocated, 0, 0)
         # fmt: on
 
-    def within(self, unit_of: Callable[[Any], int], event: UnitEvent | None) -> Any:
-        """A decorator for a method of a unit: its collectives are the unit's."""
+    def within(
+        self,
+        unit_of: Callable[[Any], int],
+        event: UnitEvent | None,
+        happens: Callable[..., bool] = lambda *_: True,
+    ) -> Any:
+        """A decorator for a method of a unit: its collectives are the unit's.
+
+        *happens* gets the arguments of the call and says whether it will do what *event* says.
+        """
         recorder = self.recorder
 
         def decorate(original: Any, subject: int = 0) -> Any:
@@ -52,7 +66,7 @@ class Units:
                 outer = recorder.unit
                 try:
                     recorder.unit = unit = unit_of(args[subject])
-                    if event is not None:
+                    if event is not None and happens(*args):
                         self.mark(event, unit)
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, original.__name__)
@@ -69,7 +83,8 @@ class Units:
 class Fsdp2:
     """The hooks on FSDPParamGroup and FSDPState."""
 
-    def __init__(self, units: Units, steps: Steps, patches: Patches) -> None:
+    def __init__(self, units: Units, steps: Steps, patches: Patches, saw_root: SawModule) -> None:
+        self._saw_root = saw_root
         self._units = units
         self._recorder = units.recorder
         self._steps = steps
@@ -83,7 +98,7 @@ class Fsdp2:
         patches.set(group, "unshard", self._unshard_hook(patches.original(group, "unshard")))
         original = patches.original(group, "wait_for_unshard")
         patches.set(group, "wait_for_unshard", self._wait_hook(original))
-        reshard = self._units.within(self.unit_of, UnitEvent.RESHARD)
+        reshard = self._units.within(self.unit_of, UnitEvent.RESHARD, will_reshard)
         patches.set(group, "reshard", reshard(patches.original(group, "reshard")))
         for name in ("post_backward", "finalize_backward"):
             patches.set(group, name, unshard(patches.original(group, name)))
@@ -97,16 +112,17 @@ class Fsdp2:
         steps, recorder, timer = self._steps, self._recorder, self._units.device
 
         @functools.wraps(original)
-        def _root_pre_forward(fsdp_state: Any, *args: Any, **kwargs: Any) -> Any:
+        def _root_pre_forward(fsdp_state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.mode:
                 try:
                     if fsdp_state._state_ctx.iter_forward_root is None:
+                        self._saw_root(module)
                         timer.mark_compute_stream()
                         steps.forward_begins()
                         self._strategy(fsdp_state)
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "_root_pre_forward")
-            return original(fsdp_state, *args, **kwargs)
+            return original(fsdp_state, module, *args, **kwargs)
 
         self._patches.set(state, "_root_pre_forward", _root_pre_forward)
 
@@ -131,7 +147,11 @@ class Fsdp2:
         fqn = getattr(group, "_module_fqn", None)
         if fqn is None:
             return 0  # before lazy init; it will have its name at the next call
-        facts = {"params": len(group.fsdp_params), "kind": "fsdp2"}
+        facts = {
+            "params": len(group.fsdp_params),
+            "kind": "fsdp2",
+            "nbytes": sum(map(_unsharded_bytes, group.fsdp_params)),
+        }
         number = self._recorder.unit_id(fqn or "(root)", facts)
         group._zeromon_unit = (self._recorder, number)
         return number
@@ -204,6 +224,18 @@ class Fsdp2:
             return original(group, *args, **kwargs)
 
         return post_forward
+
+
+def will_reshard(group: Any, *_: Any) -> bool:
+    """Whether ``reshard`` frees anything: after forward not every unit is freed."""
+    in_forward = getattr(getattr(group, "_training_state", None), "name", "") == "FORWARD"
+    return not in_forward or bool(getattr(group, "_reshard_after_forward", True))
+
+
+def _unsharded_bytes(param: Any) -> int:
+    """Bytes of a parameter while it is gathered."""
+    dtype = getattr(param, "param_dtype", None) or getattr(param, "orig_dtype", torch.float32)
+    return int(math.prod(param._orig_size) * dtype.itemsize)
 
 
 def param_groups(fsdp_state: Any) -> list[Any]:

@@ -83,8 +83,9 @@ def main() -> None:
         row = found[strategy] = measure(strategy, steps)
         print(
             f"{strategy:6} step {row['step_ms']:.0f} ms, {row['collectives']:.0f} collectives: "
-            f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; off against off {row['off_off']:+.2%} "
-            f"±{row['off_off_noise']:.2%}); live figure {row['live']:+.2%} ±{row['live_noise']:.2%} "
+            f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; "
+            f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%}); "
+            f"live figure {row['live']:+.2%} ±{row['live_noise']:.2%} "
             f"[{time.monotonic() - began:.0f} s]",
             flush=True,
         )

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.nvme
 
 STEPS = 12
 BLKIO = Path("/sys/fs/cgroup/blkio")
-SLOW = 40 << 20
+SLOW, UNBOUND = 40 << 20, 1 << 40
+LIBRARIES = 100 << 20
 BUILDS = os.environ.get("TORCH_EXTENSIONS_DIR") or str(ROOT / ".nvme-build")
 MODEL = "--width 512 --layers 2 --batch 2 --length 32 --no-compile".split()
 
@@ -109,20 +110,25 @@ def test_bytes_to_and_from_the_disk_are_the_kernels(
     node: Node, tmp_path: Path, group: Group, accumulate: int
 ) -> None:
     """What the ranks say they moved is what the block layer counted, and the roles are there."""
+    group.throttle(tmp_path, UNBOUND)  # some kernels count only where there is a limit
     result = train(node, tmp_path, group, "--accumulate", str(accumulate))
     counted = group.moved()
     ranks = result.snapshot.ranks
     for way, path in (("Read", "disk_read"), ("Write", "disk_write")):
         told = sum(paths(rank)[path].nbytes for rank in ranks)
         print(f"accumulation {accumulate}: {path} {told} B, the kernel's count {counted[way]} B")
-        assert told == pytest.approx(counted[way], rel=0.02)
+        beside = counted[way] - told  # programs and libraries are read from the disk, too
+        assert 0 <= beside < LIBRARIES if way == "Read" else abs(beside) < 0.01 * told
         assert all(paths(rank)[path].bytes_per_second > 1 << 20 for rank in ranks)
     roles = {row.role: row.disk_bytes for row in ranks[0].roles}
     assert roles["optimizer_state"] == 2 * roles["master_param"] > 0  # Adam: two of fp32
     assert ranks[0].strategy == "deepspeed-zero3-nvme"
     assert ranks[0].disk is not None
     assert ranks[0].disk.free_bytes
-    print({path: f"{row.bytes_per_second / 1e6:.0f} MB/s" for path, row in paths(ranks[0]).items()})
+    for row in ranks[0].transfers:
+        print(
+            f"{row.path}: {(row.bytes_per_second or 0) / 1e6:.0f} MB/s, {row.blocked_seconds:.1f} s"
+        )
 
 
 def test_a_slow_disk_is_named(node: Node, tmp_path: Path, group: Group) -> None:

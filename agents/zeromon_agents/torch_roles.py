@@ -1,0 +1,185 @@
+"""Where torch's own strategies keep their bytes: FSDP2, FSDP1, DDP, and any optimizer.
+
+Models are learnt from their wrappers' forward, optimizers from their steps; both are held weakly.
+Private names of torch live here and in :mod:`.fsdp2` and :mod:`.fsdp1`; each has a canary test, and one
+that is gone leaves its role out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from zeromon.events import Role
+from zeromon_agents.census import Claims
+from zeromon_agents.fsdp2 import param_groups
+
+_FLAT = (
+    # while it is unsharded the flat parameter's data is a view of the full one
+    ("_full_param_padded", Role.UNSHARDED_PARAM),
+    ("_full_prec_full_param_padded", Role.UNSHARDED_PARAM),
+    ("_local_shard", Role.SHARDED_PARAM),
+    ("_mp_shard", Role.ALL_GATHER),
+    ("_saved_grad_shard", Role.SHARDED_GRAD),
+    ("_cpu_grad", Role.SHARDED_GRAD),
+)
+
+
+class Models:
+    """The models and optimizers of this process, and what of them is in memory."""
+
+    def __init__(self) -> None:
+        self.modules: list[weakref.ref[Any]] = []
+        self.optimizers: list[weakref.ref[Any]] = []
+        self.changed = False
+        """Whether something came since the facts were last told."""
+
+    def saw_module(self, module: Any) -> None:
+        """A root module: called at every forward, so it returns at once for a known one."""
+        if not any(ref() is module for ref in self.modules):
+            self.modules.append(weakref.ref(module))
+            self.changed = True
+
+    def saw_optimizer(self, optimizer: Any) -> None:
+        """An optimizer that is about to step; likewise."""
+        if not any(ref() is optimizer for ref in self.optimizers):
+            self.optimizers.append(weakref.ref(optimizer))
+            self.changed = True
+
+    def live(self) -> tuple[list[Any], list[Any]]:
+        """(modules, optimizers) that still exist; the others are forgotten."""
+        self.modules = [ref for ref in self.modules if ref() is not None]
+        self.optimizers = [ref for ref in self.optimizers if ref() is not None]
+        return [ref() for ref in self.modules], [ref() for ref in self.optimizers]
+
+    def claims(self) -> Claims:
+        """(role, tensors) of all of them. Nothing is gathered, moved or kept."""
+        modules, optimizers = self.live()
+        for module in modules:
+            yield from _of_module(module)
+        for optimizer in optimizers:
+            yield from _of_optimizer(inner(optimizer), has_modules=bool(modules))
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer that holds the state: ZeroRedundancyOptimizer and wrappers keep one inside."""
+    for name in ("optim", "optimizer"):
+        held = getattr(optimizer, name, None)
+        if isinstance(held, torch.optim.Optimizer):
+            return held
+    return optimizer
+
+
+# ---- modules --------------------------------------------------------------------------------------
+
+
+def fsdp2_groups(module: Any) -> Iterator[Any]:
+    """The FSDPParamGroups of *module* and of what it contains."""
+    get_state = getattr(module, "_get_fsdp_state", None)
+    if get_state is None:
+        return
+    for child in module.modules():
+        if hasattr(child, "_get_fsdp_state"):
+            yield from param_groups(child._get_fsdp_state())
+
+
+def fsdp1_handles(module: Any) -> Iterator[Any]:
+    """The handles of FSDP1's flat parameters."""
+    for child in module.modules():
+        handle = getattr(child, "_handle", None)
+        if handle is not None and hasattr(handle, "flat_param"):
+            yield handle
+
+
+def _of_module(module: Any) -> Claims:
+    for group in fsdp2_groups(module):
+        yield from _of_fsdp2(group)
+    for handle in fsdp1_handles(module):
+        yield from _of_fsdp1(handle)
+    for param in module.parameters():
+        yield from of_parameter(param)
+    yield Role.BUFFER, list(module.buffers())
+
+
+def _of_fsdp2(group: Any) -> Claims:
+    gathered = getattr(group, "_all_gather_result", None)
+    if gathered is not None:
+        yield Role.ALL_GATHER, getattr(gathered, "all_gather_output", None)
+    context = getattr(group, "comm_ctx", None)
+    state = getattr(context, "all_gather_state", None)
+    if state is not None:
+        yield Role.ALL_GATHER, state.all_gather_result.all_gather_output
+    states = getattr(context, "reduce_scatter_states", None)
+    one = getattr(context, "reduce_scatter_state", None)
+    for reduced in states or ([one] if one is not None else ()):
+        yield Role.REDUCE_SCATTER, reduced.reduce_scatter_input
+    for param in group.fsdp_params:
+        yield Role.SHARDED_PARAM, getattr(param, "_sharded_param_data", None)
+        yield Role.UNSHARDED_PARAM, getattr(param, "all_gather_outputs", None)
+        yield Role.SECONDARY_PARAM, getattr(param, "_sharded_post_forward_param_data", None)
+        whole = getattr(param, "_unsharded_param", None)
+        if whole is not None:
+            yield Role.UNSHARDED_PARAM, whole.data
+            yield Role.UNSHARDED_GRAD, whole.grad
+        yield Role.UNSHARDED_GRAD, getattr(param, "unsharded_accumulated_grad", None)
+
+
+def _of_fsdp1(handle: Any) -> Claims:
+    flat = handle.flat_param
+    whole = not getattr(handle, "uses_sharded_strategy", True)
+    for name, role in _FLAT:
+        if whole and role is Role.SHARDED_PARAM:
+            role = Role.UNSHARDED_PARAM
+        yield role, getattr(flat, name, None)
+    grad = flat.grad
+    shard = getattr(flat, "_local_shard", None)
+    is_shard = not whole and (grad is None or shard is None or grad.shape == shard.shape)
+    yield (Role.SHARDED_GRAD if is_shard else Role.UNSHARDED_GRAD), grad
+
+
+def of_parameter(param: Any) -> Claims:
+    """A parameter that no wrapper flattened: whole, or a shard (DTensor)."""
+    local, shard = local_of(param)
+    yield (Role.SHARDED_PARAM if shard else Role.UNSHARDED_PARAM), local
+    grad, shard = local_of(param.grad)
+    yield (Role.SHARDED_GRAD if shard else Role.UNSHARDED_GRAD), grad
+
+
+def local_of(tensor: Any) -> tuple[Any, bool]:
+    """(the tensor in this process, whether it is only a part of the whole)."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is None:
+        return (None if tensor is None else tensor.detach()), False
+    placements = getattr(tensor, "placements", ())
+    return local, any(p.is_shard() for p in placements)
+
+
+# ---- optimizers -----------------------------------------------------------------------------------
+
+
+def _of_optimizer(optimizer: Any, *, has_modules: bool) -> Claims:
+    for state in getattr(optimizer, "state", {}).values():
+        if isinstance(state, dict):  # a step counter has no dimension
+            yield (
+                Role.OPTIMIZER_STATE,
+                [
+                    local_of(value)[0]
+                    for value in state.values()
+                    if isinstance(value, torch.Tensor) and value.ndim
+                ],
+            )
+    for group in getattr(optimizer, "param_groups", ()):
+        for param in group.get("params", ()):
+            if has_modules and param.dtype == torch.float32 and not _is_shard(param):
+                # of no wrapped model: what steps in fp32 for a model in low precision
+                yield Role.MASTER_PARAM, param.detach()
+                yield Role.SHARDED_GRAD, param.grad
+            else:
+                yield from of_parameter(param)
+
+
+def _is_shard(param: Any) -> bool:
+    return getattr(param, "_local_tensor", None) is not None

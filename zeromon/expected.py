@@ -1,0 +1,153 @@
+"""Measured against predicted: what a rank's model should take, role by role, and what it takes. Pure.
+
+The agent tells sizes and settings of each model (see ``zeromon_agents.model_facts``); the arithmetic of
+:mod:`zeromon.memory` turns them into bytes and causes; the census says what is there. What the paper's
+arithmetic does not hold is shown with its cause; what no cause explains is shown as unexplained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zeromon.errors import PlanError
+from zeromon.memory import During, Term, predict
+from zeromon.model import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
+from zeromon.snapshot import Cause, ExpectedRow, RoleRow
+
+PEAK_ROLES = frozenset(("unsharded_param",))
+"""Roles that are measured at their peak within the step, from the units' marks."""
+
+UNSEEN_ROLES = frozenset(("reduce_scatter",))
+"""Roles that a framework may keep where no census reaches (DDP's buckets are in C++)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One model as its rank describes it."""
+
+    sizes: Sizes
+    plan: ShardPlan
+    optimizer_known: bool
+    optimizer_numel: int | None
+    """Elements whose state this rank keeps, where the optimizer splits them by whole parameters."""
+
+
+def read_facts(facts: Mapping[str, Any]) -> Described | None:
+    """The description in *facts*; None when they make no sense (another version, a torn record)."""
+    try:
+        return _read(facts)
+    except (KeyError, TypeError, ValueError, PlanError):
+        return None
+
+
+def _read(facts: Mapping[str, Any]) -> Described:
+    stage = ZeroStage(int(facts["stage"]))
+    found = optimizer(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
+    own = facts.get("optimizer_numel")
+    sizes = Sizes(
+        numel=int(facts["numel"]),
+        trainable=int(facts["trainable"]),
+        shard_numel=int(facts["shard_numel"]),
+        trainable_shard_numel=int(facts["trainable_shard_numel"]),
+        persistent_numel=int(facts.get("persistent_numel", 0)),
+        unit_numels=tuple(int(n) for n in facts.get("units", ())),
+        kept_numel=int(facts.get("kept_numel", 0)),
+        largest_tensor_numel=int(facts.get("largest_tensor_numel", 0)),
+        buffer_bytes=int(facts.get("buffer_bytes", 0)),
+        factored_numel=int(facts.get("factored_numel", 0)),
+    )
+    framework = str(facts["framework"])
+    is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
+    precision = Precision(
+        param_bytes=facts["param_bytes"],
+        compute_bytes=int(facts["compute_bytes"]),
+        grad_bytes=facts["grad_bytes"],
+        has_master=bool(facts.get("has_master", False)),
+        state_bytes=float(facts["param_bytes"]),
+    )
+    plan = ShardPlan(
+        stage=ZeroStage.NONE if is_zero1 else stage,
+        ranks=int(facts["ranks"]),
+        shard_ranks=int(facts.get("shard_ranks", 0)),
+        framework=framework,
+        precision=precision,
+        optimizer=found or Optimizer(name="unknown", full_states=0),
+        optimizer_on=str(facts.get("optimizer_on", "device")),
+        params_on=str(facts.get("params_on", "device")),
+        accumulation=int(facts.get("accumulation", 1)),
+        grad_bucket_numel=int(facts.get("grad_bucket_numel", 0)),
+        grad_buckets=int(facts.get("grad_buckets", 1)),
+        prefetch_numel=int(facts.get("prefetch_numel", 0)),
+        live_numel=int(facts.get("live_numel", 0)),
+        persistence_numel=int(facts.get("persistence_numel", 0)),
+        secondary_ranks=int(facts.get("secondary_ranks", 0)),
+        bucket_views=bool(facts.get("bucket_views", False)),
+    )
+    return Described(sizes, plan, found is not None, None if own is None else int(own))
+
+
+def terms_of(described: Described) -> list[Term]:
+    """What one model takes, peaks of gathered parameters included."""
+    wanted = (During.ALWAYS, During.STEP)
+    terms = [
+        term
+        for term in predict(described.sizes, described.plan).terms
+        if term.during in wanted or term.role in PEAK_ROLES
+    ]
+    if described.optimizer_numel is not None:  # split by whole parameters: this rank's own share
+        each = described.plan.optimizer.full_states * described.plan.precision.state_bytes
+        terms = [t for t in terms if t.role != "optimizer_state"]
+        nbytes = round(described.optimizer_numel * each)
+        terms.append(Term(role="optimizer_state", nbytes=nbytes))
+    if not described.optimizer_known:
+        terms = [t for t in terms if t.role != "optimizer_state"]
+    return terms
+
+
+def expected_rows(
+    models: Iterable[Mapping[str, Any]],
+    roles: Iterable[RoleRow],
+    unsharded_peak_bytes: int,
+    steps: int,
+) -> tuple[ExpectedRow, ...]:
+    """One row a role: measured, the plain arithmetic of ZeRO, and the causes of what is on top.
+
+    Empty while no model is described or no census was taken. *steps*: optimizer steps so far; before
+    the second there is no optimizer state, and none is expected.
+    """
+    described = [found for facts in models if (found := read_facts(facts)) is not None]
+    measured = {row.role: row.device_bytes + row.host_bytes + row.disk_bytes for row in roles}
+    if not described or not measured:
+        return ()
+    terms = [term for model in described for term in terms_of(model)]
+    if steps < 2:
+        terms = [t for t in terms if t.role != "optimizer_state"]
+    if unsharded_peak_bytes > 0:  # on top of what stays gathered when backward is over
+        stays = measured.get("unsharded_param", 0)
+        measured["unsharded_param"] = stays + unsharded_peak_bytes
+    names = dict.fromkeys([*(t.role for t in terms), *(r for r, n in measured.items() if n)])
+    unknown = not all(model.optimizer_known for model in described)
+    return tuple(
+        _row(name, measured.get(name), [t for t in terms if t.role == name], unknown=unknown)
+        for name in names
+    )
+
+
+def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -> ExpectedRow:
+    if role in UNSEEN_ROLES and not measured:
+        measured = None
+    causes: dict[str, int] = {}
+    for term in terms:
+        if term.cause:
+            causes[term.cause] = causes.get(term.cause, 0) + term.nbytes
+    return ExpectedRow(
+        role=role,
+        measured_bytes=measured,
+        plain_bytes=sum(t.nbytes for t in terms if not t.cause),
+        predicted_bytes=None
+        if role == "optimizer_state" and unknown
+        else sum(t.nbytes for t in terms),
+        causes=tuple(Cause(text=text, nbytes=nbytes) for text, nbytes in causes.items()),
+    )
