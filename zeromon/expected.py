@@ -126,7 +126,9 @@ def expected_rows(
         terms = [t for t in terms if t.role != "optimizer_state"]
     if unsharded_peak_bytes > 0:  # on top of what stays gathered when backward is over
         stays = measured.get("unsharded_param", 0)
-        measured["unsharded_param"] = stays + unsharded_peak_bytes
+        # what is gathered once and then stays was marked, too: there is never more than all
+        whole = sum(m.sizes.numel * m.plan.precision.compute_bytes for m in described)
+        measured["unsharded_param"] = min(stays + unsharded_peak_bytes, whole)
     names = dict.fromkeys([*(t.role for t in terms), *(r for r, n in measured.items() if n)])
     unknown = not all(model.optimizer_known for model in described)
     return tuple(

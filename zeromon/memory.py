@@ -220,6 +220,13 @@ def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         place=p.optimizer_on,
         during=During.STEP,
     )
+    if not is_3 and p.accumulation > 1:
+        yield Term(
+            role="unsharded_grad",
+            nbytes=round(shard * p.precision.grad_bytes),
+            cause="gradients that accumulate on the host (gradient_accumulation_steps)",
+            place="host",
+        )
     if not is_3:
         staged = shard + 2 * s.largest_tensor_numel
         yield Term(

@@ -308,6 +308,7 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
     if e.phase is Phase.BACKWARD:
         state.micro_steps += 1
         state.window.micro_steps += 1
+        _all_resharded(state)
     state.phase = Phase.OTHER
 
 
@@ -337,8 +338,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         _pair_idle(state)
     state.phase = Phase.OTHER
     state.unit = 0
-    state.unsharded.clear()  # a mark that was lost must not count for ever
-    state.unsharded_now = 0
+    _all_resharded(state)
     if state.in_flight:
         _forget_ended(state, start)
     for (op, group), totals in state.ops.items():
@@ -456,6 +456,12 @@ def _gathered(state: RankState, unit: int, nbytes: int) -> None:
     state.unsharded[unit] = now
     state.unsharded_now += now - already
     state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
+
+
+def _all_resharded(state: RankState) -> None:
+    """After backward all is freed, by some backends without a word for each unit."""
+    state.unsharded.clear()
+    state.unsharded_now = 0
 
 
 def _unit(state: RankState, number: int) -> UnitTotals:

@@ -50,7 +50,7 @@ class Count(NamedTuple):
 
 
 def tensors_in(content: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists and dicts, and the flat partition that DeepSpeed hangs on some."""
+    """The tensors in nested lists and dicts."""
     if isinstance(content, torch.Tensor):
         yield content
     elif isinstance(content, dict):
@@ -59,40 +59,60 @@ def tensors_in(content: Any) -> Iterator[torch.Tensor]:
     elif isinstance(content, (list, tuple, set)):
         for value in content:
             yield from tensors_in(value)
-    flat = getattr(content, "flat_partition", None)
-    if isinstance(flat, torch.Tensor):
-        yield flat
 
 
 def count(claims: Claims) -> dict[Role, Count]:
     """Bytes by role and place. A storage belongs to the first role that claims it.
 
     Of large storages on the host only the pages that were touched count: a bucket of a gigabyte that
-    nothing was written to costs nothing.
+    nothing was written to costs nothing. Tensors without memory of their own (meta, fake) are nothing;
+    sparse ones are their indices and values.
     """
     seen: set[int] = set()
     sums: dict[Role, list[int]] = {}
-    pins = cuda_ready()
     for role, content in claims:
-        row = sums.setdefault(role, [0, 0, 0, 0])
+        row = sums.get(role)
+        if row is None:
+            row = sums[role] = [0, 0, 0, 0]
         if isinstance(content, OnDisk):
             row[2] += content.nbytes
-            continue
-        for tensor in tensors_in(content):
-            if tensor.device.type == "meta" or not tensor.numel():
-                continue
-            storage = tensor.untyped_storage()
-            address, nbytes = storage.data_ptr(), storage.nbytes()
-            if not nbytes or address in seen:
-                continue
-            seen.add(address)
-            if tensor.device.type != "cpu":
-                row[0] += nbytes
-                continue
-            row[1] += nbytes if nbytes < LARGE else touched(address, nbytes)
-            if pins and tensor.is_pinned():
-                row[3] += nbytes
+        elif content is not None:
+            _add(content, row, seen)
     return {role: Count(*row) for role, row in sums.items()}
+
+
+def _add(content: Any, row: list[int], seen: set[int]) -> None:
+    """Adds a tensor, or a flat list of them as most are; what is nested is flattened first."""
+    pins = cuda_ready()
+    for tensor in content if type(content) is list else (content,):
+        try:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+        except (AttributeError, NotImplementedError, RuntimeError):
+            if isinstance(tensor, torch.Tensor):
+                _add_parts(tensor, row)
+            elif tensor is not None:
+                _add(list(tensors_in(tensor)), row, seen)
+            continue
+        if not address or address in seen:
+            continue
+        seen.add(address)
+        nbytes = storage.nbytes()
+        if not tensor.is_cpu:
+            row[0] += nbytes
+            continue
+        row[1] += nbytes if nbytes < LARGE else touched(address, nbytes)
+        if pins and tensor.is_pinned():
+            row[3] += nbytes
+
+
+def _add_parts(tensor: Any, row: list[int]) -> None:
+    """A sparse tensor has no storage of its own."""
+    if tensor.layout is torch.strided or tensor.device.type == "meta":
+        return
+    parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else ()
+    for part in parts:
+        row[1 if part.is_cpu else 0] += part.untyped_storage().nbytes()
 
 
 def touched(address: int, nbytes: int) -> int:

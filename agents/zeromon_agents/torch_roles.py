@@ -8,7 +8,7 @@ that is gone leaves its role out.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -58,10 +58,13 @@ class Models:
     def claims(self) -> Claims:
         """(role, tensors) of all of them. Nothing is gathered, moved or kept."""
         modules, optimizers = self.live()
+        of_modules: set[int] = set()
         for module in modules:
-            yield from _of_module(module)
+            params: list[Any] = []
+            yield from _of_module(module, params)
+            of_modules.update(map(id, params))
         for optimizer in optimizers:
-            yield from _of_optimizer(inner(optimizer), has_modules=bool(modules))
+            yield from _of_optimizer(inner(optimizer), of_modules)
 
 
 def inner(optimizer: Any) -> Any:
@@ -94,14 +97,21 @@ def fsdp1_handles(module: Any) -> Iterator[Any]:
             yield handle
 
 
-def _of_module(module: Any) -> Claims:
-    for group in fsdp2_groups(module):
-        yield from _of_fsdp2(group)
-    for handle in fsdp1_handles(module):
-        yield from _of_fsdp1(handle)
-    for param in module.parameters():
-        yield from of_parameter(param)
-    yield Role.BUFFER, list(module.buffers())
+def _of_module(module: Any, params: list[Any]) -> Claims:
+    """Fills *params* with the parameters that it comes across."""
+    buffers = []
+    for child in module.modules():  # one walk for all: a large model has thousands of modules
+        if hasattr(type(child), "_get_fsdp_state"):
+            for group in param_groups(child._get_fsdp_state()):
+                yield from _of_fsdp2(group)
+        own = child.__dict__
+        handle = own.get("_handle")
+        if handle is not None and hasattr(handle, "flat_param"):
+            yield from _of_fsdp1(handle)
+        params += [p for p in own["_parameters"].values() if p is not None]
+        buffers += [b for b in own["_buffers"].values() if b is not None]
+    yield from of_parameters(params)
+    yield Role.BUFFER, buffers
 
 
 def _of_fsdp2(group: Any) -> Claims:
@@ -140,46 +150,57 @@ def _of_fsdp1(handle: Any) -> Claims:
     yield (Role.SHARDED_GRAD if is_shard else Role.UNSHARDED_GRAD), grad
 
 
-def of_parameter(param: Any) -> Claims:
-    """A parameter that no wrapper flattened: whole, or a shard (DTensor)."""
-    local, shard = local_of(param)
-    yield (Role.SHARDED_PARAM if shard else Role.UNSHARDED_PARAM), local
-    grad, shard = local_of(param.grad)
-    yield (Role.SHARDED_GRAD if shard else Role.UNSHARDED_GRAD), grad
+def of_parameters(params: Iterable[Any]) -> Claims:
+    """Parameters that no wrapper flattened: whole, or a shard (DTensor)."""
+    whole: list[Any] = []
+    shards: list[Any] = []
+    grads: list[Any] = []
+    shard_grads: list[Any] = []
+    for param in params:
+        grad = param.grad
+        if getattr(type(param), "placements", None) is None:  # no DTensor
+            whole.append(param)
+            if grad is not None:
+                grads.append(grad)
+            continue
+        (shards if is_shard(param) else whole).append(local_of(param))
+        if grad is not None:
+            (shard_grads if is_shard(grad) else grads).append(local_of(grad))
+    yield Role.UNSHARDED_PARAM, whole
+    yield Role.SHARDED_PARAM, shards
+    yield Role.UNSHARDED_GRAD, grads
+    yield Role.SHARDED_GRAD, shard_grads
 
 
-def local_of(tensor: Any) -> tuple[Any, bool]:
-    """(the tensor in this process, whether it is only a part of the whole)."""
-    local = getattr(tensor, "_local_tensor", None)
-    if local is None:
-        return (None if tensor is None else tensor.detach()), False
-    placements = getattr(tensor, "placements", ())
-    return local, any(p.is_shard() for p in placements)
+def local_of(tensor: Any) -> Any:
+    """What of *tensor* is in this process."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def is_shard(tensor: Any) -> bool:
+    """Whether that is only a part of it."""
+    return any(p.is_shard() for p in getattr(tensor, "placements", ()))
 
 
 # ---- optimizers -----------------------------------------------------------------------------------
 
 
-def _of_optimizer(optimizer: Any, *, has_modules: bool) -> Claims:
+def _of_optimizer(optimizer: Any, of_modules: set[int]) -> Claims:
+    states = []
     for state in getattr(optimizer, "state", {}).values():
-        if isinstance(state, dict):  # a step counter has no dimension
-            yield (
-                Role.OPTIMIZER_STATE,
-                [
-                    local_of(value)[0]
-                    for value in state.values()
-                    if isinstance(value, torch.Tensor) and value.ndim
-                ],
-            )
+        if isinstance(state, dict):
+            states += [v for v in state.values() if isinstance(v, torch.Tensor)]
+    # a step counter has no dimension
+    yield Role.OPTIMIZER_STATE, [local_of(state) for state in states if state.ndim]
+    masters: list[Any] = []
+    others: list[Any] = []
     for group in getattr(optimizer, "param_groups", ()):
         for param in group.get("params", ()):
-            if has_modules and param.dtype == torch.float32 and not _is_shard(param):
-                # of no wrapped model: what steps in fp32 for a model in low precision
-                yield Role.MASTER_PARAM, param.detach()
-                yield Role.SHARDED_GRAD, param.grad
-            else:
-                yield from of_parameter(param)
-
-
-def _is_shard(param: Any) -> bool:
-    return getattr(param, "_local_tensor", None) is not None
+            if id(param) in of_modules:
+                continue
+            # of no wrapped model: what steps in fp32 for a model in low precision
+            is_master = of_modules and param.dtype == torch.float32 and not is_shard(param)
+            (masters if is_master else others).append(param)
+    yield Role.MASTER_PARAM, masters
+    yield Role.SHARDED_GRAD, [param.grad for param in masters]
+    yield from of_parameters(others)

@@ -56,11 +56,17 @@ def test_meta_and_empty_and_odd_things_are_nothing() -> None:
     assert host((Role.OPTIMIZER_STATE, nested)) == {Role.OPTIMIZER_STATE: 8}
 
 
-def test_a_flat_partition_that_hangs_on_a_tensor_is_found() -> None:
-    """DeepSpeed keeps the partition of a swapped parameter there."""
-    holder = torch.zeros(1)
-    holder.flat_partition = torch.zeros(10)  # type: ignore[attr-defined]
-    assert [t.numel() for t in tensors_in([holder])] == [1, 10]
+def test_nested_containers_are_flattened() -> None:
+    a, b = torch.zeros(1), torch.zeros(10)
+    assert [t.numel() for t in tensors_in([{"x": (a,)}, [b], "text"])] == [1, 10]
+
+
+def test_sparse_and_quantized_tensors() -> None:
+    """A sparse one is its indices and values; a quantized one its integers."""
+    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (1000,)).coalesce()
+    assert host((Role.UNSHARDED_GRAD, [sparse])) == {Role.UNSHARDED_GRAD: 2 * 8 + 2 * 4}
+    quantized = torch.quantize_per_tensor(torch.zeros(100), 0.1, 0, torch.qint8)
+    assert host((Role.UNSHARDED_PARAM, quantized)) == {Role.UNSHARDED_PARAM: 100}
 
 
 def test_what_is_on_disk_counts_there() -> None:

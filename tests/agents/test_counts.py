@@ -142,6 +142,31 @@ def test_phases_add_up_to_the_steps(shared_node: Node, strategy: str, ranks: int
         assert rank.ended in ENDED_WELL
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+def test_memory_by_role_is_as_predicted(shared_node: Node, strategy: str, ranks: int) -> None:
+    """Every role that can be seen is within 2 % of what the arithmetic says, on every rank."""
+    run = trained(shared_node, strategy, ranks)
+    whole = 4 * sum(math.prod(shape) for shape in run.facts["params"].values())
+    for rank in run.result.snapshot.ranks:
+        rows = {row.role: row for row in rank.expected}
+        for row in rows.values():
+            if row.measured_bytes is not None:
+                assert row.measured_bytes == pytest.approx(row.predicted_bytes, rel=0.02), row
+        shards = strategy.startswith("fsdp")
+        held = rows["sharded_param" if shards else "unsharded_param"].measured_bytes
+        assert held == pytest.approx(whole / ranks if shards else whole, rel=0.05)
+        if shards:  # the root, and two blocks at once
+            causes = [cause.nbytes for cause in rows["unsharded_param"].causes]
+            assert len(causes) == 3 and sum(causes) == rank.unsharded_peak_bytes
+        else:
+            assert rows["reduce_scatter"].measured_bytes is None  # DDP's buckets are in C++
+            assert rows["reduce_scatter"].predicted_bytes == whole
+    states = [r.measured_bytes for x in run.result.snapshot.ranks for r in x.expected
+              if r.role == "optimizer_state"]  # fmt: skip
+    total = sum(n for n in states if n is not None)
+    assert total == pytest.approx(2 * whole * (ranks if strategy == "ddp" else 1), rel=0.05)
+
+
 def test_programs_are_where_the_tests_look() -> None:
     """The example that is trained here is the one that is shipped."""
     assert (Path(__file__).parents[2] / "examples" / "train_gpt.py").exists()
