@@ -14,7 +14,7 @@ from typing import Any
 from zeromon.errors import PlanError
 from zeromon.memory import During, Term, predict
 from zeromon.model import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
-from zeromon.snapshot import Cause, ExpectedRow, RoleRow
+from zeromon.snapshot import Cause, ExpectedRow, RankSnapshot, Rest, RoleRow
 
 PEAK_ROLES = frozenset(("unsharded_param",))
 """Roles that are measured at their peak within the step, from the units' marks."""
@@ -153,3 +153,35 @@ def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -
         else sum(t.nbytes for t in terms),
         causes=tuple(Cause(text=text, nbytes=nbytes) for text, nbytes in causes.items()),
     )
+
+
+def rests(rank: RankSnapshot) -> tuple[Rest, ...]:
+    """What no role accounts for, by name. Nothing is said where a figure is missing.
+
+    - ``activation_temp`` (device): most bytes allocated in the last steps, less the roles at their peak.
+    - ``reserved_unallocated`` (device): the caching allocator's own slack.
+    - ``non_torch`` (device): what NVML counts beyond the reserved bytes: context, NCCL, other processes.
+    - ``other`` (host): resident set, less the roles on the host: code, workers' buffers, activations.
+    """
+    found: list[Rest] = []
+    gathered = max(0, rank.unsharded_peak_bytes)
+    memory = rank.memory
+    if memory is not None:
+        roles = sum(row.device_bytes for row in rank.roles)
+        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_LAST:])])
+        if roles:
+            nbytes = max(0, peak - roles - gathered)
+            found.append(Rest(kind="activation_temp", place="device", nbytes=nbytes))
+        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+        found.append(Rest(kind="reserved_unallocated", place="device", nbytes=slack))
+        used = rank.device_stats.used_bytes if rank.device_stats is not None else None
+        if used is not None:
+            others = max(0, used - memory.reserved_bytes)
+            found.append(Rest(kind="non_torch", place="device", nbytes=others))
+    held = sum(row.host_bytes for row in rank.roles)
+    if held and rank.rss_bytes >= 0:
+        found.append(Rest(kind="other", place="host", nbytes=max(0, rank.rss_bytes - held)))
+    return tuple(found)
+
+
+_LAST = 20

@@ -17,6 +17,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
+from zeromon.expected import rests
 from zeromon.snapshot import Device, DeviceMemory, Disk, EngineRow, RankSnapshot, RunSnapshot
 from zeromon.state import STEP_BUCKETS
 
@@ -87,6 +88,26 @@ def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
         return  # all ranks run with the same configuration: once a node is enough
     for setting in rank.settings:
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
+
+
+def _role_predicted(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.expected:
+        if row.predicted_bytes is not None:
+            yield (row.role,), row.predicted_bytes
+
+
+def _role_plain(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((row.role,), row.plain_bytes) for row in rank.expected)
+
+
+def _role_unexplained(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.expected:
+        if row.unexplained_bytes is not None:
+            yield (row.role,), row.unexplained_bytes
+
+
+def _role_rests(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((rest.kind, rest.place), rest.nbytes) for rest in rests(rank))
 
 
 def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
@@ -166,6 +187,14 @@ METRICS: tuple[Spec, ...] = (
          ("path",), lambda run, r: (((t.path,), t.bytes_per_second) for t in r.transfers)),
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
          ("role", "place"), _roles),
+    Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "What the plain arithmetic of ZeRO gives a role, on device, host and disk together.",
+         ("role",), _role_plain),
+    Spec("zeromon_memory_role_predicted_bytes", "gauge", "bytes", "The same with what the framework and its settings put on top; absent where it cannot be said.",
+         ("role",), _role_predicted),
+    Spec("zeromon_memory_role_unexplained_bytes", "gauge", "bytes", "Measured less predicted; absent where no census reaches.",
+         ("role",), _role_unexplained),
+    Spec("zeromon_memory_rest_bytes", "gauge", "bytes", "Bytes that no role accounts for: activation_temp, reserved_unallocated, non_torch (device), other (host).",
+         ("kind", "place"), _role_rests),
     Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
     Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
     Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.advice import doing
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting
+from zeromon.expected import rests
+from zeromon.snapshot import ExpectedRow, Finding, RankSnapshot, RunSnapshot, Setting
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
@@ -160,22 +161,78 @@ def _memory(run: RunSnapshot) -> str:
 
 
 def roles(run: RunSnapshot) -> str:
-    """Bytes by role and place on the first rank that told them; "" without any."""
+    """Memory by role on the first rank that told it, measured against predicted; "" without any."""
     rank = next((r for r in run.ranks if r.roles), None)
     if rank is None:
         return ""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
-            row.role.replace("_", " "),
-            human_bytes(row.device_bytes) if row.device_bytes else "-",
-            human_bytes(row.host_bytes) if row.host_bytes else "-",
-            human_bytes(row.disk_bytes) if row.disk_bytes else "-",
+            name.replace("_", " "),
+            *(_places(rank, name)),
+            *_compared(next((e for e in rank.expected if e.role == name), None)),
         )
-        for row in rank.roles
-        if row.device_bytes or row.host_bytes or row.disk_bytes
+        for name in dict.fromkeys([*(e.role for e in rank.expected), *(r.role for r in rank.roles)])
     ]
-    header = ("role", "device", "host", "disk")
-    return f"Memory of rank {rank.rank} by role, before the optimizer steps\n{table(header, rows)}"
+    rows = [row for row in rows if any(cell not in ("-", "0 B") for cell in row[1:])]
+    for rest in rests(rank):
+        cells = ["-", "-", "-"]
+        cells[("device", "host").index(rest.place)] = human_bytes(rest.nbytes)
+        rows.append((_REST_NAMES[rest.kind], *cells, "-", "-", "-"))
+    header = ("role", "device", "host", "disk", "plain ZeRO", "predicted", "unexplained")
+    when = "at the optimizer step; gathered parameters at their peak"
+    blocks = [f"Memory of rank {rank.rank} by role ({when})\n{table(header, rows)}"]
+    causes = sorted(
+        ((cause.nbytes, row.role, cause.text) for row in rank.expected for cause in row.causes),
+        reverse=True,
+    )
+    if causes:
+        lines = [
+            f"  +{human_bytes(nbytes):>9}  {role.replace('_', ' ')}: {text}"
+            for nbytes, role, text in causes[:_MOST_CAUSES]
+        ]
+        blocks.append("On top of the plain arithmetic of ZeRO\n" + "\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+_MOST_CAUSES = 8
+_REST_NAMES = {
+    "activation_temp": "activation + temp",
+    "reserved_unallocated": "reserved, unallocated",
+    "non_torch": "non-torch",
+    "other": "everything else in RSS",
+}
+
+
+def _places(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
+    """What of *role* is on device, host and disk."""
+    row = next((r for r in rank.roles if r.role == role), None)
+    if row is None:
+        return "-", "-", "-"
+    device, host = row.device_bytes, row.host_bytes
+    expected = next((e for e in rank.expected if e.role == role), None)
+    if expected is not None and expected.measured_bytes is not None:  # with the peak in the step
+        peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
+        device, host = (device, host + peak) if rank.memory is None else (device + peak, host)
+    cells = (human_bytes(n) if n else "-" for n in (device, host, row.disk_bytes))
+    first, second, third = cells
+    return first, second, third
+
+
+def _compared(row: ExpectedRow | None) -> tuple[str, str, str]:
+    if row is None:
+        return "-", "-", "-"
+    unexplained = row.unexplained_bytes
+    return (
+        human_bytes(row.plain_bytes) if row.plain_bytes else "-",
+        "n/a" if row.predicted_bytes is None else human_bytes(row.predicted_bytes),
+        "n/a" if unexplained is None else _signed(unexplained),
+    )
+
+
+def _signed(nbytes: int) -> str:
+    if not nbytes:
+        return "0"
+    return f"{'-' if nbytes < 0 else '+'}{human_bytes(abs(nbytes))}"
 
 
 def offload(run: RunSnapshot) -> str:

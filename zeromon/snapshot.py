@@ -183,6 +183,15 @@ class ExpectedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """Bytes that no role accounts for."""
+
+    kind: str
+    place: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """A collective that was issued and has not ended."""
 
