@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,13 @@ class Node:
         run: str = "",
         timeout: float = 180,
         cwd: Path = ROOT,
+        seen: Callable[[RunSnapshot], None] | None = None,
         **extra: str,
     ) -> Result:
-        """Runs *command* to its end and reads what the collector knows of it."""
+        """Runs *command* to its end and reads what the collector knows of it.
+
+        *seen* gets each picture that is taken meanwhile.
+        """
         self.runs += 1
         name = run or f"run{self.runs}"
         environment = self.environment(name, **extra) if watched else clean_environment() | extra
@@ -119,6 +124,9 @@ class Node:
                     raise AssertionError(f"{command} did not end in {timeout} s")
                 if watched:  # a collector that follows the ranks while they live
                     self.collector.tick()
+                    picture = self.picture(name)
+                    if seen is not None and picture is not None:
+                        seen(picture)
                 time.sleep(0.25)
             output.seek(0)
             result = Result(name, running.returncode, output.read())

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon.snapshot import KILLED_FOR_MEMORY, Finding, RankSnapshot, Risk, RunSnapshot
+from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
 
@@ -21,20 +21,44 @@ _MANY_BACKWARDS = 64
 
 
 def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
-    """A memory is nearly full, or will be."""
-    for rank in run.ranks:
+    """A memory is nearly full, or will be. The host's is said once, for the rank that holds most."""
+    told_host = False
+    for rank in sorted(run.ranks, key=lambda r: -r.rss_bytes):
         for risk in rank.risks:
-            if risk.ratio < 0.5 or not rank.alive:
+            if risk.ratio < 0.5 or not rank.alive or (risk.pool == "host" and told_host):
                 continue
-            severity = "critical" if risk.ratio >= 0.8 else "warning"
-            when = f", full in about {risk.steps_left:.0f} steps" if risk.steps_left else ""
+            told_host = told_host or risk.pool == "host"
             yield Finding(
                 rule="oom_risk",
-                severity=severity,
+                severity="critical" if risk.ratio >= 0.8 else "warning",
                 rank=rank.rank,
-                text=f"{risk.pool} memory: {human_bytes(risk.used_bytes)} of "
-                f"{human_bytes(risk.capacity_bytes)} ({risk.cause}{when})",
+                text=risk_in_words(risk, rank),
             )
+
+
+def risk_in_words(risk: Risk, rank: RankSnapshot) -> str:
+    """``host memory runs out at about step 1,840 (in 231 steps, 12 min; 200 to 260): growth, ...``."""
+    level = f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
+    if risk.steps_left is None:
+        return f"{risk.pool} memory: {level} in use ({_CAUSES.get(risk.cause, risk.cause)})"
+    left = risk.steps_left
+    details = [f"in {human_count(left)} steps"]
+    if rank.step_seconds:
+        details.append(human_seconds(left * rank.step_seconds))
+    text = f"{risk.pool} memory runs out at about step {human_count(rank.step + left)}"
+    if risk.steps_soonest is not None and risk.steps_latest is not None:
+        soonest, latest = human_count(risk.steps_soonest), human_count(risk.steps_latest)
+        details.append(f"between {soonest} and {latest} steps")
+    grows = f"grows {human_bytes(risk.growth_bytes_per_step)} a step, now {level}"
+    what = {"growth": "it", "fragmentation": "what is reserved and not used"}
+    return f"{text} ({', '.join(details)}): {what.get(risk.cause, 'what others hold')} {grows}"
+
+
+_CAUSES = {
+    "static": "no margin is left",
+    "spike": "its largest steps, by their tail, will pass the capacity",
+    "fragmentation": "reserved and not used, and allocations had to be retried",
+}
 
 
 def exposed_communication(run: RunSnapshot) -> Iterable[Finding]:
@@ -175,12 +199,25 @@ def rank_died(run: RunSnapshot) -> Iterable[Finding]:
     """A rank ended otherwise than by finishing."""
     for rank in run.ranks:
         if rank.failed:
+            why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
             yield Finding(
                 rule="rank_died",
                 severity="critical",
                 rank=rank.rank,
-                text=f"{rank.ended} after step {rank.step}, {doing(rank)}",
+                text=f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}",
             )
+
+
+def host_evidence(rank: RankSnapshot) -> str:
+    """What the kernel counted, and what the rank held, when it was killed for memory."""
+    host = rank.host
+    if host is None:
+        return ""
+    kills = host.oom_kills if host.oom_kills >= 0 else host.oom_kills_everywhere
+    where = f"cgroup {host.cgroup}" if host.cgroup else "machine"
+    times = "once" if kills == 1 else f"{kills} times"
+    text = f"the {where} counts that {times}; this rank held {human_bytes(rank.rss_bytes)}"
+    return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
 
 
 def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:

@@ -28,10 +28,17 @@ from zeromon.device import Nvml
 from zeromon.disk import read_disk
 from zeromon.errors import CollectorError, RingError, ZeromonError
 from zeromon.events import ExitKind, decode
-from zeromon.forecast import rank_risks
+from zeromon.forecast import host_risk, rank_risks
+from zeromon.hostmemory import HostReader
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
-from zeromon.snapshot import Disk, RankSnapshot, RunSnapshot
+from zeromon.snapshot import (
+    KILLED_FOR_MEMORY,
+    Disk,
+    HostMemory,
+    RankSnapshot,
+    RunSnapshot,
+)
 from zeromon.state import RankState, fold, summarize
 from zeromon.store import Store
 
@@ -42,6 +49,8 @@ _STATUS_PATIENCE = 3
 _LINGER_SECONDS = 60.0
 _LEAST_LINGER_SECONDS = 3.0
 _START_PATIENCE_SECONDS = 30.0
+_WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
+_SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 
 
 class RankFollower:
@@ -56,6 +65,8 @@ class RankFollower:
         self.alive = True
         self._dead_ticks = 0
         self._disk: Disk | None = None
+        self._host: HostMemory | None = None
+        self._host_is_final = False
         self.settled = False
 
     def poll(self) -> None:
@@ -103,13 +114,20 @@ class RankFollower:
             return text, text != "finished"
         if said is not None:
             return "ended", False  # how is known only where the kernel tells the exit status
-        return "killed without a word (SIGKILL or a crash)", True
+        return _WITHOUT_A_WORD, True
 
     def snapshot(self) -> RankSnapshot:
         """The picture of this rank."""
         ended, failed = self.ending()
         picture = summarize(self.state, alive=self.alive, ended=ended, failed=failed)
         return replace(picture, disk=self._read_disk())
+
+    def host(self, reader: HostReader) -> HostMemory | None:
+        """The host's memory now; of a dead rank as it was when its end was settled."""
+        if not self._host_is_final:
+            self._host = reader.read(self.state.pid)
+            self._host_is_final = self.settled
+        return self._host
 
     def _read_disk(self) -> Disk | None:
         """The disk now; after the end of the rank as it was last."""
@@ -124,6 +142,24 @@ class RankFollower:
         return ""
 
 
+def explain_kills(ranks: list[RankSnapshot]) -> list[RankSnapshot]:
+    """Says of ranks that ended without a word that the kernel killed them, where it counted kills.
+
+    It counts processes, not names: of several such ranks the largest are meant, as the kernel chooses.
+    """
+    silent = [r for r in ranks if r.failed and r.ended in _SILENT_ENDS and r.host is not None]
+    counts = [
+        r.host.oom_kills if r.host.oom_kills >= 0 else r.host.oom_kills_everywhere
+        for r in silent
+        if r.host
+    ]
+    silent.sort(key=lambda rank: -rank.rss_bytes)
+    killed = {id(rank) for rank in silent[: max(counts, default=0)]}
+    return [
+        replace(rank, ended=KILLED_FOR_MEMORY) if id(rank) in killed else rank for rank in ranks
+    ]
+
+
 class RunFollower:
     """One run's folder: its ranks and its launcher."""
 
@@ -136,6 +172,7 @@ class RunFollower:
         self.bad_rings: dict[str, str] = {}
         self.ended = False
         self.ended_wall = 0.0
+        self._host = HostReader()
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
@@ -180,16 +217,22 @@ class RunFollower:
         """The picture of the run, with risks and findings."""
         now = time.monotonic_ns()
         followers = self.newest()
-        ranks = [follower.snapshot() for follower in followers]
-        resident = sum(max(0, rank.rss_bytes) for rank in ranks if rank.alive)
+        self._host.new_round()
         ranks = [
             replace(
-                rank,
-                risks=rank_risks(rank, max(0, resident - max(0, rank.rss_bytes))),
+                follower.snapshot(),
+                host=follower.host(self._host),
                 device_stats=nvml.read(str(follower.state.meta.get("device_uuid", "")), now),
             )
-            for rank, follower in zip(ranks, followers, strict=True)
+            for follower in followers
         ]
+        shared = host_risk(ranks)
+        of_host = (shared,) if shared is not None else ()
+        ranks = [
+            replace(rank, risks=(*rank_risks(rank), *(of_host if rank.alive else ())))
+            for rank in ranks
+        ]
+        ranks = explain_kills(ranks)
         run = RunSnapshot(
             run=self.run,
             command=tuple(str(word) for word in self.info.get("command") or ()),

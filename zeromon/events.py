@@ -365,6 +365,8 @@ class Oom(NamedTuple):
     total_bytes: int
     """Of the device."""
     free_bytes: int
+    largest_block_bytes: int = -1
+    """The largest free block in the allocator's cache, -1 where unknown."""
 
 
 class Exit(NamedTuple):
@@ -488,7 +490,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10], r[11]),
     Kind.GROUP_SEQUENCE: lambda r: GroupSequence(r[1], r[6], r[8], r[9]),
     Kind.BEAT: lambda r: Beat(r[1], r[8], _PHASES[r[4]], r[9]),
-    Kind.OOM: lambda r: Oom(r[1], r[8], r[9], r[10]),
+    Kind.OOM: lambda r: Oom(r[1], r[8], r[9], r[10], r[11]),
     Kind.EXIT: lambda r: Exit(r[1], ExitKind(r[3]), r[8]),
     Kind.STALL: lambda r: Stall(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[7], r[8]),
     Kind.BACKWARD_COMM: lambda r: BackwardComm(r[1], r[6], r[8], r[9], r[10]),

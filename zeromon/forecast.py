@@ -1,87 +1,337 @@
-"""How close a memory is to running out. Pure: samples and a capacity in, a :class:`Risk` out.
+"""Will a memory run out, when, and why. Pure: per-step peaks and a capacity in, a :class:`Risk` out.
 
-Two things are looked at: the level (how much of the capacity the peaks of the last steps take) and
-the growth (a straight line through the per-step figures, where it explains them).
+Four things are looked at, and the gravest wins:
+
+- *growth*: a trend that is monotone (Mann-Kendall on the medians of blocks), larger than the noise, and
+  not levelling off. Slope: Theil-Sen; interval: the spread of the slopes between blocks.
+- *spike*: the largest steps as a generalized Pareto distribution over a threshold, fitted by probability
+  weighted moments (Hosking & Wallis 1987), and its chance to pass the capacity.
+- *fragmentation*: reserved bytes grow, or reach the capacity with retries, and allocated ones do not.
+- *static*: what is in use leaves no margin.
+
+Warm-up, a change of the batch size, evaluation and checkpoints are no trends: they are jumps, and a jump
+is not monotone over blocks.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from zeromon.snapshot import RankSnapshot, Risk
+from zeromon.snapshot import RankSnapshot, Risk, StepSummary
 
-_SAFE_LEVEL = 0.80
+HORIZON_STEPS = 1000
+"""Growth that fills the capacity within so many steps is an alarm (ratio >= 0.5)."""
+
 _WARM_UP_STEPS = 10
-_LEAST_SAMPLES = 20
-_HORIZON_STEPS = 1000.0
-_LEAST_GROWTH = 0.005
+_WINDOWS = (32, 64, 128, 256, 512)
+_BLOCKS = 8
+_LEAST_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no trend
+_LEAST_OF_NOISE = 4.0
+_LEAST_OF_CAPACITY = 0.001
+_MOST_WINDOWS_AHEAD = 4  # a trend is not believed further than four times what was seen of it
+_SPIKE_WINDOW = 512
+_SPIKE_LEAST = 64
+_SPIKE_STEPS = HORIZON_STEPS
+_LEAST_EVENTS = 8
+_MOST_SHAPE = 0.5
+_ALARM_CHANCE = 0.8
+_SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
+
+Samples = Sequence[tuple[int, int]]
+"""(step, bytes), in order of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A trend: bytes a step, with the range that the blocks support, and where it stands."""
+
+    slope: float
+    slope_low: float
+    slope_high: float
+    now_bytes: float
+    """The peaks at the end of the trend."""
+    window: int
+
+    def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
+        """(expected, soonest, latest) steps until *capacity_bytes*."""
+        room = max(0.0, capacity_bytes - self.now_bytes)
+        latest = room / self.slope_low if self.slope_low > 0 else float("inf")
+        return room / self.slope, room / self.slope_high, latest
+
+
+# ---- growth ---------------------------------------------------------------------------------------
+
+
+def growth(samples: Samples, capacity_bytes: int) -> Growth | None:
+    """The trend that fills *capacity_bytes* soonest, among windows of several lengths; or None."""
+    found = []
+    for window in _WINDOWS:
+        if len(samples) < window:
+            break
+        trend = _growth_in(samples[-window:], capacity_bytes)
+        if trend is not None:
+            left = trend.steps_left(capacity_bytes)[0]
+            if left <= _MOST_WINDOWS_AHEAD * window:
+                found.append((left, trend))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
+    size = len(samples) // _BLOCKS
+    samples = samples[len(samples) - size * _BLOCKS :]
+    blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
+    levels = [_median([used for _, used in block]) for block in blocks]
+    rising = sum(b > a for i, a in enumerate(levels) for b in levels[i + 1 :])
+    if rising < _LEAST_CONCORDANT:
+        return None
+    centres = [(block[0][0] + block[-1][0]) / 2 for block in blocks]
+    slopes = sorted(
+        (levels[j] - levels[i]) / (centres[j] - centres[i])
+        for i in range(_BLOCKS)
+        for j in range(i + 1, _BLOCKS)
+        if centres[j] > centres[i]
+    )
+    if not slopes:
+        return None
+    slope = _median(slopes)
+    end = samples[-1][0]
+    middle = _median(
+        [level - slope * (centre - end) for level, centre in zip(levels, centres, strict=True)]
+    )
+    residuals = [used - (middle + slope * (step - end)) for step, used in samples]
+    noise = 1.4826 * _median([abs(r) for r in residuals])
+    rise = slope * (end - samples[0][0])
+    if slope <= 0 or rise < max(_LEAST_OF_NOISE * noise, _LEAST_OF_CAPACITY * capacity_bytes):
+        return None
+    if _levels_off(levels, capacity_bytes) or _is_stairs(levels):
+        return None
+    crest = sorted(residuals)[int(0.95 * (len(residuals) - 1))]
+    tenth = len(slopes) // 10
+    return Growth(
+        slope=slope,
+        slope_low=slopes[tenth],
+        slope_high=max(slopes[-1 - tenth], slope),
+        now_bytes=middle + max(0.0, crest),
+        window=len(samples),
+    )
+
+
+def _levels_off(levels: Sequence[float], capacity_bytes: float) -> bool:
+    """Whether the second half grows so much less that its continuation stays below the capacity.
+
+    When growth shrinks by the factor r from half to half, what is still to come is d r / (1 - r), d
+    being the growth of the second half.
+    """
+    half = len(levels) // 2
+    first = levels[half - 1] - levels[0]
+    second = levels[-1] - levels[half]
+    if second <= 0:
+        return True
+    ratio = second / first if first > 0 else 1.0
+    return ratio < 1 and levels[-1] + second * ratio / (1 - ratio) < capacity_bytes
+
+
+def _is_stairs(levels: Sequence[float]) -> bool:
+    """Whether one jump or two make most of the rise: a larger batch, longer sequences, a new phase."""
+    steps = sorted(b - a for a, b in pairwise(levels))
+    rise = levels[-1] - levels[0]
+    return steps[-1] > 0.5 * rise or steps[-1] + steps[-2] > 0.65 * rise
+
+
+# ---- spikes ---------------------------------------------------------------------------------------
+
+
+def spike_probability(samples: Samples, capacity_bytes: int, steps: int = _SPIKE_STEPS) -> float:
+    """The chance that one of the next *steps* passes the capacity, by the largest of the last ones.
+
+    Neighbouring steps over the threshold are one event, of which the largest counts: a phase of
+    evaluation or a larger batch is one event, not many.
+    """
+    values = [used for _, used in samples[-_SPIKE_WINDOW:]]
+    ordered, count = sorted(values), len(values)
+    if count < _SPIKE_LEAST:
+        return 0.0
+    threshold, middle, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
+    if capacity_bytes - largest > 3 * (largest - middle):
+        return 0.0  # further away than the data can speak of
+    excesses = _events(values, threshold)
+    if len(excesses) < _LEAST_EVENTS:
+        return 0.0
+    shape, scale = pareto(excesses)
+    once = _tail(capacity_bytes - threshold, shape, scale) * len(excesses) / count
+    return 1 - (1 - once) ** steps
+
+
+def _events(values: Sequence[int], threshold: int) -> list[int]:
+    """The largest excess of each run of values over *threshold*, ascending."""
+    events: list[int] = []
+    inside = False
+    for value in values:
+        if value <= threshold:
+            inside = False
+        elif inside:
+            events[-1] = max(events[-1], value - threshold)
+        else:
+            events.append(value - threshold)
+            inside = True
+    return sorted(events)
+
+
+def pareto(excesses: Sequence[float]) -> tuple[float, float]:
+    """(shape, scale) of the generalized Pareto distribution of ascending *excesses*.
+
+    Probability weighted moments, Hosking & Wallis 1987: a0 is the mean, a1 the mean of
+    y (1 - F(y)) with F at plotting positions (i - 0.35) / n.
+    """
+    n = len(excesses)
+    a0 = sum(excesses) / n
+    a1 = sum(y * (1 - (i + 0.65) / n) for i, y in enumerate(excesses)) / n
+    if a0 <= 2 * a1 or a1 <= 0:  # heavier than any with a mean
+        return _MOST_SHAPE, max(a0 * (1 - _MOST_SHAPE), 1.0)
+    shape = min(_MOST_SHAPE, 2 - a0 / (a0 - 2 * a1))
+    return shape, max(2 * a0 * a1 / (a0 - 2 * a1), 1.0)
+
+
+def _tail(excess: float, shape: float, scale: float) -> float:
+    """P(Y > excess)."""
+    if excess <= 0:
+        return 1.0
+    if abs(shape) < 1e-6:
+        return float(2.718281828459045 ** (-excess / scale))
+    base = 1 + shape * excess / scale
+    return float(base ** (-1 / shape)) if base > 0 else 0.0
+
+
+# ---- one memory -----------------------------------------------------------------------------------
 
 
 def level_risk(used_bytes: float, capacity_bytes: float) -> float:
-    """0 up to 80 % of the capacity, then rising to 1 at all of it."""
+    """0 up to 90 % of the capacity, 0.5 at 97 %, 1 at all of it."""
     if capacity_bytes <= 0:
         return 0.0
-    return _clamp((used_bytes / capacity_bytes - _SAFE_LEVEL) / (1 - _SAFE_LEVEL))
+    level = used_bytes / capacity_bytes
+    if level <= _ALARM_LEVEL:
+        return _clamp((level - _SAFE_LEVEL) / (_ALARM_LEVEL - _SAFE_LEVEL) * 0.5)
+    return _clamp(0.5 + (level - _ALARM_LEVEL) / (1 - _ALARM_LEVEL) * 0.5)
 
 
-def growth_per_step(samples: Sequence[tuple[int, int]]) -> float | None:
-    """Bytes a step by which *samples* (step, bytes) grow; None where a line does not explain them.
-
-    A line explains them when it takes away most of the spread (r > 0.9) and the second half of the
-    samples still grows at no less than half that slope: a plateau after warm-up is no growth.
-    """
-    if len(samples) < _LEAST_SAMPLES:
-        return None
-    steps = [s for s, _ in samples]
-    values = [v for _, v in samples]
-    if len(set(values)) < 2:
-        return None
-    if statistics.correlation(steps, values) < 0.9:
-        return None
-    slope = statistics.linear_regression(steps, values).slope
-    half = len(samples) // 2
-    late = values[half:]
-    late_slope = (
-        statistics.linear_regression(steps[half:], late).slope if len(set(late)) > 1 else 0.0
-    )
-    return slope if slope > 0 and late_slope > slope / 2 else None
+def growth_risk(steps_left: float) -> float:
+    """1 now, 0.5 at the horizon, less beyond."""
+    if steps_left <= HORIZON_STEPS:
+        return 1 - 0.5 * steps_left / HORIZON_STEPS
+    return 0.5 * HORIZON_STEPS / steps_left
 
 
-def forecast(pool: str, samples: Sequence[tuple[int, int]], capacity_bytes: int) -> Risk | None:
+def spike_risk(chance: float) -> float:
+    """An alarm (0.5) only where it is likely (0.8) that a step of the next ones fails."""
+    if chance < _ALARM_CHANCE:
+        return 0.5 * chance / _ALARM_CHANCE
+    return 0.5 + 0.5 * (chance - _ALARM_CHANCE) / (1 - _ALARM_CHANCE)
+
+
+def forecast(pool: str, samples: Samples, capacity_bytes: int) -> Risk | None:
     """The risk that *pool* runs out; None while its capacity or its use is unknown."""
     known = [(step, used) for step, used in samples if used >= 0]
     if capacity_bytes <= 0 or not known:
         return None
+    settled = [sample for sample in known if sample[0] > _WARM_UP_STEPS]
     peak = max(used for _, used in known[-20:])
     level = level_risk(peak, capacity_bytes)
-    settled = [sample for sample in known if sample[0] > _WARM_UP_STEPS]
-    slope = growth_per_step(settled)
-    steps_left, growing = None, 0.0
-    if slope and settled[-1][1] - settled[0][1] > _LEAST_GROWTH * capacity_bytes:
-        steps_left = max(0.0, (capacity_bytes - peak) / slope)
-        growing = _clamp(1 - steps_left / _HORIZON_STEPS)
-    ratio = max(level, growing)
-    cause = "none" if ratio == 0 else "growth" if growing >= level else "level"
-    return Risk(
+    risk = Risk(
         pool=pool,
-        ratio=ratio,
-        cause=cause,
-        steps_left=steps_left,
+        ratio=level,
+        cause="static" if level else "none",
         used_bytes=peak,
         capacity_bytes=capacity_bytes,
     )
+    trend = growth(settled, capacity_bytes)
+    if trend is not None:
+        expected, soonest, latest = trend.steps_left(capacity_bytes)
+        grown = growth_risk(expected)
+        if grown >= risk.ratio:
+            return replace(
+                risk,
+                ratio=grown,
+                cause="growth",
+                steps_left=expected,
+                steps_soonest=soonest,
+                steps_latest=latest if latest != float("inf") else None,
+                growth_bytes_per_step=trend.slope,
+            )
+        return risk
+    spiked = spike_risk(spike_probability(settled, capacity_bytes))
+    return replace(risk, ratio=spiked, cause="spike") if spiked > risk.ratio else risk
 
 
-def rank_risks(rank: RankSnapshot, others_rss_bytes: int = 0) -> tuple[Risk, ...]:
-    """The risks of one rank. *others_rss_bytes*: what the other ranks of the node take of the host."""
-    risks = []
-    if rank.memory is not None:
-        reserved = [(s.step, s.reserved_bytes) for s in rank.recent]
-        risks.append(forecast("device", reserved, device_capacity(rank)))
-    resident = [(s.step, s.rss_bytes) for s in rank.recent]
-    risks.append(forecast("host", resident, host_capacity(rank, others_rss_bytes)))
-    return tuple(risk for risk in risks if risk is not None)
+def device_risk(
+    recent: Sequence[StepSummary], capacity_bytes: int, retries: int = 0
+) -> Risk | None:
+    """The risk of the device: by what is allocated, unless what is only reserved is the trouble.
+
+    The caching allocator gives cached blocks back before it fails, so a reserved size at the capacity
+    is no alarm by itself. *retries*: allocations that had to wait for that so far.
+    """
+    allocated = [(s.step, s.allocated_bytes) for s in recent]
+    risk = forecast("device", allocated, capacity_bytes)
+    reserved = [(s.step, s.reserved_bytes) for s in recent if s.reserved_bytes >= 0]
+    if risk is None or not reserved or risk.ratio >= 0.5:
+        return risk
+    others = [(s.step, s.other_bytes) for s in recent if s.other_bytes >= 0]
+    for cause, samples in (("fragmentation", reserved), ("non-torch", others)):
+        settled = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
+        room = (
+            capacity_bytes if cause == "fragmentation" else _room_for_others(recent, capacity_bytes)
+        )
+        trend = growth(settled, room)
+        if trend is None or (cause == "fragmentation" and risk.cause == "growth"):
+            continue
+        expected, soonest, latest = trend.steps_left(room)
+        if growth_risk(expected) > risk.ratio:
+            risk = replace(
+                risk,
+                ratio=growth_risk(expected),
+                cause=cause,
+                steps_left=expected,
+                steps_soonest=soonest,
+                steps_latest=latest if latest != float("inf") else None,
+                growth_bytes_per_step=trend.slope,
+                used_bytes=samples[-1][1],
+            )
+    held, used = reserved[-1][1], allocated[-1][1]
+    if retries and held >= _ALARM_LEVEL * capacity_bytes and used < 0.9 * held and risk.ratio < 0.6:
+        risk = replace(risk, ratio=0.6, cause="fragmentation", used_bytes=held)
+    return risk
+
+
+def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
+    """What contexts, NCCL and other processes may take beside the allocated peak."""
+    return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
+
+
+def rank_risks(rank: RankSnapshot) -> tuple[Risk, ...]:
+    """The risk of a rank's device; that of the host is the node's, see :func:`host_risk`."""
+    if rank.memory is None:
+        return ()
+    risk = device_risk(rank.recent, device_capacity(rank), rank.memory.retries)
+    return () if risk is None else (risk,)
+
+
+def host_risk(ranks: Sequence[RankSnapshot]) -> Risk | None:
+    """The risk of the host's memory, which the ranks of a run share: by the sum of what they hold.
+
+    Summed over the steps that all of them have, since ranks of one run step together. The capacity is
+    that sum, and what the kernel would still give them.
+    """
+    living = [rank for rank in ranks if rank.alive and rank.rss_bytes >= 0 and rank.recent]
+    if not living:
+        return None
+    capacity = host_capacity(living)
+    held = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in living]
+    common = sorted(set.intersection(*(set(steps) for steps in held)))
+    sums = [(step, sum(steps[step] for steps in held)) for step in common]
+    return forecast("host", sums, capacity)
 
 
 def device_capacity(rank: RankSnapshot) -> int:
@@ -92,16 +342,22 @@ def device_capacity(rank: RankSnapshot) -> int:
     return memory.reserved_bytes + max(0, memory.headroom_bytes)
 
 
-def host_capacity(rank: RankSnapshot, others_rss_bytes: int) -> int:
-    """What this rank may use of the host: its part of the cgroup limit, else what is available."""
-    if rank.rss_bytes < 0:
-        return -1
-    bounds = []
-    if rank.host_limit_bytes > 0:
-        bounds.append(rank.host_limit_bytes - others_rss_bytes)
-    if rank.host_available_bytes >= 0:
-        bounds.append(rank.rss_bytes + rank.host_available_bytes)
-    return max(1, min(bounds)) if bounds else -1
+def host_capacity(living: Sequence[RankSnapshot]) -> int:
+    """What *living* ranks may hold together; -1 where the kernel does not say."""
+    rooms = [
+        rank.host.headroom_bytes
+        if rank.host is not None and rank.host.headroom_bytes >= 0
+        else rank.host_available_bytes
+        for rank in living
+    ]
+    known = [room for room in rooms if room >= 0]
+    return sum(rank.rss_bytes for rank in living) + min(known) if known else -1
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _clamp(value: float) -> float:

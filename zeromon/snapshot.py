@@ -36,6 +36,8 @@ class StepSummary:
     """Gradients overflowed, and the parameters are as before."""
     offload_blocked_ns: int = 0
     """How long the training thread stood still for offloaded state to move."""
+    other_bytes: int = -1
+    """On the device, beside what this process's allocator has reserved; -1 where unknown."""
     late_gather_ns: int = 0
     """How long it stood still for parameters that were asked for only when they were needed."""
 
@@ -235,7 +237,13 @@ class Risk:
     ratio: float
     """0: none in sight; 1: it is happening."""
     cause: str
+    """``growth``, ``spike``, ``fragmentation``, ``non-torch``, ``static`` or ``none``."""
     steps_left: float | None = None
+    """Steps until the capacity is reached, where there is a trend."""
+    steps_soonest: float | None = None
+    steps_latest: float | None = None
+    """The interval that the trend supports; None: no end."""
+    growth_bytes_per_step: float | None = None
     used_bytes: int = -1
     capacity_bytes: int = -1
 
@@ -272,6 +280,22 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The host's memory around a process, as the kernel accounts it; -1 where unknown."""
+
+    cgroup: str = ""
+    """The tightest cgroup with a limit, "" without any."""
+    limit_bytes: int = -1
+    usage_bytes: int = -1
+    headroom_bytes: int = -1
+    """What can still be taken: page cache that is given back counts as free."""
+    oom_kills: int = -1
+    """Processes of the cgroup that the kernel has killed for memory since it is watched."""
+    oom_kills_everywhere: int = 0
+    """The same of the whole machine: evidence only where the cgroup does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """The disk that state is offloaded to, and the process's own I/O; None where unknown."""
 
@@ -285,6 +309,21 @@ class Disk:
     device_busy_seconds: float | None = None
     process_read_bytes: int | None = None
     process_written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """An allocation on the device that failed."""
+
+    requested_bytes: int
+    free_bytes: int
+    total_bytes: int
+    largest_block_bytes: int = -1
+    """The largest free block in the allocator's cache, -1 where unknown."""
+
+
+KILLED_FOR_MEMORY = "killed by the kernel for host memory"
+"""How a rank ended that the OOM killer ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +376,9 @@ class RankSnapshot:
     risks: tuple[Risk, ...] = ()
     device_stats: Device | None = None
     disk: Disk | None = None
+    host: HostMemory | None = None
+    out_of_memory: OutOfMemory | None = None
+    """The last allocation that failed."""
     micro_steps: int = 0
     backwards_since_step: int = 0
     skipped_steps: int = 0

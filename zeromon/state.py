@@ -53,6 +53,7 @@ from zeromon.snapshot import (
     EngineRow,
     GatherRow,
     InFlight,
+    OutOfMemory,
     RankSnapshot,
     RoleRow,
     Setting,
@@ -191,6 +192,8 @@ class RankState:
 
     memory: MemorySample | None = None
     memory_peak: MemoryPeak | None = None
+    reserved_at_peak: int = 0
+    """Reserved bytes when *memory_peak* was read."""
     host: HostSample | None = None
     available_bytes: int = -1
     pinned_bytes: int = -1
@@ -388,7 +391,16 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) ->
         skipped=e.outcome is Outcome.SKIPPED,
         offload_blocked_ns=window.offload_ns,
         late_gather_ns=window.late_ns,
+        other_bytes=_other_bytes(state),
     )
+
+
+def _other_bytes(state: RankState) -> int:
+    """What the driver counts on the device beside what the allocator had reserved then."""
+    device = state.memory_peak
+    if device is None or device.free_bytes < 0 or device.capacity_bytes < 0:
+        return -1
+    return max(0, device.capacity_bytes - device.free_bytes - state.reserved_at_peak)
 
 
 def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
@@ -410,6 +422,7 @@ def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
         skipped=first.skipped or second.skipped,
         offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
+        other_bytes=max(first.other_bytes, second.other_bytes),
     )
 
 
@@ -479,6 +492,7 @@ def _fold_memory(state: RankState, e: MemorySample) -> None:
 
 def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
     state.memory_peak = e
+    state.reserved_at_peak = state.memory.reserved_bytes if state.memory else 0
 
 
 def _fold_host(state: RankState, e: HostSample) -> None:
@@ -687,6 +701,7 @@ def summarize(
         roles=roles,
         expected=expected_rows(_models(state), roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
+        out_of_memory=_out_of_memory(state),
         unseen=tuple(str(name) for name in meta.get("unseen", ())),
     )
 
@@ -768,14 +783,21 @@ def _transfer_row(path: Path, way: PathTotals) -> TransferRow:
     )
 
 
-def _exception(state: RankState) -> str:
-    """The exception that ended the rank, and the allocation that failed before it."""
-    text = state.texts.get(state.exit.text, "") if state.exit else ""
-    if state.oom is None:
-        return text
+def _out_of_memory(state: RankState) -> OutOfMemory | None:
     oom = state.oom
-    failed = f"an allocation of {oom.requested_bytes} bytes failed, {oom.free_bytes} were free"
-    return f"{text} ({failed})" if text else failed
+    if oom is None:
+        return None
+    return OutOfMemory(
+        requested_bytes=oom.requested_bytes,
+        free_bytes=oom.free_bytes,
+        total_bytes=oom.total_bytes,
+        largest_block_bytes=oom.largest_block_bytes,
+    )
+
+
+def _exception(state: RankState) -> str:
+    """The exception that ended the rank."""
+    return state.texts.get(state.exit.text, "") if state.exit else ""
 
 
 def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -82,6 +83,31 @@ class Allocator:
 
         def out_of_memory(_: int, requested: int, total: int, free: int) -> None:
             if recorder.mode != OFF:
-                recorder.emit(Kind.OOM, requested, total, free)
+                recorder.emit(Kind.OOM, requested, total, free, largest_free_block())
+                keep_snapshot()
 
         attach(recorder.guard.guarded(out_of_memory))
+
+
+def largest_free_block() -> int:
+    """The largest free block in the allocator's cache, bytes; only asked for when it has failed."""
+    return max(
+        (
+            block["size"]
+            for segment in torch.cuda.memory_snapshot()
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        ),
+        default=0,
+    )
+
+
+def keep_snapshot() -> None:
+    """Writes torch's own allocator snapshot, once, where ZEROMON_OOM_SNAPSHOT names a folder.
+
+    Its history is in it only when the script has asked torch to record one.
+    """
+    folder = os.environ.pop("ZEROMON_OOM_SNAPSHOT", "")
+    if folder:
+        name = f"oom-rank{os.environ.get('RANK', '0')}-{os.getpid()}.pickle"
+        torch.cuda.memory._dump_snapshot(os.path.join(folder, name))

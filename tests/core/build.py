@@ -7,9 +7,11 @@ from typing import Any
 
 from zeromon.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
 from zeromon.snapshot import (
+    Cause,
     DeviceMemory,
     Disk,
     EngineRow,
+    ExpectedRow,
     GatherRow,
     RankSnapshot,
     RoleRow,
@@ -170,6 +172,15 @@ def deepspeed_facts() -> dict[str, Any]:
         "roles": (
             RoleRow(
                 role="master_param", device_bytes=0, host_bytes=7, disk_bytes=0, pinned_bytes=0
+            ),
+        ),
+        "expected": (
+            ExpectedRow(
+                role="master_param",
+                measured_bytes=7,
+                plain_bytes=4,
+                predicted_bytes=6,
+                causes=(Cause(text="padding to equal shards", nbytes=2),),
             ),
         ),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,74 +10,42 @@ import pytest
 from core.build import MS, deepspeed_facts, device_memory, rank, run, summary
 from zeromon.advice import RULES, advise
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
-from zeromon.forecast import forecast, growth_per_step, host_capacity, rank_risks
+from zeromon.forecast import host_capacity, host_risk, rank_risks
 from zeromon.report import render, verdict
-from zeromon.snapshot import Disk, EngineRow, GatherRow, InFlight, Risk, Setting, TransferRow
+from zeromon.snapshot import (
+    Disk,
+    EngineRow,
+    GatherRow,
+    HostMemory,
+    InFlight,
+    Risk,
+    Setting,
+    TransferRow,
+)
 from zeromon.store import Store, decode, encode
 
 GIB = 1 << 30
 
 
-def steady(level: float, noise: float, steps: int = 200) -> list[tuple[int, int]]:
-    chooser = random.Random(3)
-    return [(n, round((level + chooser.uniform(-noise, noise)) * GIB)) for n in range(1, steps)]
-
-
-def test_a_steady_series_has_no_risk_below_eighty_percent() -> None:
-    """Noise is no growth."""
-    risk = forecast("device", steady(60, 2), 80 * GIB)
-    assert risk == Risk(
-        pool="device", ratio=0.0, cause="none", used_bytes=risk.used_bytes if risk else 0,
-        capacity_bytes=80 * GIB,
-    )  # fmt: skip
-
-
-def test_a_nearly_full_memory_is_a_risk_by_its_level() -> None:
-    """76 of 80 GiB: three quarters of the way from 80 % to full."""
-    risk = forecast("device", steady(76, 0), 80 * GIB)
-    assert risk is not None
-    assert (risk.ratio, risk.cause) == (pytest.approx(0.75), "level")
-
-
-def test_a_leak_is_seen_with_the_steps_that_are_left() -> None:
-    """0.1 GiB a step from 20 GiB: 400 steps to go after 200."""
-    leak = [(n, round((20 + 0.1 * n) * GIB)) for n in range(1, 201)]
-    risk = forecast("device", leak, 80 * GIB)
-    assert risk is not None
-    assert risk.cause == "growth"
-    assert risk.steps_left == pytest.approx(400, abs=2)
-    assert risk.ratio == pytest.approx(0.6, abs=0.01)
-
-
-def test_warm_up_is_no_leak() -> None:
-    """Memory that rises over the first steps and then stays."""
-    series = [(n, round(min(40.0, 4.0 * n) * GIB)) for n in range(1, 200)]
-    risk = forecast("device", series, 80 * GIB)
-    assert risk is not None
-    assert risk.ratio == 0.0
-    saturating = [(n, round((40 - 30 * 0.97**n) * GIB)) for n in range(1, 200)]
-    assert growth_per_step(saturating) is None
-
-
-def test_unknown_capacity_or_use_is_no_risk_figure() -> None:
-    """None, never 0."""
-    assert forecast("device", steady(1, 0), -1) is None
-    assert forecast("device", [(1, -1)], 80 * GIB) is None
-
-
-def test_the_hosts_capacity_is_the_rest_of_the_cgroup() -> None:
-    """What the other ranks of the node take is not ours; nor is more than is available."""
-    one = rank(0, rss_bytes=10 * GIB, host_limit_bytes=64 * GIB, host_available_bytes=-1)
-    assert host_capacity(one, 30 * GIB) == 34 * GIB
-    free = replace(one, host_available_bytes=5 * GIB)
-    assert host_capacity(free, 30 * GIB) == 15 * GIB
-    assert host_capacity(replace(one, host_limit_bytes=-1), 0) == -1
+def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
+    """Two ranks that grow by 0.1 GiB a step each; 12 GiB are left to both: 60 steps."""
+    recent = tuple(summary(n, rss_bytes=round((1 + 0.1 * n) * GIB)) for n in range(1, 101))
+    room = HostMemory(headroom_bytes=12 * GIB)
+    ranks = [rank(n, recent=recent, rss_bytes=11 * GIB, host=room) for n in (0, 1)]
+    assert host_capacity(ranks) == 34 * GIB
+    risk = host_risk(ranks)
+    assert risk is not None and risk.cause == "growth"
+    assert risk.steps_left == pytest.approx(60, abs=2)
+    assert host_risk([replace(one, host=None, host_available_bytes=-1) for one in ranks]) is None
+    assert host_risk([replace(one, alive=False) for one in ranks]) is None
 
 
 def test_device_risk_counts_what_is_not_torchs() -> None:
     """40 reserved and only 36 free of 80: the capacity is 76."""
-    recent = tuple(summary(n, reserved_bytes=40 * GIB) for n in range(1, 30))
-    device, _ = rank_risks(rank(0, memory=device_memory(), recent=recent))
+    recent = tuple(
+        summary(n, allocated_bytes=40 * GIB, reserved_bytes=40 * GIB) for n in range(1, 30)
+    )
+    (device,) = rank_risks(rank(0, memory=device_memory(), recent=recent))
     assert (device.pool, device.capacity_bytes) == ("device", 76 * GIB)
 
 

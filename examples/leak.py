@@ -1,0 +1,54 @@
+r"""A training loop that leaks: it keeps every step's logits "for later".
+
+    zeromon run -- torchrun --nproc-per-node 2 examples/leak.py
+
+Watch `zeromon attach` name the step at which memory runs out, long before it does. In a container, or
+a cgroup with a memory limit, the kernel then kills a rank, and `zeromon report` says so, and why.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from train_gpt import GPT, Bytes
+
+
+def main() -> None:
+    """Trains, and forgets nothing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--keep", type=int, default=4, help="copies of the logits kept a step")
+    options = parser.parse_args()
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank = dist.get_rank()
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda:{int(os.environ['LOCAL_RANK'])}"
+        torch.cuda.set_device(device)
+    torch.manual_seed(0)
+    model = GPT(64, 2, 2, 128, False).to(device)
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = Bytes(Path(__file__).read_bytes(), 128)
+    kept = []
+    for step in range(1, options.steps + 1):
+        tokens, targets = (torch.stack([t] * 8).to(device) for t in data[step % len(data)])
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept += [logits.detach().clone() for _ in range(options.keep)]  # the leak
+        if rank == 0 and step % 50 == 0:
+            print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A leak that the forecast calls, the kernel ends, and the report explains: examples/leak.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ROOT, TORCHRUN, Node
+
+from zeromon.report import render
+from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
+
+LIMIT = 1600 << 20
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup with a limit; v1, or v2 where children may have one."""
+    root = Path("/sys/fs/cgroup")
+    v1 = (root / "memory" / "memory.limit_in_bytes").exists()
+    folder = (root / "memory" if v1 else root) / f"zeromon-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(LIMIT))
+    except OSError:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip("needs root and a memory controller that can be divided")
+    yield folder
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            return folder.rmdir()
+        except OSError:  # a task is still leaving
+            time.sleep(0.1)
+
+
+def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
+    node: Node, cgroup: Path
+) -> None:
+    """The alarm comes with the step at which it happens; the record names the kernel and the limit."""
+    pictures: list[RunSnapshot] = []
+    script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
+    command = ["sh", "-c", script, "sh", *TORCHRUN, "2", str(ROOT / "examples" / "leak.py")]
+    result = node.run(command, seen=pictures.append)
+    assert result.code != 0
+    end = max(rank.step for rank in result.snapshot.ranks)
+
+    alarms = [
+        (picture.ranks[0].step, risk)
+        for picture in pictures
+        for risk in (picture.ranks[0].risks if picture.ranks else ())
+        if risk.pool == "host" and risk.cause == "growth" and risk.ratio >= 0.5
+    ]
+    assert alarms, result.output
+    step, risk = alarms[0]
+    assert end - step >= 20  # of about 110 steps, warm-up included
+    assert risk.steps_left is not None
+    assert step + risk.steps_left == pytest.approx(end, rel=0.35)
+    found = [f for p in pictures for f in p.findings if f.rule == "oom_risk"]
+    assert any("host memory runs out at about step" in f.text for f in found)
+
+    killed = [rank for rank in result.snapshot.ranks if rank.ended == KILLED_FOR_MEMORY]
+    assert killed, [rank.ended for rank in result.snapshot.ranks]
+    assert killed[0].host is not None
+    assert killed[0].host.limit_bytes == LIMIT
+    assert killed[0].host.oom_kills >= 1
+    text = render(result.snapshot)
+    assert "killed by the kernel for host memory" in text
+    assert str(cgroup) in text
+    assert "everything else in RSS" in text
+    assert "before  step" in text
+
+
+def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:
+    """SIGKILL without an OOM kill on record stays what it is."""
+    command = ["sh", "-c", 'timeout -s KILL 12 "$@"', "sh", *TORCHRUN, "1",
+               str(ROOT / "examples" / "leak.py"), "--keep", "0"]  # fmt: skip
+    pictures: list[RunSnapshot] = []
+
+    def kill(picture: RunSnapshot) -> None:
+        pictures.append(picture)
+        if picture.ranks and picture.ranks[0].step > 5 and picture.ranks[0].alive:
+            os.kill(picture.ranks[0].pid, 9)
+
+    result = node.run(command, seen=kill)
+    (rank,) = result.snapshot.ranks
+    assert rank.failed
+    assert rank.ended != KILLED_FOR_MEMORY

@@ -1,0 +1,130 @@
+"""The memory of the host as its kernel accounts it: read from outside, by the collector.
+
+What a process may still take is decided by the tightest of its memory cgroups (v1 and v2) and by what
+the kernel has available. The counters of OOM kills are the evidence when a rank ends without a word.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from zeromon.snapshot import HostMemory
+
+_UNLIMITED = 1 << 60
+_ROOTS = ("cgroup", "unified", "memory")
+
+
+class HostReader:
+    """Reads once a round for all processes of one cgroup; *proc* and *cgroup* are for tests."""
+
+    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._cgroup = cgroup
+        self._levels: dict[int, tuple[Path, ...]] = {}
+        self._first: dict[tuple[Path, ...], tuple[int, int]] = {}
+        """OOM kills when a cgroup was first seen: of the cgroup, of the whole kernel."""
+        self._now: dict[tuple[Path, ...], HostMemory] = {}
+
+    def new_round(self) -> None:
+        """What was read is old now."""
+        self._now.clear()
+
+    def read(self, pid: int) -> HostMemory:
+        """The memory that *pid* lives in; also after its death, if it was asked for while it lived."""
+        levels = self._levels.get(pid)
+        if levels is None:
+            levels = self._levels[pid] = tuple(memory_cgroups(pid, self._proc, self._cgroup))
+        found = self._now.get(levels)
+        if found is None:
+            found = self._now[levels] = self._read(levels)
+        return found
+
+    def _read(self, levels: tuple[Path, ...]) -> HostMemory:
+        # the outermost cgroup counts nothing that happens in it
+        kills = max(
+            (oom_kills(folder) for folder in levels if folder.name not in _ROOTS), default=-1
+        )
+        everywhere = _field(self._proc / "vmstat", "oom_kill")
+        first = self._first.setdefault(levels, (max(0, kills), max(0, everywhere)))
+        tightest = min(
+            (level for level in map(read_level, levels) if level is not None),
+            key=lambda level: level.headroom_bytes,
+            default=HostMemory(),
+        )
+        kib = _field(self._proc / "meminfo", "MemAvailable:")
+        available = kib * 1024 if kib >= 0 else -1
+        headroom = tightest.headroom_bytes if tightest.limit_bytes > 0 else available
+        return replace(
+            tightest,
+            headroom_bytes=min(headroom, available) if available >= 0 else headroom,
+            oom_kills=kills - first[0] if kills >= 0 else -1,
+            oom_kills_everywhere=max(0, everywhere - first[1]),
+        )
+
+
+def memory_cgroups(pid: int, proc: Path, cgroup: Path) -> list[Path]:
+    """The folders of the memory cgroups that *pid* is in, the innermost first."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            base = cgroup / "memory"
+        elif not controllers:
+            base = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
+        else:
+            continue
+        folder = base / path.strip("/")
+        # in a container's own view the path of the host may not exist: its root is the limit then
+        levels = [folder, *folder.parents] if folder.is_dir() else [base]
+        found += [level for level in levels if level == base or base in level.parents]
+    return [level for level in found if (level / "cgroup.procs").exists()]
+
+
+def read_level(folder: Path) -> HostMemory | None:
+    """One cgroup with a limit; None without one."""
+    for limit_name, usage_name, inactive in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _number(folder / limit_name)
+        if not 0 < limit < _UNLIMITED:
+            continue
+        usage = _number(folder / usage_name)
+        # what the kernel gives back before it kills
+        reclaimable = max(0, _field(folder / "memory.stat", inactive))
+        return HostMemory(
+            cgroup=str(folder),
+            limit_bytes=limit,
+            usage_bytes=usage,
+            headroom_bytes=max(0, limit - max(0, usage - reclaimable)),
+        )
+    return None
+
+
+def oom_kills(folder: Path) -> int:
+    """Processes of this cgroup that the kernel killed for memory, -1 where it does not count them."""
+    kills = _field(folder / "memory.events", "oom_kill")
+    return kills if kills >= 0 else _field(folder / "memory.oom_control", "oom_kill")
+
+
+def _number(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return -1
+
+
+def _field(path: Path, name: str) -> int:
+    """The number behind *name* in a file of "name number" lines, or -1."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if len(words) >= 2 and words[0] == name:
+                return int(words[1])
+    return -1
