@@ -348,7 +348,27 @@ def from_count(params: int, name: str = "") -> ModelSpec:
     if params < 1:
         raise PlanError(f"a model needs parameters, not {params}")
     unit = Unit("(all)", ((params,),))
-    return ModelSpec(name=name or f"{params:,} parameters", units=(unit,), has_units=False)
+    note = "only the number of parameters is known: gathered units and activations are not counted"
+    return ModelSpec(
+        name=name or f"{params:,} parameters", units=(unit,), has_units=False, notes=(note,)
+    )
+
+
+def from_units(name: str, units: Iterable[Mapping[str, Any]], buffer_bytes: int = 0) -> ModelSpec:
+    """A model from a description of its units: name, shapes, count, trainable."""
+    return ModelSpec(
+        name=name,
+        units=tuple(
+            Unit(
+                str(unit["name"]),
+                tuple(tuple(int(n) for n in shape) for shape in unit["shapes"]),
+                int(unit.get("count", 1)),
+                bool(unit.get("trainable", True)),
+            )
+            for unit in units
+        ),
+        buffer_bytes=buffer_bytes,
+    )
 
 
 def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:

@@ -7,6 +7,7 @@ nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from zeromon.comms import overlap_ratio
 
@@ -387,6 +388,8 @@ class RankSnapshot:
     gathers: tuple[GatherRow, ...] = ()
     transfers: tuple[TransferRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
+    models: tuple[dict[str, Any], ...] = ()
+    """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
     expected: tuple[ExpectedRow, ...] = ()
     """Roles measured against predicted; empty while no model is known."""
     unsharded_peak_bytes: int = -1

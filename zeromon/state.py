@@ -643,7 +643,7 @@ def summarize(
     cost = overhead(state.idle_pairs)
     meta = state.meta
     recent = list(state.history)[-_WINDOW:]
-    roles = _role_rows(state)
+    roles, models = _role_rows(state), _models(state)
     return RankSnapshot(
         rank=state.rank,
         local_rank=int(meta.get("local_rank", 0)),
@@ -699,7 +699,8 @@ def summarize(
         ),
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
         roles=roles,
-        expected=expected_rows(_models(state), roles, state.unsharded_peak, state.steps),
+        models=tuple(models),
+        expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
         out_of_memory=_out_of_memory(state),
         unseen=tuple(str(name) for name in meta.get("unseen", ())),

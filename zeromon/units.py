@@ -48,3 +48,11 @@ def human_rate(bytes_per_second: float | None) -> str:
 def human_count(count: float) -> str:
     """``1,234``."""
     return f"{count:,.0f}"
+
+
+def human_params(count: int) -> str:
+    """``6.74 B``, ``124 M``."""
+    for scale, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return str(count)

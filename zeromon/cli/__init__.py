@@ -19,13 +19,14 @@ examples:
   zeromon run -- torchrun --nproc-per-node 2 train.py    watch a run; the script is unchanged
   zeromon attach                                         the live view, from another terminal
   zeromon report                                         what the last run did, and how it ended
+  zeromon plan 7B --devices 8 --memory h100              what fits, before the run
   curl localhost:9417/metrics                            what Prometheus scrapes
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all verbs."""
-    from zeromon.cli import attach, report, run
+    from zeromon.cli import attach, plan, report, run
 
     parser = argparse.ArgumentParser(
         prog="zeromon",
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zeromon {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
-    for verb in (run, attach, report):
+    for verb in (run, attach, report, plan):
         sub = verbs.add_parser(
             verb.__name__.rpartition(".")[2],
             help=verb.HELP,

@@ -1,0 +1,144 @@
+"""Builds a model that `zeromon plan` was given as module:factory, and prints its units as JSON.
+
+A process of its own, because the core never imports torch, nor a user's code. The factory is called
+under the meta device, so no memory is needed; with --trace one step runs under fake tensors and fake
+ranks, and torch's own FSDPMemTracker says what it would have taken.
+
+The factory returns a Module, or (Module, tuple of example inputs) when token ids are not what it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_LEAST_BLOCKS = 2
+
+
+def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
+    """The module that *entry* (module:factory) makes, and its example inputs where it gives some."""
+    name, _, attribute = entry.partition(":")
+    made = getattr(importlib.import_module(name), attribute)()
+    inputs = None
+    if isinstance(made, tuple):
+        made, inputs = made
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"{entry} returned {type(made).__name__}, not a torch.nn.Module")
+    return made, inputs
+
+
+def blocks(model: Any) -> list[tuple[str, Any]]:
+    """The repeated layers: what FSDP is usually applied to, by the name of their ModuleList."""
+    found: list[tuple[str, Any]] = []
+    for name, module in model.named_modules():
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        if is_list and len(module) >= _LEAST_BLOCKS and not inside:
+            kinds = {type(child) for child in module}
+            if len(kinds) == 1 and next(module[0].parameters(), None) is not None:
+                found += [(f"{name}.{i}", child) for i, child in enumerate(module)]
+    return found
+
+
+def units(model: Any) -> Iterator[dict[str, Any]]:
+    """The layers, equal ones counted together; then what is left, as the root. Tied weights once."""
+    seen: set[int] = set()
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, block in [*blocks(model), ("(root)", model)]:
+        for trainable in (True, False):
+            own = [
+                p for p in block.parameters() if id(p) not in seen and p.requires_grad == trainable
+            ]
+            seen.update(map(id, own))
+            if not own:
+                continue
+            shapes = tuple(tuple(p.shape) for p in own)
+            key = (name == "(root)", shapes, trainable)
+            row = rows.setdefault(
+                key, {"name": name, "shapes": shapes, "count": 0, "trainable": trainable}
+            )
+            row["count"] += 1
+    yield from rows.values()
+
+
+def trace(entry: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Peak bytes of one step by role, under fake tensors: FSDP2 over fake ranks, fp32 AdamW."""
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (options.ranks,))
+    with FakeTensorMode():
+        model, inputs = build(entry)
+        if inputs is None:
+            inputs = (torch.zeros((options.micro_batch, options.length), dtype=torch.long),)
+        for _, block in blocks(model):
+            if options.checkpointing:
+                from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+                    apply_activation_checkpointing,
+                )
+
+                apply_activation_checkpointing(model, check_fn=lambda m, b=block: m is b)
+        for _, block in blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        tracker = FSDPMemTracker(model, optimizer)
+        tracker.track_inputs(inputs)
+        with tracker:
+            loss(model(*inputs)).backward()
+            optimizer.step()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {str(getattr(role, "value", role)): int(nbytes) for role, nbytes in peak.items()}
+
+
+def loss(output: Any) -> Any:
+    """A scalar of whatever the model returns."""
+    if hasattr(output, "loss") and output.loss is not None:
+        return output.loss
+    output = getattr(output, "logits", output)
+    if isinstance(output, (tuple, list)):
+        output = output[0]
+    return output.float().pow(2).mean()
+
+
+def main() -> None:
+    """Prints one line of JSON; everything else that is printed goes to stderr."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("entry")
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--micro-batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--checkpointing", action="store_true")
+    options = parser.parse_args()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        with torch.device("meta"):
+            model, _ = build(options.entry)
+        found: dict[str, Any] = {
+            "units": list(units(model)),
+            "buffer_bytes": sum(b.nbytes for b in model.buffers()),
+        }
+        if options.trace:
+            found["traced"] = trace(options.entry, options)
+            wanted = ("Activation", "Temp")
+            found["activation_bytes"] = sum(found["traced"].get(name, 0) for name in wanted)
+    sys.stderr.write(printed.getvalue())
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

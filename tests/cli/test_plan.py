@@ -1,0 +1,311 @@
+"""`zeromon plan`: what it says, of what, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.build import device_memory, rank, run, summary
+from support import PROGRAMS, ROOT, TORCHRUN, clean_environment
+
+from zeromon.cli import build_parser, main
+from zeromon.cli.plan import setup_of_run
+from zeromon.configs import changes, parse
+from zeromon.errors import PlanError
+from zeromon.model import ZeroStage
+from zeromon.plan import parse_count, parse_size, recommended, row, table
+from zeromon.snapshot import RoleRow
+
+GIB = 1 << 30
+SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data"))
+CONFIGS = sorted((SHARED / "configs").glob("*")) if SHARED.is_dir() else []
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = main(["plan", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_seven_billion_on_four_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of every text on ZeRO, and the lowest stage that fits."""
+    code, found = planned(capsys, "7B", "--devices", "4", "--memory", "a100-40")
+    plain = {r["stage"]: r for r in found["rows"] if r["optimizer_on"] == "device"}
+    gigabytes = [plain[stage]["bytes"]["device"] / 1e9 for stage in range(4)]
+    assert gigabytes == pytest.approx([112, 49, 38.5, 28])
+    assert [plain[stage]["fits"] for stage in range(4)] == [False, False, True, True]
+    assert found["recommended"] == "ZeRO-2"
+    assert "ZeRO-1 would need" in found["why"]
+    assert code == 0
+    sent = [plain[stage]["communication_bytes"] for stage in range(4)]
+    assert sent[3] == pytest.approx(1.5 * sent[2])
+
+
+def test_nothing_fits_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One layer of it is larger than the device."""
+    shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80,
+             "num_attention_heads": 64, "intermediate_size": 28672, "vocab_size": 32000}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    code, found = planned(capsys, str(tmp_path), "--devices", "1", "--memory", "1GiB")
+    assert code == 1
+    assert found["recommended"] is None
+    assert "nothing fits" in found["why"]
+
+
+def test_the_text_names_what_takes_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """80 columns are not enough for a table of seven; what matters is on its left."""
+    assert main(["plan", "7B", "--devices", "4", "--memory", "a100-40"]) == 0
+    text = capsys.readouterr().out
+    assert "7 B parameters on 4 devices of 40.0 GiB" in text
+    assert "> ZeRO-2" in text
+    assert "choose ZeRO-2: no lower stage fits" in text
+    assert "optimizer state" in text
+
+
+def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPT-2 in a folder as transformers saves it; activations and the largest micro-batch."""
+    (tmp_path / "config.json").write_text(json.dumps(
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+         "n_positions": 1024}
+    ))  # fmt: skip
+    common = (str(tmp_path), "--memory", "24GiB", "--length", "1024", "--micro-batch", "4")
+    _, plain = planned(capsys, *common)
+    _, saved = planned(capsys, *common, "--checkpointing")
+    assert plain["params"] == 124_439_808
+    by_stage = {r["stage"]: r for r in plain["rows"] if r["optimizer_on"] == "device"}
+    small = {r["stage"]: r for r in saved["rows"] if r["optimizer_on"] == "device"}
+    kept = [rows[0]["roles"]["device"]["activation"] for rows in (by_stage, small)]
+    assert kept[0] > 1.5 * kept[1]
+    assert by_stage[0]["largest_micro_batch"] < small[0]["largest_micro_batch"]
+    assert by_stage[0]["largest_micro_batch"] < by_stage[3]["largest_micro_batch"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_configurations_that_real_projects_ship(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is read, and its own strategy is among the rows."""
+    _, found = planned(capsys, "7B", "--config", str(path))
+    config = changes(parse(path.read_text(), path.name))
+    mine = [
+        r for r in found["rows"]
+        if r["framework"] == config["framework"] and r["stage"] == config["stage"]
+        and r["optimizer_on"] == config.get("optimizer_on", "device")
+    ]  # fmt: skip
+    assert mine
+    assert found["ranks"] == config.get("ranks", 8)
+
+
+def test_what_a_deepspeed_file_says() -> None:
+    found = changes(
+        {
+            "zero_optimization": {
+                "stage": 3, "offload_optimizer": {"device": "cpu"},
+                "offload_param": {"device": "nvme"}, "stage3_param_persistence_threshold": 1e4,
+                "stage3_prefetch_bucket_size": "auto", "reduce_bucket_size": "auto",
+                "zero_hpz_partition_size": 8,
+            },
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "SGD", "params": {"momentum": 0.9}},
+            "train_micro_batch_size_per_gpu": 3,
+            "gradient_accumulation_steps": "auto",
+        },
+        hidden=100,
+    )  # fmt: skip
+    assert found["stage"] == ZeroStage.PARAMETERS
+    assert (found["optimizer_on"], found["params_on"]) == ("host", "nvme")
+    assert (found["persistence_numel"], found["secondary_ranks"]) == (10_000, 8)
+    assert (found["prefetch_numel"], found["grad_bucket_numel"]) == (9000, 10_000)
+    assert found["optimizer"].name == "sgd-momentum"
+    assert (found["micro_batch"], found["accumulation"]) == (3, 1)
+    assert found["precision"].has_master
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.json", "{", "cannot be read"),
+        ("a.yaml", "a: [", "cannot be read"),
+        ("a.json", "[1]", "holds no configuration"),
+        ("a.yaml", "name: x", "neither a DeepSpeed configuration"),
+        ("a.json", '{"zero_optimization": {"stage": "three"}}', "stage must be a number"),
+        ("a.json", '{"zero_optimization": {"stage": 9}}', "stage"),
+        (
+            "a.json",
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "tape"}}}',
+            "tape",
+        ),
+        ("a.json", '{"zero_optimization": {"stage": 3, "reduce_bucket_size": true}}', "a number"),
+        ("a.json", '{"zero_optimization": [3]}', "zero_optimization"),
+        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
+    ],
+)
+def test_wrong_configurations_get_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str
+) -> None:
+    """Exit code 2, one line and a way out, no traceback."""
+    (tmp_path / name).write_text(text)
+    assert main(["plan", "7B", "--config", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no model is given"),
+        (["tiny"], "no number of parameters"),
+        (["7B", "--memory", "much"], "no size of memory"),
+        (["7B", "--config", "/nowhere.json"], "cannot read"),
+        (["7B", "--trace"], "module:factory"),
+        (["7B", "--stage", "0", "--offload-optimizer", "host"], "from stage 1 on"),
+        (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
+        (["nowhere:build"], "cannot build nowhere:build"),
+        (["7B", "--html", "/nowhere/x.html"], "cannot write"),
+    ],
+)
+def test_wrong_arguments_get_a_clear_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7B", 7 * 10**9), ("1.5b", 1_500_000_000), ("350M", 350 * 10**6), ("7e9", 7 * 10**9),
+     ("124_439_808", 124_439_808), ("B", None), ("-1", None), ("nan", None), ("inf", None)],
+)  # fmt: skip
+def test_counts(text: str, count: int | None) -> None:
+    assert parse_count(text) == count
+
+
+def test_sizes() -> None:
+    assert parse_size("80GiB") == parse_size("H100") == 80 << 30
+    assert parse_size("80GB") == 80 * 10**9
+    with pytest.raises(PlanError):
+        parse_size("GiB")
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    """Bars by role, the line of what is usable; the page needs no network."""
+    path = tmp_path / "plan.html"
+    assert main(["plan", "7B", "--devices", "4", "--html", str(path)]) == 0
+    page = path.read_text()
+    assert "optimizer state" in page and "usable:" in page
+    assert "cdn.plot.ly" not in page.split("</script>")[-1]
+
+
+# ---- models that are built ------------------------------------------------------------------------
+
+
+def in_programs(*arguments: str) -> Any:
+    """`zeromon plan` where tests/programs/planned.py can be imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "zeromon", "plan", *arguments],
+        cwd=PROGRAMS, env=clean_environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, int]:
+    """What one real step of planned.build took, by torch's own profiler; see programs/peak.py."""
+    done = subprocess.run(
+        [*TORCHRUN, "2", str(PROGRAMS / "peak.py")],
+        env=clean_environment(), capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    line = next((x for x in done.stdout.splitlines() if x.startswith("{")), None)
+    assert line is not None, done.stderr
+    found: dict[str, int] = json.loads(line)
+    return found
+
+
+STEP = ("--devices", "2", "--micro-batch", "8", "--length", "128", "--framework", "fsdp2",
+        "--precision", "fp32", "--json")  # fmt: skip
+
+
+def peak(found: Any) -> int:
+    rows = [r for r in found["rows"] if r["label"] == "FSDP2 (ZeRO-3)"]
+    return int(rows[0]["bytes"]["device"])
+
+
+def test_a_traced_peak_is_within_ten_percent_of_the_real_one(measured: dict[str, int]) -> None:
+    """Fake tensors on fake ranks, against every allocation of a real step on two."""
+    done = in_programs("planned:build", "--trace", *STEP)
+    assert done.returncode == 0, done.stderr
+    assert peak(json.loads(done.stdout)) == pytest.approx(measured["peak"], rel=0.10)
+
+
+def test_a_peak_by_formula_is_within_ten_percent_of_the_real_one(
+    tmp_path: Path, measured: dict[str, int]
+) -> None:
+    """The same model as a config.json."""
+    shape = {"model_type": "gpt2", "n_embd": 192, "n_layer": 4, "n_head": 4, "vocab_size": 256,
+             "n_positions": 128, "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    done = in_programs(str(tmp_path), *STEP)
+    assert peak(json.loads(done.stdout)) == pytest.approx(measured["peak"], rel=0.10)
+
+
+def test_what_is_no_model_is_said(tmp_path: Path) -> None:
+    done = in_programs("planned:no_module")
+    assert done.returncode == 2
+    assert "returned int, not a torch.nn.Module" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- what if --------------------------------------------------------------------------------------
+
+
+def recorded(**facts: Any) -> Any:
+    """A ZeRO-2 run of 7 B on 8 devices with 20 GiB of activations."""
+    numel = 7_000_000_000
+    model = {
+        "framework": "deepspeed", "stage": 2, "ranks": 8, "numel": numel, "trainable": numel,
+        "shard_numel": numel // 8, "trainable_shard_numel": numel // 8, "units": [200_000_000],
+        "param_bytes": 2, "compute_bytes": 2, "grad_bytes": 2, "has_master": True,
+        "optimizer": "AdamW",
+    }  # fmt: skip
+    states = round(numel * (2 + 14 / 8))
+    one = rank(0, memory=device_memory(), recent=(summary(30, allocated_bytes=states + 20 * GIB),))
+    role = RoleRow(role="all", device_bytes=states, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+    return run(replace(one, models=(model | facts,), roles=(role,)))
+
+
+def what_if(*arguments: str) -> Any:
+    options = build_parser().parse_args(["plan", "--from", "x", "--memory", "80GiB", *arguments])
+    return setup_of_run(recorded(), options)
+
+
+def test_a_run_as_it_is_then_changed() -> None:
+    """Stage 2 to 3, 8 to 16 devices, twice the micro-batch, the optimizer on the host."""
+    now = what_if()
+    assert now.plan.stage == ZeroStage.GRADIENTS
+    base = row(now, now.plan).device_bytes
+    assert base == pytest.approx(round(7e9 * (2 + 14 / 8)) + 20 * GIB, rel=0.05)
+    stage_3 = what_if("--stage", "3")
+    assert row(stage_3, stage_3.plan).device_bytes < base - 10 * 10**9
+    wide = what_if("--devices", "16")
+    assert row(wide, wide.plan).device_bytes == pytest.approx(base - 7e9 * 14 / 16, rel=0.01)
+    twice = what_if("--micro-batch", "2")
+    assert row(twice, twice.plan).device_bytes == pytest.approx(base + 20 * GIB, rel=0.01)
+    host = what_if("--offload-optimizer", "host")
+    moved = row(host, host.plan)
+    assert moved.device_bytes < base - 10**10
+    assert moved.memory.total("host") > 10**10
+    best, _ = recommended(table(now))
+    assert best is not None
+
+
+def test_a_run_that_told_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    options = build_parser().parse_args(["plan", "--from", "x"])
+    with pytest.raises(PlanError, match="did not tell its model"):
+        setup_of_run(run(rank(0)), options)
+    with pytest.raises(PlanError, match="did not tell its model"):
+        setup_of_run(recorded(stage="many"), options)

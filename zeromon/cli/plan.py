@@ -1,0 +1,385 @@
+"""Says what a model needs on the devices given, under every ZeRO stage, and which to choose.
+
+MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python entry
+module:factory, which is built on the meta device. --config takes a DeepSpeed JSON or an accelerate YAML.
+
+  zeromon plan 7B --devices 4 --memory a100-40
+  zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
+  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB --html plan.html
+  zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
+  zeromon plan --from RUN --devices 16 --micro-batch 8       what if: calibrated on a run
+
+Exit code 0 when something fits, 1 when nothing does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon import plan
+from zeromon.configs import changes, parse
+from zeromon.errors import PlanError
+from zeromon.expected import read_facts, rests
+from zeromon.memory import ACTIVATION, Batch
+from zeromon.model import (
+    FRAMEWORKS,
+    OPTIMIZERS,
+    PLACES,
+    PRECISIONS,
+    ModelSpec,
+    ShardPlan,
+    Unit,
+    ZeroStage,
+    from_config,
+    from_count,
+    from_units,
+)
+from zeromon.report import table
+from zeromon.snapshot import RunSnapshot
+from zeromon.units import human_bytes, human_params
+
+HELP = "what fits on which devices, under which stage, and at what cost"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon plan MODEL --devices N --memory SIZE [...]``"""
+    parser.add_argument("model", nargs="?", help="7B, a config.json, or module:factory")
+    parser.add_argument("--from", dest="run", metavar="RUN", help="the model and figures of a run")
+    parser.add_argument("--config", help="a DeepSpeed JSON or accelerate YAML file")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--devices", type=int, metavar="N", help="how many (default: 8)")
+    machine.add_argument(
+        "--memory", metavar="SIZE", default=None, help="of one: 80GiB, h100, ... (default: a100)"
+    )
+    machine.add_argument(
+        "--reserve", type=float, default=plan.RESERVE, metavar="SHARE",
+        help="share for contexts, NCCL, fragmentation (default: %(default)s)",
+    )  # fmt: skip
+    how = parser.add_argument_group("strategy (over what --config says)")
+    how.add_argument("--framework", choices=FRAMEWORKS)
+    how.add_argument("--stage", type=int, choices=range(4))
+    how.add_argument("--precision", choices=tuple(PRECISIONS))
+    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
+    how.add_argument("--offload-optimizer", choices=PLACES)
+    how.add_argument("--offload-params", choices=PLACES)
+    how.add_argument("--shard-ranks", type=int, metavar="N", help="hybrid sharding: ranks a copy")
+    how.add_argument("--accumulation", type=int, metavar="N")
+    what = parser.add_argument_group("batch")
+    what.add_argument("--micro-batch", type=int, metavar="N", help="sequences on a rank at once")
+    what.add_argument("--length", type=int, metavar="TOKENS", help="of a sequence (default: 2048)")
+    what.add_argument("--checkpointing", action="store_true", help="activation checkpointing")
+    what.add_argument("--no-fused-attention", action="store_true", help="scores go to memory")
+    parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--html", metavar="FILE", help="the same as a picture (needs plotly)")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Reads, computes, prints."""
+    setup = from_run(options) if options.run else from_model(options)
+    rows = plan.table(setup)
+    best, why = plan.recommended(rows)
+    if options.html:
+        write_html(setup, rows, options.html)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(as_json(setup, rows, best, why)).decode() + "\n")
+    else:
+        sys.stdout.write(as_text(setup, rows, best, why))
+    return 0 if best is not None else 1
+
+
+# ---- the setup ------------------------------------------------------------------------------------
+
+
+def from_model(options: argparse.Namespace) -> plan.Setup:
+    """The setup of a model that is described on the command line."""
+    if not options.model:
+        raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
+    traced: dict[str, Any] = {}
+    if ":" in options.model and not Path(options.model).exists():
+        traced = describe(options)
+        model = from_units(options.model, traced["units"], traced["buffer_bytes"])
+    else:
+        if options.trace:
+            raise PlanError("--trace needs a model that can be built: module:factory")
+        model = read_model(options.model)
+    hidden = model.architecture.hidden if model.architecture else 0
+    found = read_changes(options, hidden)
+    base = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=options.devices or found.get("ranks", 8))
+    micro = options.micro_batch or found.pop("micro_batch", None)
+    found.pop("micro_batch", None)
+    chosen = changed(base, found, options)
+    batch = None
+    if micro or options.length:
+        batch = Batch(
+            sequences=micro or 1,
+            length=options.length or 2048,
+            checkpointing=options.checkpointing,
+            fused_attention=not options.no_fused_attention,
+        )
+    measured = traced.get("activation_bytes")
+    if batch is not None and measured is not None:
+        measured = measured // batch.sequences
+    return plan.Setup(
+        model=model,
+        plan=chosen,
+        device_bytes=plan.parse_size(options.memory or "a100"),
+        batch=batch,
+        measured_activation_bytes=measured,
+        reserve=options.reserve,
+    )
+
+
+def read_model(text: str) -> ModelSpec:
+    """A number of parameters, or a config.json."""
+    path = Path(text)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return from_config(parse(read_text(path), path.name), name=str(path))
+    count = plan.parse_count(text)
+    if count is None:
+        raise PlanError(
+            f"{text!r} is no number of parameters, no file, and no module:factory",
+            hint="Like: 7B, path/to/config.json, mymodel:build",
+        )
+    return from_count(count, name=text)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or an error that says why not."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise PlanError(f"cannot read {path}: {reason}") from error
+
+
+def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
+    """What --config says."""
+    if not options.config:
+        return {}
+    return changes(parse(read_text(Path(options.config)), options.config), hidden)
+
+
+def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
+    """*base*, changed by a configuration, then by the command line."""
+    fields = dict(found)
+    if options.devices:
+        fields["ranks"] = options.devices
+    fields.setdefault("ranks", base.ranks)
+    fields["shard_ranks"] = options.shard_ranks or 0
+    if options.stage is not None:
+        fields["stage"] = ZeroStage(options.stage)
+    given = {
+        "framework": options.framework,
+        "accumulation": options.accumulation,
+        "optimizer_on": options.offload_optimizer,
+        "params_on": options.offload_params,
+        "precision": PRECISIONS.get(options.precision or ""),
+        "optimizer": OPTIMIZERS.get(options.optimizer or ""),
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    if fields.get("framework", base.framework) == "ddp":
+        fields.setdefault("stage", ZeroStage.NONE)
+    return replace(base, **fields)
+
+
+def describe(options: argparse.Namespace) -> dict[str, Any]:
+    """Builds the model in a process of its own: the core never imports torch, nor a user's code."""
+    command = [sys.executable, "-m", "zeromon_agents.describe", options.model]
+    if options.trace:
+        command += ["--trace", "--micro-batch", str(options.micro_batch or 1)]
+        command += ["--length", str(options.length or 2048), "--ranks", str(options.devices or 8)]
+        command += ["--checkpointing"] if options.checkpointing else []
+        sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
+    inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
+        str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=inherited, check=False)
+    last = done.stdout.strip().splitlines()[-1:]
+    if done.returncode or not last:
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise PlanError(
+            f"cannot build {options.model}: {reason}",
+            hint="It must be importable from here, and return a torch.nn.Module; torch is needed.",
+        )
+    found: dict[str, Any] = json.loads(last[0])
+    return found
+
+
+def from_run(options: argparse.Namespace) -> plan.Setup:
+    """What if: the model, the strategy and the activations of a recorded or live run."""
+    from zeromon.cli.report import newest_picture
+
+    run = newest_picture(options.run)
+    return setup_of_run(run, options)
+
+
+def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
+    """The setup of *run*, changed by the command line; see :func:`from_run`."""
+    rank = next((r for r in run.ranks if r.models), None)
+    described = read_facts(rank.models[0]) if rank is not None else None
+    if rank is None or described is None:
+        raise PlanError(
+            f"{run.run} did not tell its model",
+            hint="That comes with its first optimizer step under FSDP, DDP or DeepSpeed.",
+        )
+    sizes = described.sizes
+    units = tuple(Unit(f"unit {i}", ((n,),)) for i, n in enumerate(sizes.unit_numels))
+    rest = sizes.numel - sum(unit.numel for unit in units)
+    if rest > 0:
+        units += (Unit("rest", ((rest,),)),)
+    model = ModelSpec(name=run.run, units=units, has_units=False, buffer_bytes=sizes.buffer_bytes)
+    found = read_changes(options, 0)
+    found.pop("micro_batch", None)
+    chosen = changed(described.plan, found, options)
+    kept = next((rest.nbytes for rest in rests(rank) if rest.kind == "activation_temp"), None)
+    batch = Batch(sequences=options.micro_batch or 1, length=options.length or 1)
+    memory = rank.memory
+    known = memory.capacity_bytes if memory is not None and memory.capacity_bytes > 0 else 80 << 30
+    return plan.Setup(
+        model=model,
+        plan=chosen,
+        device_bytes=plan.parse_size(options.memory) if options.memory else known,
+        batch=batch if kept is not None else None,
+        measured_activation_bytes=kept,
+        reserve=options.reserve,
+    )
+
+
+# ---- output ---------------------------------------------------------------------------------------
+
+
+def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str) -> str:
+    """The table, the recommendation, and where the bytes go."""
+    model = setup.model
+    lines = [
+        f"{model.name}: {human_params(model.params)} parameters on {setup.plan.ranks} devices of "
+        f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
+    ]
+    if setup.batch is not None:
+        b = setup.batch
+        how = ", checkpointing" if b.checkpointing else ""
+        lines.append(f"micro-batch of {b.sequences} x {b.length} tokens{how}")
+    lines += [f"note: {note}" for note in model.notes]
+    lines += ["", _table(rows, best), ""]
+    if best is not None:
+        lines.append(f"choose {best.plan.label}: {why}")
+        lines += ["", _roles(best)]
+    else:
+        lines.append(why)
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
+    header = ("strategy", "device", "host", "nvme", "fits", "sent a step", "largest micro-batch")
+    cells = [
+        (
+            f"{'>' if row is best else ' '} {row.plan.label}",
+            human_bytes(row.device_bytes),
+            *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
+            "yes" if row.fits else "no",
+            human_bytes(row.communication_bytes),
+            "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
+        )
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def _roles(row: plan.Row) -> str:
+    terms = sorted(row.memory.terms, key=lambda t: -t.nbytes)
+    cells = [
+        (
+            term.role.replace("_", " "),
+            human_bytes(term.nbytes),
+            term.place,
+            term.during.value,
+            term.cause or ("of one micro-batch" if term.role == ACTIVATION else "plain ZeRO"),
+        )
+        for term in terms
+    ]
+    width = max((len(c[0]) for c in cells), default=0)
+    return "\n".join(f"  {c[0]:<{width}}  {c[1]:>10}  {c[2]:<6}  {c[3]:<8}  {c[4]}" for c in cells)
+
+
+def as_json(
+    setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str
+) -> dict[str, Any]:
+    """Everything, in bytes."""
+    return {
+        "model": setup.model.name,
+        "params": setup.model.params,
+        "trainable": setup.model.trainable,
+        "ranks": setup.plan.ranks,
+        "device_bytes": setup.device_bytes,
+        "usable_bytes": setup.usable_bytes,
+        "notes": setup.model.notes,
+        "rows": [
+            {
+                "label": row.plan.label,
+                "framework": row.plan.framework,
+                "stage": int(row.plan.stage),
+                "optimizer_on": row.plan.optimizer_on,
+                "params_on": row.plan.params_on,
+                "fits": row.fits,
+                "bytes": {place: row.memory.total(place) for place in PLACES},
+                "roles": {place: row.memory.by_role(place) for place in PLACES},
+                "communication_bytes": row.communication_bytes,
+                "largest_micro_batch": row.largest_micro_batch,
+            }
+            for row in rows
+        ],
+        "recommended": best.plan.label if best is not None else None,
+        "why": why,
+    }
+
+
+def write_html(setup: plan.Setup, rows: list[plan.Row], path: str) -> None:
+    """A bar a strategy, its roles stacked, and the line of what is usable."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise PlanError("--html needs plotly", hint="pip install 'zeromon[dashboard]'") from error
+    labels = [row.plan.label for row in rows]
+    roles = dict.fromkeys(role for row in rows for role in row.memory.by_role())
+    figure = go.Figure(
+        [
+            go.Bar(
+                name=role.replace("_", " "),
+                x=labels,
+                y=[row.memory.by_role().get(role, 0) / 2**30 for row in rows],
+                hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
+            )
+            for role in roles
+        ]
+    )
+    figure.add_hline(
+        y=setup.usable_bytes / 2**30,
+        line_dash="dash",
+        annotation_text=f"usable: {human_bytes(setup.usable_bytes)}",
+    )
+    figure.update_layout(
+        barmode="stack",
+        template="plotly_white",
+        colorway=["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
+                  "#999999"],
+        title=f"{setup.model.name}: memory of one of {setup.plan.ranks} devices, at the peak",
+        yaxis_title="GiB",
+        legend_title="role",
+    )  # fmt: skip
+    try:
+        Path(path).write_text(figure.to_html(include_plotlyjs=True))
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,195 @@
+"""Configuration files of others as fields of a plan: DeepSpeed JSON, accelerate YAML. Pure.
+
+What a file leaves to the program ("auto") becomes what transformers' integration fills in, where the
+model's width is known, else DeepSpeed's own default (``deepspeed/runtime/zero/config.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from zeromon.errors import PlanError
+from zeromon.model import Precision, ShardPlan, ZeroStage, optimizer
+
+_WHERE_AUTO: dict[str, Callable[[int], int]] = {
+    # transformers/integrations/deepspeed.py, trainer_config_finalize
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+
+Changes = dict[str, Any]
+"""Fields of a ShardPlan, and ``micro_batch``, that a configuration sets."""
+
+_AUTO = "auto"
+_PLACES = {"cpu": "host", "nvme": "nvme", "none": "device", None: "device"}
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """The contents of a JSON or YAML file; raises :class:`PlanError` for what is neither."""
+    try:
+        is_json = PurePath(name).suffix == ".json" or text.lstrip().startswith("{")
+        content = json.loads(text) if is_json else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise PlanError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise PlanError(f"{name} holds no configuration, but {type(content).__name__}")
+    return content
+
+
+def changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+    """What *config* says, of whichever kind it is. *hidden*: the model's width, 0 if unknown."""
+    if "distributed_type" in config or "deepspeed_config" in config or "fsdp_config" in config:
+        return accelerate_changes(config)
+    if any(key in config for key in ("zero_optimization", "bf16", "fp16", "optimizer")) or any(
+        key.startswith("train_") for key in config
+    ):
+        return deepspeed_changes(config, hidden)
+    raise PlanError(
+        "this is neither a DeepSpeed configuration nor one of accelerate",
+        hint="DeepSpeed's has zero_optimization, accelerate's distributed_type.",
+    )
+
+
+def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+    """From a DeepSpeed configuration."""
+    zero = dict(_section(config, "zero_optimization"))
+    if hidden:
+        for name, value in _WHERE_AUTO.items():
+            if zero.get(name) == _AUTO:
+                zero[name] = value(hidden)
+    number = _integer(zero, "stage", 0)
+    if number not in tuple(ZeroStage):
+        raise PlanError(f"there is no ZeRO stage {number}; there are 0 to 3")
+    stage = ZeroStage(number)
+    found: Changes = {"framework": "deepspeed", "stage": stage}
+    half = [_switch(config.get(part)) for part in ("bf16", "fp16")]
+    if any(part in config for part in ("bf16", "fp16")) and None not in half:
+        found["precision"] = Precision.mixed() if any(half) else Precision.full()
+    found["optimizer_on"] = _place(zero, "offload_optimizer", "cpu_offload")
+    found["params_on"] = _place(zero, "offload_param", "")
+    if not stage:
+        found["optimizer_on"] = "device"
+    if stage < ZeroStage.PARAMETERS:
+        found["params_on"] = "device"
+    overlap = zero.get("overlap_comm")
+    contiguous = zero.get("contiguous_gradients", True)
+    doubled = stage in (1, 2) and overlap is True and contiguous is not False
+    if stage:
+        found["grad_bucket_numel"] = _integer(zero, "reduce_bucket_size", 500_000_000)
+        found["grad_buckets"] = 2 if doubled else 1
+    if stage == ZeroStage.PARAMETERS:
+        found["prefetch_numel"] = _integer(
+            zero, "stage3_prefetch_bucket_size", _integer(zero, "prefetch_bucket_size", 50_000_000)
+        )
+        found["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
+        found["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
+        hpz = _integer(zero, "zero_hpz_partition_size", 1)
+        found["secondary_ranks"] = hpz if hpz > 1 else 0
+    found["accumulation"] = _integer(config, "gradient_accumulation_steps", 1)
+    micro = _integer(config, "train_micro_batch_size_per_gpu", 0)
+    if micro:
+        found["micro_batch"] = micro
+    chosen = _section(config, "optimizer")
+    if chosen.get("type"):
+        momentum = _section(chosen, "params").get("momentum") or 0.0
+        known = optimizer(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0)
+        if known is not None:
+            found["optimizer"] = known
+    return found
+
+
+def accelerate_changes(config: Mapping[str, Any]) -> Changes:
+    """From an accelerate configuration: DeepSpeed, FSDP or plain data parallelism."""
+    kind = str(config.get("distributed_type", "")).upper()
+    found: Changes = {}
+    ranks = config.get("num_processes")
+    if isinstance(ranks, int) and ranks > 0:
+        found["ranks"] = ranks
+    half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16")
+    if "DEEPSPEED" in kind:
+        found |= _accelerate_deepspeed(_section(config, "deepspeed_config"), half=half)
+    elif "FSDP" in kind:
+        found |= _accelerate_fsdp(_section(config, "fsdp_config"), half=half)
+    else:
+        found |= {"framework": "ddp", "stage": ZeroStage.NONE, "precision": Precision.full()}
+    return found
+
+
+def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
+    zero: dict[str, Any] = {"stage": part.get("zero_stage", 2)}
+    for role in ("optimizer", "param"):
+        zero[f"offload_{role}"] = {"device": part.get(f"offload_{role}_device", "none")}
+    accumulation = part.get("gradient_accumulation_steps", 1)
+    return deepspeed_changes(
+        {
+            "zero_optimization": zero,
+            "bf16": {"enabled": half},
+            "gradient_accumulation_steps": accumulation,
+        }
+    )
+
+
+def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
+    version = str(part.get("fsdp_version", 1))
+    strategy = str(part.get("fsdp_sharding_strategy", part.get("fsdp_reshard_after_forward", "")))
+    whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2")
+    stage = ZeroStage.GRADIENTS if whole else ZeroStage.PARAMETERS
+    if strategy.upper() in ("NO_SHARD", "3"):
+        return {"framework": "ddp", "stage": ZeroStage.NONE, "precision": Precision.full()}
+    offloads = part.get("fsdp_offload_params") in (True, "true")
+    return {
+        "framework": "fsdp2" if version == "2" else "fsdp1",
+        "stage": stage,
+        "reshards": stage == ZeroStage.PARAMETERS,
+        # accelerate keeps fp32 shards and computes in the lower precision
+        "precision": Precision.policy() if half else Precision.full(),
+        "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
+        "optimizer_on": "host" if offloads else "device",
+    }
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = config.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise PlanError(f"{name} must be a section of its own, not {part!r}")
+    return part
+
+
+def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name, default)
+    if value == _AUTO or value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise PlanError(f"{name} must be a number, not {value!r}")
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"{name} must be a number, not {value!r}") from error
+
+
+def _switch(part: Any) -> bool | None:
+    """Whether a section like ``bf16`` is enabled; None for "auto"."""
+    enabled = part.get("enabled", False) if isinstance(part, Mapping) else False
+    return None if enabled == _AUTO else bool(enabled)
+
+
+def _place(zero: Mapping[str, Any], name: str, old: str) -> str:
+    part = zero.get(name)
+    if isinstance(part, Mapping):
+        device = part.get("device", "none")
+        if device not in _PLACES:
+            raise PlanError(f"{name}.device is {device!r}; known: none, cpu, nvme")
+        return _PLACES[device]
+    return "host" if old and zero.get(old) is True else "device"
+
+
+def apply(found: Changes, plan_fields: Changes) -> ShardPlan:
+    """A plan of *plan_fields*, changed by what a configuration says."""
+    fields = plan_fields | {k: v for k, v in found.items() if k != "micro_batch"}
+    return ShardPlan(**fields)

@@ -1,0 +1,209 @@
+"""What fits, and what it costs: the same model under every stage, and under a change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from zeromon.errors import PlanError
+from zeromon.memory import (
+    ACTIVATION,
+    Batch,
+    During,
+    MemoryBreakdown,
+    Term,
+    communication_bytes,
+    predict,
+    sequences_that_fit,
+    transformer_activations,
+)
+from zeromon.model import ModelSpec, ShardPlan, ZeroStage
+from zeromon.units import human_bytes
+
+RESERVE = 0.06
+"""Share of a device that contexts, NCCL and fragmentation take."""
+
+DEVICES = {
+    "a100-40": 40 << 30, "a100": 80 << 30, "a100-80": 80 << 30, "h100": 80 << 30, "h200": 141 << 30,
+    "b200": 180 << 30, "l4": 24 << 30, "l40s": 48 << 30, "a10": 24 << 30, "v100": 32 << 30,
+    "v100-16": 16 << 30, "t4": 16 << 30, "rtx4090": 24 << 30, "rtx3090": 24 << 30, "mi300x": 192 << 30,
+}  # fmt: skip
+"""Bytes of memory by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model, the machine, and what is computed at once."""
+
+    model: ModelSpec
+    plan: ShardPlan
+    device_bytes: int
+    batch: Batch | None = None
+    """None: activations are not known, and not counted."""
+    measured_activation_bytes: int | None = None
+    """Of one sequence on one rank, measured on a run; instead of the formula."""
+    reserve: float = RESERVE
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a rank may plan with."""
+        return round(self.device_bytes * (1 - self.reserve))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to split the model."""
+
+    plan: ShardPlan
+    memory: MemoryBreakdown
+    fits: bool
+    communication_bytes: int
+    """Sent by a rank in a step."""
+    largest_micro_batch: int | None
+    """Sequences; None where activations are not known."""
+
+    @property
+    def device_bytes(self) -> int:
+        """At the peak."""
+        return self.memory.total("device")
+
+
+def activations(setup: Setup) -> tuple[Term, ...]:
+    """The activations of one micro-batch."""
+    if setup.batch is None:
+        return ()
+    if setup.measured_activation_bytes is not None:
+        nbytes = setup.measured_activation_bytes * setup.batch.sequences
+        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.BACKWARD),)
+    shape = setup.model.architecture
+    if shape is None:
+        return ()
+    return transformer_activations(shape, setup.batch, setup.plan.precision.compute_bytes)
+
+
+def row(setup: Setup, plan: ShardPlan) -> Row:
+    """*plan* on the machine of *setup*."""
+    sizes = setup.model.sizes(plan)
+    memory = predict(sizes, plan, activations(replace(setup, plan=plan)))
+    return Row(
+        plan=plan,
+        memory=memory,
+        fits=memory.total("device") <= setup.usable_bytes,
+        communication_bytes=communication_bytes(sizes, plan),
+        largest_micro_batch=_largest(setup, plan),
+    )
+
+
+def _largest(setup: Setup, plan: ShardPlan) -> int | None:
+    """Sequences that fit beside what stands while activations do."""
+    if setup.batch is None:
+        return None
+    standing = predict(setup.model.sizes(plan), plan)
+    if standing.total("device", During.STEP) > setup.usable_bytes:
+        return 0
+    free = setup.usable_bytes - standing.total("device", During.BACKWARD)
+    if setup.measured_activation_bytes is not None:
+        return max(0, free) // max(1, setup.measured_activation_bytes)
+    if setup.model.architecture is None:
+        return None
+    each = plan.precision.compute_bytes
+    return sequences_that_fit(max(0, free), setup.model.architecture, setup.batch, each)
+
+
+def alternatives(base: ShardPlan) -> list[ShardPlan]:
+    """The ways that the framework of *base* offers, cheapest communication first."""
+    if base.framework == "deepspeed":
+        kinds = [(stage, "device", "device") for stage in ZeroStage]
+        kinds += [(ZeroStage.GRADIENTS, "host", "device"), (ZeroStage.PARAMETERS, "host", "device")]
+        kinds += [(ZeroStage.PARAMETERS, "host", "host"), (ZeroStage.PARAMETERS, "nvme", "nvme")]
+    else:
+        kinds = [
+            (ZeroStage.GRADIENTS, "device", "device"),
+            (ZeroStage.PARAMETERS, "device", "device"),
+        ]
+        kinds.append((ZeroStage.PARAMETERS, "host", "host"))
+    plans = []
+    if base.framework != "deepspeed":
+        plans.append(
+            replace(base, framework="ddp", stage=ZeroStage.NONE, optimizer_on="device",
+                    params_on="device", shard_ranks=base.ranks)
+        )  # fmt: skip
+    for stage, optimizer_on, params_on in kinds:
+        framework = "fsdp2" if base.framework == "ddp" else base.framework
+        plans.append(
+            replace(base, framework=framework, stage=stage, optimizer_on=optimizer_on,
+                    params_on=params_on, shard_ranks=base.shard_ranks if stage else base.ranks)
+        )  # fmt: skip
+    return plans
+
+
+def table(setup: Setup) -> list[Row]:
+    """All alternatives of the setup's plan; the plan itself is among them or comes first."""
+    plans = alternatives(setup.plan)
+    if setup.plan not in plans:
+        plans.insert(0, setup.plan)
+    return [row(setup, plan) for plan in plans]
+
+
+def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
+    """The first that fits, in the order of what it costs; and why."""
+    ordered = list(rows)
+    fitting = [r for r in ordered if r.fits]
+    if not fitting:
+        smallest = min(ordered, key=lambda r: r.device_bytes)
+        return None, (
+            f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
+            "more devices, a smaller micro-batch or activation checkpointing would help"
+        )
+    best = min(fitting, key=_cost)
+    reasons = []
+    if best.plan.optimizer_on != "device":
+        reasons.append("nothing fits without offload")
+    elif best.plan.stage:
+        reasons.append("no lower stage fits")
+    else:
+        reasons.append("everything fits without partitioning")
+    lower = [r for r in ordered if not r.fits and _cost(r) < _cost(best)]
+    if lower:
+        needs = human_bytes(lower[-1].device_bytes)
+        reasons.append(f"{lower[-1].plan.label} would need {needs}")
+    reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
+    return best, "; ".join(reasons)
+
+
+def _cost(r: Row) -> tuple[int, int, int]:
+    """Offload before anything else, then bytes sent, then the stage."""
+    places = ("device", "host", "nvme")
+    moved = places.index(r.plan.optimizer_on) + places.index(r.plan.params_on)
+    return moved, r.plan.stage == ZeroStage.PARAMETERS, int(r.plan.stage)
+
+
+def parse_size(text: str) -> int:
+    """``80GiB``, ``80GB``, ``h100``, or plain bytes; raises :class:`PlanError` for anything else."""
+    key = text.strip().lower()
+    if key in DEVICES:
+        return DEVICES[key]
+    units = {"tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6}
+    for unit, scale in units.items():
+        if key.endswith(unit):
+            try:
+                return round(float(key.removesuffix(unit)) * scale)
+            except ValueError:
+                break
+    if key.isdigit():
+        return int(key)
+    raise PlanError(
+        f"{text!r} is no size of memory",
+        hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
+    )
+
+
+def parse_count(text: str) -> int | None:
+    """``7B``, ``350M``, ``7e9``, ``124439808`` as a number of parameters; None for anything else."""
+    key = text.strip().lower().replace("_", "").replace(",", "")
+    scale = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(key[-1:], 0)
+    try:
+        value = float(key[:-1] if scale else key) * (scale or 1)
+    except ValueError:
+        return None
+    return round(value) if 1 <= value < 1e18 else None
