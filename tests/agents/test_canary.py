@@ -69,6 +69,37 @@ def test_attributes_read_from_fsdp_are_still_set() -> None:
     assert "_handle" in wrapper
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "torch.distributed.fsdp._fully_shard._fsdp_param",
+            "_orig_size _sharded_param_data all_gather_outputs _unsharded_param sharded_param "
+            "unsharded_accumulated_grad _sharded_post_forward_param_data param_dtype orig_dtype "
+            "offload_to_cpu",
+        ),
+        (
+            PARAM_GROUP,
+            "comm_ctx all_gather_state reduce_scatter_state mesh_info post_forward_mesh_info "
+            "_training_state _reshard_after_forward all_gather_output reduce_scatter_input",
+        ),
+        (
+            "torch.distributed.fsdp._flat_param",
+            "_full_param_padded _full_prec_full_param_padded _local_shard _mp_shard _cpu_grad "
+            "_saved_grad_shard _unpadded_unsharded_size _fwd_bwd_param_dtype _sharding_strategy "
+            "uses_sharded_strategy needs_unshard",
+        ),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel", "_handle"),
+        ("torch.nn.parallel.distributed", "gradient_as_bucket_view process_group"),
+        ("torch.distributed.optim.zero_redundancy_optimizer", "self.optim"),
+    ],
+)
+def test_names_that_the_census_reads_are_still_set(module: str, names: str) -> None:
+    """Of parameters, flat parameters and what is in flight."""
+    text = inspect.getsource(importlib.import_module(module))
+    assert [name for name in names.split() if name not in text] == []
+
+
 def test_allocator_and_flight_recorder_entries_exist() -> None:
     """Probed names: at least one of each pair is there on this torch."""
     distributed = torch._C._distributed_c10d

@@ -6,6 +6,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-for name in ("bench_hooks.py", "bench_collector.py", "bench_step.py"):
+NAMES = (
+    "bench_hooks.py",
+    "bench_census.py",
+    "bench_collector.py",
+    "bench_forecast.py",
+    "bench_prediction.py",
+    "bench_step.py",
+)
+
+for name in NAMES:
     print(f"== {name}", flush=True)
     subprocess.run([sys.executable, "-W", "ignore", str(HERE / name)], check=True)

@@ -1,0 +1,72 @@
+"""What a census of memory by role costs: `python tests/bench/bench_census.py`.
+
+500 linear layers, 1,000 parameter tensors, with gradients and AdamW states (4,000 tensors); plain, and
+under FSDP2 (as one of two fake ranks). Least of 20; the target is 5 ms. It is taken at steps 1 to 3,
+then every 8th to the 64th, then every 64th: the last column spreads it so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "agents"))
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from zeromon_agents.census import count
+from zeromon_agents.torch_roles import Models
+
+LAYERS, EVERY = 500, 64
+
+
+def trained(model: nn.Module) -> Models:
+    """*model* with gradients and optimizer states, as the agent knows it."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    models = Models()
+    models.saw_module(model)
+    models.saw_optimizer(optimizer)
+    trained.kept = (*getattr(trained, "kept", ()), model, optimizer)  # type: ignore[attr-defined]
+    return models
+
+
+def measure(models: Models) -> float:
+    """Milliseconds."""
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        count(models.claims())
+        best = min(best, time.perf_counter() - began)
+    return 1e3 * best
+
+
+def main() -> None:
+    """One line a model, and JSON on the last line."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    found = {}
+    for name in ("plain", "fsdp2"):
+        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS)))
+        if name == "fsdp2":
+            for layer in model:
+                fully_shard(layer)
+            fully_shard(model)
+        spent = found[name] = measure(trained(model))
+        print(
+            f"{name:6} {2 * LAYERS} parameter tensors: {spent:.2f} ms a census (target 5 ms), "
+            f"{1e3 * spent / EVERY:.0f} us a step"
+        )
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
