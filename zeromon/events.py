@@ -304,6 +304,8 @@ class UnitMark(NamedTuple):
     """Device bytes allocated at this moment on sampled steps, else -1."""
     nbytes: int = 0
     """Unsharded bytes that an UNSHARD asked for, where the backend says so, else 0."""
+    gathered_bytes: int = 0
+    """All that is gathered now, where the backend says so, else 0."""
 
 
 class MemorySample(NamedTuple):
@@ -484,7 +486,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.COUNTED: lambda r: Counted(r[1], _OPS[r[3]], _PHASES[r[4]], r[6], r[8], r[9], bool(r[10]), r[11] & 255, r[11] >> 8),
     Kind.PHASE: lambda r: PhaseSpan(r[1], _PHASES[r[4]], r[5], r[8]),
     Kind.STEP: lambda r: StepMark(r[1], r[5], r[8], r[9], r[10], Outcome(r[3]), r[11]),
-    Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9], r[10]),
+    Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9], r[10], r[11]),
     Kind.MEMORY: lambda r: MemorySample(r[1], _PHASES[r[4]], r[8], r[9], r[10], r[11]),
     Kind.MEMORY_PEAK: lambda r: MemoryPeak(r[1], r[8], r[9], r[10], r[11]),
     Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10], r[11]),

@@ -153,10 +153,11 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         during=During.BACKWARD,
     )
     if p.framework == "deepspeed":
-        ahead = min(p.prefetch_numel, s.numel - largest - s.persistent_numel)
-        if p.live_numel:
-            ahead = min(ahead, p.live_numel - largest)
-        cause = "units fetched ahead (stage3_prefetch_bucket_size)"
+        # each fetch asks for another bucket, until so many parameters are gathered
+        rest = s.numel - largest - s.persistent_numel
+        bound = max(0, p.live_numel - largest) + s.largest_tensor_numel
+        ahead = min(rest, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
+        cause = "units fetched ahead (stage3_prefetch_bucket_size, stage3_max_live_parameters)"
     else:
         ahead = sum(s.unit_numels[1 : p.live_units])
         cause = "units gathered at once by prefetch"

@@ -446,7 +446,7 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
     if e.event is UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
-        _gathered(state, e.unit, e.nbytes)
+        _gathered(state, e)
         if e.nbytes:
             ahead = bool(e.flags & _AHEAD)
             state.gathers.setdefault(ahead, [0, 0])[0] += e.nbytes
@@ -462,13 +462,16 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
 
 
-def _gathered(state: RankState, unit: int, nbytes: int) -> None:
-    """A unit is gathered: at once (FSDP), or parameter by parameter (*nbytes* of ZeRO-3)."""
-    already = state.unsharded.get(unit, 0)
-    now = already + nbytes if nbytes else state.unit_bytes.get(unit, 0)
-    state.unsharded[unit] = now
-    state.unsharded_now += now - already
-    state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
+def _gathered(state: RankState, e: UnitMark) -> None:
+    """A unit is gathered. ZeRO-3 goes by parameters and says itself how much that makes."""
+    if e.gathered_bytes:
+        state.unsharded_now = e.gathered_bytes
+    else:
+        nbytes = state.unit_bytes.get(e.unit, 0)
+        state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
+        state.unsharded[e.unit] = nbytes
+    if state.unsharded_now:
+        state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
 
 def _all_resharded(state: RankState) -> None:

@@ -24,14 +24,14 @@ Provider = Callable[[], Claims]
 
 LARGE = 16 << 20
 _PAGE = mmap.PAGESIZE
-_OFTEN_UNTIL, _OFTEN, _SELDOM = 64, 8, 64
+_OFTEN_UNTIL, _OFTEN, _SELDOM, _AT = 64, 9, 65, 4  # not the rhythm of idle steps
 
 
 def census_step(step: int) -> bool:
     """Whether *step* takes a census: the first ones, then some."""
     if step <= 3:
         return True
-    return step % (_OFTEN if step <= _OFTEN_UNTIL else _SELDOM) == 1
+    return step % (_OFTEN if step <= _OFTEN_UNTIL else _SELDOM) == _AT
 
 
 class OnDisk(NamedTuple):
@@ -85,13 +85,15 @@ def _add(content: Any, row: list[int], seen: set[int]) -> None:
     """Adds a tensor, or a flat list of them as most are; what is nested is flattened first."""
     pins = cuda_ready()
     for tensor in content if type(content) is list else (content,):
+        if tensor is None:
+            continue
         try:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
         except (AttributeError, NotImplementedError, RuntimeError):
             if isinstance(tensor, torch.Tensor):
                 _add_parts(tensor, row)
-            elif tensor is not None:
+            else:
                 _add(list(tensors_in(tensor)), row, seen)
             continue
         if not address or address in seen:

@@ -109,6 +109,9 @@ class DeepSpeed:
         self._engines: dict[int, Engine] = {}
         self._count = 0
         self._unseen: list[str] = []
+        self._live: dict[int, int] = {}
+        """ds_id -> bytes of the parameters that ZeRO-3 has gathered and not yet partitioned."""
+        self._live_bytes = 0
 
     def watch(self, imports: ImportWatch) -> None:
         """Arms the hooks: on what is imported already, and on what will be."""
@@ -292,6 +295,7 @@ class DeepSpeed:
             finally:
                 recorder.engine = outer
                 try:
+                    self._all_partitioned()
                     if begun:
                         steps.backward_ends()
                 except Guard.CAUGHT as error:
@@ -428,10 +432,16 @@ class DeepSpeed:
         if ahead and engine is not None:
             recorder.unit = engine.owners[first.ds_id]
         recorder.ahead = ahead
-        nbytes = sum(p.ds_numel * p.element_size() for p in wanted)
+        nbytes = 0
+        for param in wanted:
+            size = param.ds_numel * param.element_size()
+            nbytes += size
+            self._live_bytes += size - self._live.get(param.ds_id, 0)
+            self._live[param.ds_id] = size
         # fmt: off
         recorder.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.UNSHARD, recorder.phase,
-                       Flag.AHEAD if ahead else 0, 0, recorder.unit, 0, -1, nbytes, 0)
+                       Flag.AHEAD if ahead else 0, 0, recorder.unit, 0, -1, nbytes,
+                       self._live_bytes)
         # fmt: on
         if engine is not None and engine.params_on != "none":
             moved = sum(p.ds_tensor.ds_numel * p.element_size() for p in wanted)
@@ -445,19 +455,30 @@ class DeepSpeed:
             if not torch.compiler.is_compiling() and recorder.mode == ON:
                 try:
                     unit, _ = self._unit_of(submodule)
-                    if unit and all(
-                        p.ds_status == self._not_available
-                        for p in submodule.parameters(recurse=getattr(submodule, "_z3_leaf", False))
-                    ):
+                    if unit and self._note_partitioned(submodule):
                         # fmt: off
                         recorder.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
-                                       recorder.phase, 0, 0, unit, 0, -1, 0, 0)
+                                       recorder.phase, 0, 0, unit, 0, -1, 0, self._live_bytes)
                         # fmt: on
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "release_sub_module")
             return result
 
         return release_sub_module
+
+    def _note_partitioned(self, submodule: Any) -> bool:
+        """Takes away what *submodule* has partitioned; whether that was anything."""
+        freed = 0
+        for param in submodule.parameters(recurse=getattr(submodule, "_z3_leaf", False)):
+            if param.ds_status == self._not_available:
+                freed += self._live.pop(param.ds_id, 0)
+        self._live_bytes -= freed
+        return freed > 0
+
+    def _all_partitioned(self) -> None:
+        """At the end of backward ZeRO-3 partitions all that is left, without releasing each."""
+        self._live.clear()
+        self._live_bytes = 0
 
     def _bucket_hook(
         self,

@@ -17,7 +17,10 @@ from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
 
-DETAIL_EVERY = 8
+DETAIL_EVERY, _DETAIL_AT = (
+    9,
+    4,
+)  # not the rhythm of idle steps: their neighbours must be as any other
 _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
 
@@ -218,7 +221,7 @@ class Steps:
         following = recorder.step + 1
         if recorder.mode != OFF:  # the agent may have been switched off meanwhile
             recorder.mode = IDLE if idle_step(following) else ON
-        recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == 1
+        recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
 
     # ---- data ---------------------------------------------------------------------------------
 

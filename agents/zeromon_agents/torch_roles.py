@@ -99,26 +99,70 @@ def fsdp1_handles(module: Any) -> Iterator[Any]:
 
 def _of_module(module: Any, params: list[Any]) -> Claims:
     """Fills *params* with the parameters that it comes across."""
-    buffers = []
+    buffers: list[Any] = []
+    groups: list[Any] = []
     for child in module.modules():  # one walk for all: a large model has thousands of modules
         if hasattr(type(child), "_get_fsdp_state"):
-            for group in param_groups(child._get_fsdp_state()):
-                yield from _of_fsdp2(group)
+            groups += param_groups(child._get_fsdp_state())
         own = child.__dict__
         handle = own.get("_handle")
         if handle is not None and hasattr(handle, "flat_param"):
             yield from _of_fsdp1(handle)
         params += [p for p in own["_parameters"].values() if p is not None]
         buffers += [b for b in own["_buffers"].values() if b is not None]
-    yield from of_parameters(params)
+    sharded: set[int] = set()
+    if groups:
+        yield from _of_fsdp2(groups, sharded)
+    yield from of_parameters(p for p in params if id(p) not in sharded)
     yield Role.BUFFER, buffers
 
 
-def _of_fsdp2(group: Any) -> Claims:
-    gathered = getattr(group, "_all_gather_result", None)
-    if gathered is not None:
-        yield Role.ALL_GATHER, getattr(gathered, "all_gather_output", None)
-    context = getattr(group, "comm_ctx", None)
+def _of_fsdp2(groups: list[Any], sharded: set[int]) -> Claims:
+    """All groups of a model at once; *sharded* gets the ids of the parameters that are theirs."""
+    yield from _in_flight(groups)
+    shards: list[Any] = []
+    second: list[Any] = []
+    grads: list[Any] = []
+    whole: list[Any] = []
+    whole_grads: list[Any] = []
+    for group in groups:
+        # what is sharded has freed the rest; a state that is unknown is looked through
+        is_sharded = getattr(getattr(group, "_sharded_state", None), "name", "") == "SHARDED"
+        for param in group.fsdp_params:
+            own = param.__dict__
+            shard = own["sharded_param"]
+            sharded.add(id(shard))
+            shards.append(own["_sharded_param_data"])
+            if shard.grad is not None:
+                grads.append(shard.grad._local_tensor)
+            copy = own.get("_sharded_post_forward_param_data")
+            if copy is not None:
+                second.append(copy)
+            grad = own.get("unsharded_accumulated_grad")
+            if grad is not None:
+                whole_grads.append(grad)
+            if is_sharded:
+                continue
+            whole += own["all_gather_outputs"]
+            gathered = own.get("_unsharded_param")
+            if gathered is not None:
+                whole.append(gathered)
+                if gathered.grad is not None:
+                    whole_grads.append(gathered.grad)
+    yield Role.SHARDED_PARAM, shards
+    yield Role.SHARDED_GRAD, grads
+    yield Role.UNSHARDED_PARAM, whole
+    yield Role.SECONDARY_PARAM, second
+    yield Role.UNSHARDED_GRAD, whole_grads
+
+
+def _in_flight(groups: list[Any]) -> Claims:
+    """The buffers of gathers and reductions that have not been given back."""
+    for group in groups:
+        gathered = getattr(group, "_all_gather_result", None)
+        if gathered is not None:
+            yield Role.ALL_GATHER, getattr(gathered, "all_gather_output", None)
+    context = getattr(groups[0], "comm_ctx", None)
     state = getattr(context, "all_gather_state", None)
     if state is not None:
         yield Role.ALL_GATHER, state.all_gather_result.all_gather_output
@@ -126,15 +170,6 @@ def _of_fsdp2(group: Any) -> Claims:
     one = getattr(context, "reduce_scatter_state", None)
     for reduced in states or ([one] if one is not None else ()):
         yield Role.REDUCE_SCATTER, reduced.reduce_scatter_input
-    for param in group.fsdp_params:
-        yield Role.SHARDED_PARAM, getattr(param, "_sharded_param_data", None)
-        yield Role.UNSHARDED_PARAM, getattr(param, "all_gather_outputs", None)
-        yield Role.SECONDARY_PARAM, getattr(param, "_sharded_post_forward_param_data", None)
-        whole = getattr(param, "_unsharded_param", None)
-        if whole is not None:
-            yield Role.UNSHARDED_PARAM, whole.data
-            yield Role.UNSHARDED_GRAD, whole.grad
-        yield Role.UNSHARDED_GRAD, getattr(param, "unsharded_accumulated_grad", None)
 
 
 def _of_fsdp1(handle: Any) -> Claims:
@@ -174,7 +209,8 @@ def of_parameters(params: Iterable[Any]) -> Claims:
 
 def local_of(tensor: Any) -> Any:
     """What of *tensor* is in this process."""
-    return getattr(tensor, "_local_tensor", tensor)
+    # asked by its type first: an attribute that is missing costs much
+    return tensor if type(tensor) is torch.Tensor else getattr(tensor, "_local_tensor", tensor)
 
 
 def is_shard(tensor: Any) -> bool:
@@ -186,12 +222,11 @@ def is_shard(tensor: Any) -> bool:
 
 
 def _of_optimizer(optimizer: Any, of_modules: set[int]) -> Claims:
-    states = []
+    states: list[Any] = []
     for state in getattr(optimizer, "state", {}).values():
-        if isinstance(state, dict):
-            states += [v for v in state.values() if isinstance(v, torch.Tensor)]
-    # a step counter has no dimension
-    yield Role.OPTIMIZER_STATE, [local_of(state) for state in states if state.ndim]
+        if isinstance(state, dict):  # a step counter has no dimension
+            states += [local_of(v) for v in state.values() if getattr(v, "ndim", 0)]
+    yield Role.OPTIMIZER_STATE, states
     masters: list[Any] = []
     others: list[Any] = []
     for group in getattr(optimizer, "param_groups", ()):

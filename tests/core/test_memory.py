@@ -143,7 +143,9 @@ def test_what_stage_3_adds_is_named() -> None:
         secondary_ranks=2,
     )
     found = predict(model.sizes(plan), plan)
-    causes = {t.cause.split(" (")[-1].rstrip(")"): t.nbytes for t in found.terms if t.cause}
+    causes = {
+        t.cause.split(" (")[-1].split(",")[0].rstrip(")"): t.nbytes for t in found.terms if t.cause
+    }
     assert causes["stage3_param_persistence_threshold"] == 4 * 1000 * 2
     assert causes["stage3_prefetch_bucket_size"] == 500_000 * 2
     assert causes["reduce_bucket_size"] == 100_000 * 2
