@@ -6,10 +6,12 @@ GiB. :func:`evaluate` replays a forecaster over the set, as a collector would se
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 CAPACITY = 80 << 30
 HISTORY = 512
@@ -250,6 +252,20 @@ def labelled_set(each: int, seed: int = 1) -> Iterator[Series]:
     for number in range(each):
         for family in (*HEALTHY, *FAILING):
             yield family(random.Random(f"{seed} {number} {family.__name__}"))
+
+
+def recorded() -> Iterator[Series]:
+    """Resident bytes of real runs (two ranks together): a leak until its kill, and healthy ones.
+
+    Made by `zeromon report --json` of the examples that they are named after. The leak's capacity is
+    what it reached; a healthy run's is half as much again as it held. Scaled to :data:`CAPACITY`.
+    """
+    path = Path(__file__).parent / "data" / "recorded_rss.json"
+    for run in json.loads(path.read_text()):
+        largest = max(used for _, used in run["points"])
+        scale = CAPACITY / (largest if run["fails"] else 1.5 * largest)
+        points = [(step, round(used * scale)) for step, used in run["points"]]
+        yield Series(f"recorded: {run['family']}", points, fails=run["fails"])
 
 
 # ---- evaluation -----------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def count(claims: Claims) -> dict[Role, Count]:
 
 def _add(content: Any, row: list[int], seen: set[int]) -> None:
     """Adds a tensor, or a flat list of them as most are; what is nested is flattened first."""
-    pins = cuda_ready()
+    pins, device, host = cuda_ready(), 0, 0
     for tensor in content if type(content) is list else (content,):
         if tensor is None:
             continue
@@ -101,11 +101,13 @@ def _add(content: Any, row: list[int], seen: set[int]) -> None:
         seen.add(address)
         nbytes = storage.nbytes()
         if not tensor.is_cpu:
-            row[0] += nbytes
+            device += nbytes
             continue
-        row[1] += nbytes if nbytes < LARGE else touched(address, nbytes)
+        host += nbytes if nbytes < LARGE else touched(address, nbytes)
         if pins and tensor.is_pinned():
             row[3] += nbytes
+    row[0] += device
+    row[1] += host
 
 
 def _add_parts(tensor: Any, row: list[int]) -> None:

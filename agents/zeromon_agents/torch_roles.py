@@ -225,7 +225,7 @@ def _of_optimizer(optimizer: Any, of_modules: set[int]) -> Claims:
     states: list[Any] = []
     for state in getattr(optimizer, "state", {}).values():
         if isinstance(state, dict):  # a step counter has no dimension
-            states += [local_of(v) for v in state.values() if getattr(v, "ndim", 0)]
+            states += [t for t in map(local_of, state.values()) if getattr(t, "ndim", 0)]
     yield Role.OPTIMIZER_STATE, states
     masters: list[Any] = []
     others: list[Any] = []

@@ -81,7 +81,8 @@ def test_attributes_read_from_fsdp_are_still_set() -> None:
         (
             PARAM_GROUP,
             "comm_ctx all_gather_state reduce_scatter_state mesh_info post_forward_mesh_info "
-            "_training_state _sharded_state _reshard_after_forward all_gather_output reduce_scatter_input",
+            "_training_state _sharded_state _reshard_after_forward all_gather_output "
+            "reduce_scatter_input",
         ),
         (
             "torch.distributed.fsdp._flat_param",

@@ -1,8 +1,8 @@
 """What a census of memory by role costs: `python tests/bench/bench_census.py`.
 
-500 linear layers, 1,000 parameter tensors, with gradients and AdamW states (4,000 tensors); plain, and
-under FSDP2 (as one of two fake ranks). Least of 20; the target is 5 ms. It is taken at steps 1 to 3,
-then every 9th to the 64th, then every 65th: the last column spreads it so.
+100 blocks of 5 linear layers, 1,000 parameter tensors, with gradients and AdamW states (4,000 tensors);
+plain, and under FSDP2, a unit a block (as one of two fake ranks). Least of 20; the target is 5 ms. It is
+taken at steps 1 to 3, then every 9th to the 64th, then every 65th: the last column spreads it so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from zeromon_agents.census import count
 from zeromon_agents.torch_roles import Models
 
-LAYERS, EVERY = 500, 65
+BLOCKS, LAYERS, EVERY = 100, 5, 65
 
 
 def trained(model: nn.Module) -> Models:
@@ -54,14 +54,16 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     found = {}
     for name in ("plain", "fsdp2"):
-        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS)))
+        model = nn.Sequential(
+            *(nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS))) for _ in range(BLOCKS))
+        )
         if name == "fsdp2":
             for layer in model:
                 fully_shard(layer)
             fully_shard(model)
         spent = found[name] = measure(trained(model))
         print(
-            f"{name:6} {2 * LAYERS} parameter tensors: {spent:.2f} ms a census (target 5 ms), "
+            f"{name:6} {2 * BLOCKS * LAYERS} parameter tensors: {spent:.2f} ms a census (target 5 ms), "
             f"{1e3 * spent / EVERY:.0f} us a step"
         )
     dist.destroy_process_group()

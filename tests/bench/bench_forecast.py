@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from forecast_series import CAPACITY, Alarm, Score, Series, evaluate, labelled_set, window
+from forecast_series import CAPACITY, Alarm, Score, Series, evaluate, labelled_set, recorded, window
 
 from zeromon.forecast import device_risk
 from zeromon.snapshot import StepSummary
@@ -65,7 +65,7 @@ def run(
 ) -> dict[str, dict[str, Score]]:
     """Forecaster -> family -> score."""
     found: dict[str, dict[str, Score]] = {name: {} for name in only}
-    for series in labelled_set(each, seed):
+    for series in (*labelled_set(each, seed), *recorded()):
         for name in only:
             score = evaluate(series, FORECASTERS[name])
             found[name].setdefault(series.family, Score()).add(score)
@@ -85,7 +85,7 @@ def main() -> None:
                 leaks.add(score)
             lead = statistics.median(score.leads) if score.leads else 0
             print(
-                f"  {family:22} {score.series:4} series  recall "
+                f"  {family[:40]:40} {score.series:4} series  recall "
                 f"{'    -' if not score.failing else f'{score.recall:5.0%}'}  median lead {lead:5.0f}"
                 f"  false alarms {score.false_alarms:3}"
             )

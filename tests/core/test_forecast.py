@@ -157,3 +157,7 @@ def test_the_targets_hold_on_a_part_of_the_labelled_set() -> None:
     assert sum(score.caught for score in leaks) == sum(score.failing for score in leaks) == 4
     assert statistics.median(lead for score in leaks for lead in score.leads) >= 50
     assert sum(score.false_alarms for score in families.values()) <= 1
+    real = [score for name, score in families.items() if name.startswith("recorded")]
+    assert [score.caught for score in real] == [1, 0, 0]
+    assert sum(score.false_alarms for score in real) == 0
+    assert real[0].leads[0] >= 20  # of the 107 steps that it lasted

@@ -168,8 +168,9 @@ def details(run: RunSnapshot | None) -> Text:
     blocks = [report.engines(run), report.roles(run), report.offload(run)]
     blocks.append(report.settings(run, written_only=False))
     text = Text()
-    for block in filter(None, blocks):
-        title, _, rest = block.partition("\n")
+    parts = [part for block in blocks for part in block.split("\n\n") if part]
+    for part in parts:
+        title, _, rest = part.partition("\n")
         text.append(f"{title}\n", BOLD)
         text.append(f"{rest}\n\n")
     if not text:
