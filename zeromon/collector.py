@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from zeromon.snapshot import (
     Disk,
     HostMemory,
     RankSnapshot,
+    Risk,
     RunSnapshot,
 )
 from zeromon.state import RankState, fold, summarize
@@ -49,6 +50,7 @@ _STATUS_PATIENCE = 3
 _LINGER_SECONDS = 60.0
 _LEAST_LINGER_SECONDS = 3.0
 _START_PATIENCE_SECONDS = 30.0
+_FORECAST_NS_A_RANK = 50_000_000
 _WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
 _SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 
@@ -173,6 +175,10 @@ class RunFollower:
         self.ended = False
         self.ended_wall = 0.0
         self._host = HostReader()
+        self._risks: dict[int, tuple[int, tuple[Risk, ...]]] = {}
+        """Rank -> when its risks were made, and what they were."""
+        self._host_risk: Risk | None = None
+        self._host_forecast_ns = -(1 << 62)
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
@@ -226,13 +232,7 @@ class RunFollower:
             )
             for follower in followers
         ]
-        shared = host_risk(ranks)
-        of_host = (shared,) if shared is not None else ()
-        ranks = [
-            replace(rank, risks=(*rank_risks(rank), *(of_host if rank.alive else ())))
-            for rank in ranks
-        ]
-        ranks = explain_kills(ranks)
+        ranks = explain_kills([replace(r, risks=risks) for r, risks in self._forecast(ranks, now)])
         run = RunSnapshot(
             run=self.run,
             command=tuple(str(word) for word in self.info.get("command") or ()),
@@ -246,6 +246,21 @@ class RunFollower:
             note=self._note(),
         )
         return replace(run, findings=advise(run))
+
+    def _forecast(
+        self, ranks: list[RankSnapshot], now: int
+    ) -> Iterator[tuple[RankSnapshot, tuple[Risk, ...]]]:
+        """Each rank with its risks; made anew the more seldom, the more ranks there are."""
+        patience = _FORECAST_NS_A_RANK * len(ranks)
+        if now - self._host_forecast_ns >= patience:
+            self._host_forecast_ns, self._host_risk = now, host_risk(ranks)
+        of_host = () if self._host_risk is None else (self._host_risk,)
+        for rank in ranks:
+            made, risks = self._risks.get(rank.rank, (-patience, ()))
+            if now - made >= patience:
+                risks = rank_risks(rank)
+                self._risks[rank.rank] = (now, risks)
+            yield rank, (*risks, *(of_host if rank.alive else ()))
 
     def _note(self) -> str:
         if self.bad_rings:
