@@ -30,14 +30,14 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	PYTHONPATH=agents $(BIN)/lint-imports
+	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/core tests/cli tests/tui
 
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	PYTHONPATH=agents $(BIN)/lint-imports
+	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
 test-nvme: $(READY)

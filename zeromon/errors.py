@@ -11,6 +11,7 @@
       CollectorError       the collector cannot start
       LaunchError          the command cannot be started
       PlanError            a model, a configuration or a plan that makes no sense
+      TraceError           a file that is no trace
 """
 
 from __future__ import annotations
@@ -73,3 +74,11 @@ class PlanError(ZeromonError):
     """A model, a configuration or a plan that cannot be, or that cannot be read."""
 
     hint = "zeromon plan --help shows what can be given."
+
+
+class TraceError(ZeromonError):
+    """A trace that cannot be read, or that is none."""
+
+    hint = (
+        "zeromon trace analyze takes Kineto traces: .json or .json.gz, as torch.profiler exports."
+    )

@@ -15,6 +15,7 @@ Exit code 0 when something fits, 1 when nothing does.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -89,10 +90,11 @@ def call(options: argparse.Namespace) -> int:
     setup = from_run(options) if options.run else from_model(options)
     rows = plan.table(setup)
     best, why = plan.recommended(rows)
+    found = as_json(setup, rows, best, why)
     if options.html:
-        write_html(setup, rows, options.html)
+        write_html(found, options.html)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(as_json(setup, rows, best, why)).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
         sys.stdout.write(as_text(setup, rows, best, why))
     return 0 if best is not None else 1
@@ -346,40 +348,13 @@ def as_json(
     }
 
 
-def write_html(setup: plan.Setup, rows: list[plan.Row], path: str) -> None:
-    """A bar a strategy, its roles stacked, and the line of what is usable."""
+def write_html(found: dict[str, Any], path: str) -> None:
+    """The picture of what ``--json`` says."""
     try:
-        import plotly.graph_objects as go
+        figures = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
         raise PlanError("--html needs plotly", hint="pip install 'zeromon[dashboard]'") from error
-    labels = [row.plan.label for row in rows]
-    roles = dict.fromkeys(role for row in rows for role in row.memory.by_role())
-    figure = go.Figure(
-        [
-            go.Bar(
-                name=role.replace("_", " "),
-                x=labels,
-                y=[row.memory.by_role().get(role, 0) / 2**30 for row in rows],
-                hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
-            )
-            for role in roles
-        ]
-    )
-    figure.add_hline(
-        y=setup.usable_bytes / 2**30,
-        line_dash="dash",
-        annotation_text=f"usable: {human_bytes(setup.usable_bytes)}",
-    )
-    figure.update_layout(
-        barmode="stack",
-        template="plotly_white",
-        colorway=["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
-                  "#999999"],
-        title=f"{setup.model.name}: memory of one of {setup.plan.ranks} devices, at the peak",
-        yaxis_title="GiB",
-        legend_title="role",
-    )  # fmt: skip
     try:
-        Path(path).write_text(figure.to_html(include_plotlyjs=True))
+        Path(path).write_text(figures.page(figures.plan(found)))
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}") from error

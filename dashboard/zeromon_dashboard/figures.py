@@ -1,0 +1,44 @@
+"""Plain data in, plotly figures out. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+GIB = 1 << 30
+
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
+)  # fmt: skip
+"""Okabe and Ito: told apart by colour-blind eyes, too."""
+
+
+def plan(found: dict[str, Any]) -> go.Figure:
+    """What `zeromon plan --json` says: a bar a strategy, its roles stacked, and what is usable."""
+    rows = found["rows"]
+    roles = dict.fromkeys(role for row in rows for role in row["roles"]["device"])
+    figure = go.Figure(
+        [
+            go.Bar(
+                name=role.replace("_", " "),
+                x=[row["label"] for row in rows],
+                y=[row["roles"]["device"].get(role, 0) / GIB for row in rows],
+                hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
+            )
+            for role in roles
+        ]
+    )
+    usable = found["usable_bytes"] / GIB
+    figure.add_hline(y=usable, line_dash="dash", annotation_text=f"usable: {usable:.1f} GiB")
+    title = f"{found['model']}: memory of one of {found['ranks']} devices, at the peak"
+    figure.update_layout(
+        barmode="stack", template="plotly_white", colorway=COLOURS, title=title,
+        yaxis_title="GiB", legend_title="role",
+    )  # fmt: skip
+    return figure
+
+
+def page(figure: go.Figure) -> str:
+    """A page of its own that needs no network."""
+    return str(figure.to_html(include_plotlyjs=True))

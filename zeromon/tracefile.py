@@ -1,0 +1,284 @@
+"""Kineto traces from disk, a few megabytes at a time: what ran on the device, in exact nanoseconds.
+
+The events of a trace are one long list of JSON objects; it is cut between objects into chunks that are
+decoded into typed records, so memory follows what is kept (device events), not the file. A file that is
+cut short gives what is whole. gzip is told by its first bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.errors import TraceError
+from zeromon.traces import DeviceEvent, Kind, Mark, TraceData, classify
+
+_CHUNK = 4 << 20
+_MOST_HEAD = 64 << 20
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d+)')
+_SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
+
+_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"))
+_MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
+
+
+class _Args(msgspec.Struct):
+    """What of an event's arguments is looked at."""
+
+    stream: Any = None
+    device: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_nelems: Any = msgspec.field(default=None, name="In msg nelems")
+    out_nelems: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+
+
+class _Event(msgspec.Struct):
+    """An event of the list, of whatever kind."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    pid: Any = None
+    tid: Any = None
+    args: msgspec.Raw = msgspec.Raw(b"")
+
+
+_EVENTS = msgspec.json.Decoder(list[_Event])
+_EVENT = msgspec.json.Decoder(_Event)
+_ARGS = msgspec.json.Decoder(_Args)
+
+
+def read(path: Path) -> TraceData:
+    """The trace in *path*; raises :class:`TraceError` when it is none at all."""
+    data = TraceData(name=path.name)
+    try:
+        for chunk in _event_chunks(_content(path, data), data):
+            _take(chunk, data)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    if not data.events_seen:
+        raise TraceError(
+            f"{path} holds no trace events",
+            hint="It should be a Kineto trace: JSON with traceEvents, as torch.profiler exports it.",
+        )
+    return data
+
+
+# ---- bytes ----------------------------------------------------------------------------------------
+
+
+def _content(path: Path, data: TraceData) -> Iterator[bytes]:
+    """The file, unpacked, in chunks; a packed one that is cut short ends early, and is marked."""
+    with path.open("rb") as file:
+        first = file.read(_CHUNK)
+        if first[:2] != b"\x1f\x8b":
+            while first:
+                yield first
+                first = file.read(_CHUNK)
+            return
+        unpack = zlib.decompressobj(wbits=31)
+        while first:
+            try:
+                plain = unpack.decompress(first, _CHUNK)
+                while plain:
+                    yield plain
+                    plain = unpack.decompress(unpack.unconsumed_tail, _CHUNK)
+            except zlib.error:
+                data.notes.append("the packed data is damaged; what came before it was read")
+                return
+            if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # members one after another
+                first, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
+                continue
+            first = file.read(_CHUNK)
+        if not unpack.eof:
+            data.notes.append("the packed file is cut short; what is whole was read")
+
+
+def _event_chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
+    """Pieces of the list of events, each a whole number of objects, without the brackets."""
+    pending = _skip_head(content, data)
+    if pending is None:
+        return
+    for chunk in content:
+        pending += chunk
+        cut = _last_cut(pending)
+        if cut > 0:
+            yield pending[:cut]
+            pending = pending[cut:].lstrip(b", \r\n\t")
+    # the end of the list, and of the file; what follows the list may hold more of the head
+    _learn_head(pending[-(1 << 16) :], data)
+    end = _end_of_list(pending)
+    if end < 0:
+        data.notes.append("the file is cut short; what is whole was read")
+        cut = _last_cut(pending)
+        yield pending[:cut] if cut > 0 else b""
+    else:
+        yield pending[:end]
+
+
+def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
+    """What follows the opening bracket of the events; None where there is none."""
+    head = b""
+    for chunk in content:
+        head += chunk
+        if head.lstrip()[:1] == b"[":  # the older form: nothing but the list
+            return head.lstrip()[1:]
+        found = _LIST.search(head)
+        if found:
+            _learn_head(head[: found.start()], data)
+            return head[found.end() :]
+        if len(head) > _MOST_HEAD:
+            break
+    return None
+
+
+def _learn_head(head: bytes, data: TraceData) -> None:
+    rank, base = _RANK.search(head), _BASE.search(head)
+    if rank:
+        data.rank = int(rank.group(1))
+    if base:
+        data.base_ns = int(base.group(1))
+
+
+def _last_cut(pending: bytes) -> int:
+    """Where the last whole object ends that another one follows; 0 where that is not to be seen."""
+    last = 0
+    start = max(0, len(pending) - (1 << 16))
+    for found in _BETWEEN.finditer(pending, start):
+        last = found.start() + 1
+    if not last and start:
+        for found in _BETWEEN.finditer(pending):
+            last = found.start() + 1
+    return last
+
+
+def _end_of_list(pending: bytes) -> int:
+    """Where the list closes; -1 where it does not."""
+    last = pending.rfind(b"]")
+    while last >= 0:
+        body = pending[:last].rstrip()
+        if (not body or body.endswith(b"}")) and pending[last + 1 :].strip()[:1] in (
+            b"",
+            b",",
+            b"}",
+        ):
+            with suppress(msgspec.DecodeError):
+                msgspec.json.decode(b"[" + body.rstrip(b",") + b"]", type=list[msgspec.Raw])
+                return len(body)
+        last = pending.rfind(b"]", 0, last)
+    return -1
+
+
+# ---- events ---------------------------------------------------------------------------------------
+
+
+def _take(chunk: bytes, data: TraceData) -> None:
+    """Decodes one piece of the list and keeps what is looked at."""
+    body = chunk.strip().rstrip(b",")
+    if not body:
+        return
+    try:
+        events = _EVENTS.decode(b"[" + body + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        events = list(_one_by_one(body, data))
+    data.events_seen += len(events)
+    for event in events:
+        if event.ph != "X":
+            continue
+        if event.cat in _DEVICE:
+            _keep_device(event, data)
+        elif event.cat in _MARKS:
+            _keep_mark(event, data)
+
+
+def _one_by_one(body: bytes, data: TraceData) -> Iterator[_Event]:
+    """The objects that can be read, of a piece of which not all can."""
+    start = 0
+    for end in [*(found.start() + 1 for found in _BETWEEN.finditer(body)), len(body)]:
+        text = body[start:end].strip().lstrip(b",")
+        start = end
+        if not text.strip():
+            continue
+        try:
+            yield _EVENT.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            data.skipped += 1
+
+
+def _keep_device(event: _Event, data: TraceData) -> None:
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if start is None or duration is None or duration < 0:
+        data.skipped += 1
+        return
+    args = _Args()
+    if event.args:
+        with suppress(msgspec.DecodeError):
+            args = _ARGS.decode(event.args)
+    stream = args.stream if args.stream is not None else event.tid
+    kind = classify(event.cat, event.name)
+    data.device.append(
+        DeviceEvent(
+            kind=kind,
+            start_ns=start,
+            end_ns=start + duration,
+            name=data.intern(event.name),
+            stream=f"{event.pid}/{stream}",
+            collective=_collective(args) if kind is Kind.COMMUNICATION else None,
+        )
+    )
+
+
+def _collective(args: _Args) -> tuple[str, str, int, int, int] | None:
+    """(operation, group, bytes, group size, elements out) where the trace has them."""
+    if not isinstance(args.collective, str):
+        return None
+    numbers = [n if isinstance(n, int) else 0 for n in (args.in_nelems, args.out_nelems)]
+    size = args.group_size if isinstance(args.group_size, int) else 0
+    each = _ITEM_BYTES.get(str(args.dtype), 0)
+    return args.collective, str(args.group or ""), max(numbers) * each, size, numbers[1]
+
+
+_ITEM_BYTES = {
+    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1,
+    "Byte": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+
+
+def _keep_mark(event: _Event, data: TraceData) -> None:
+    if not event.name.startswith(("FSDP", "ProfilerStep", "zeromon")):
+        return
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if start is not None and duration is not None and duration >= 0:
+        on_device = event.cat == "gpu_user_annotation"
+        data.marks.append(Mark(event.name, start, start + duration, on_device))
+
+
+def nanoseconds(raw: msgspec.Raw) -> int | None:
+    """Microseconds as they are written, exactly: a double has no nanoseconds left at today's dates."""
+    text = bytes(raw).decode("ascii", "replace").strip('"')
+    if _SIGNED.match(text):
+        whole, _, part = text.partition(".")
+        fraction = int((part + "000")[:3]) if part else 0
+        if len(part) > 3 and part[3] >= "5":
+            fraction += 1
+        return int(whole) * 1000 + (-fraction if text[0] == "-" else fraction)
+    try:
+        value = Decimal(text) * 1000
+        return round(value) if value.is_finite() else None
+    except (InvalidOperation, ValueError):
+        return None

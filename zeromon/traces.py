@@ -1,0 +1,286 @@
+"""What a trace says: where the time of a device went, to the nanosecond. Pure.
+
+C, K and M are the unions over all streams of communication, compute and copies. Their parts add up:
+compute |K| + exposed communication |C - K| + exposed copies |M - K - C| + idle = span, the span being
+from the first device event to the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from zeromon.comms import busbw, overlap_ratio
+from zeromon.events import Op
+from zeromon.intervals import Interval, intersection, length, subtract, union
+
+
+class Kind(Enum):
+    """What a device event is."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+
+
+_COMMUNICATION = re.compile(r"nccl|rccl|mscclKernel|oneccl|ncclx|c10d_nvshmem", re.IGNORECASE)
+_COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
+_UNIT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
+
+
+def classify(category: str, name: str) -> Kind:
+    """The kind of an event by its category and kernel name (NVIDIA's, AMD's and Intel's libraries)."""
+    if category in _COPIES:
+        return Kind.COPY
+    return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel or a copy."""
+
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    name: str
+    stream: str
+    collective: tuple[str, str, int, int, int] | None
+    """(operation, group, bytes, group size, elements out) where the trace has them."""
+
+
+class Mark(NamedTuple):
+    """An annotation: an FSDP unit, a profiler step."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    on_device: bool
+
+
+@dataclass(slots=True)
+class TraceData:
+    """What was kept of one file."""
+
+    name: str = ""
+    rank: int | None = None
+    base_ns: int = 0
+    device: list[DeviceEvent] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    events_seen: int = 0
+    skipped: int = 0
+    notes: list[str] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def intern(self, name: str) -> str:
+        """One string for all events of that name."""
+        return self._names.setdefault(name, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTime:
+    """One operation on one group."""
+
+    op: str
+    group: str
+    count: int
+    seconds: float
+    exposed_seconds: float
+    nbytes: int
+    busbw_bytes_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTime:
+    """The communication of one FSDP unit."""
+
+    unit: str
+    count: int
+    communication_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """One kernel by name."""
+
+    name: str
+    kind: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """Where the time of one rank's device went."""
+
+    rank: int
+    file: str
+    span_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    exposed_copy_seconds: float
+    idle_seconds: float
+    overlap_ratio: float | None
+    """|C and K| / |C|; None without communication."""
+    events: int
+    ops: tuple[OpTime, ...]
+    units: tuple[UnitTime, ...]
+    kernels: tuple[KernelTime, ...]
+    wait_seconds: float | None = None
+    """What this rank's collectives lasted beyond the shortest of all ranks; None for a single file."""
+    notes: tuple[str, ...] = ()
+
+
+_TOP = 20
+
+
+def analyze(data: TraceData, rank: int) -> RankTrace:
+    """The parts of one trace. A trace without device events has nothing but notes."""
+    by_kind: dict[Kind, list[Interval]] = {kind: [] for kind in Kind}
+    for event in data.device:
+        by_kind[event.kind].append((event.start_ns, event.end_ns))
+    compute, communication, copies = (union(by_kind[kind]) for kind in Kind)
+    exposed = subtract(communication, compute)
+    busy = union([*compute, *communication])
+    exposed_copies = subtract(copies, busy)
+    span = _span(data.device)
+    notes = list(data.notes)
+    if data.skipped:
+        notes.append(f"{data.skipped} events could not be read")
+    if not data.device:
+        notes.append("no device events: was the trace taken with ProfilerActivity.CUDA?")
+    parts = length(compute), length(exposed), length(exposed_copies)
+    return RankTrace(
+        rank=rank,
+        file=data.name,
+        span_seconds=span / 1e9,
+        compute_seconds=parts[0] / 1e9,
+        communication_seconds=length(communication) / 1e9,
+        exposed_seconds=parts[1] / 1e9,
+        exposed_copy_seconds=parts[2] / 1e9,
+        idle_seconds=(span - sum(parts)) / 1e9,
+        overlap_ratio=overlap_ratio(length(communication), parts[1]),
+        events=data.events_seen,
+        ops=_ops(data, compute),
+        units=_units(data, compute),
+        kernels=_kernels(data.device),
+        notes=tuple(notes),
+    )
+
+
+def _span(device: Sequence[DeviceEvent]) -> int:
+    if not device:
+        return 0
+    return max(e.end_ns for e in device) - min(e.start_ns for e in device)
+
+
+_NAMED = (
+    ("reduce_scatter", Op.REDUCE_SCATTER), ("reducescatter", Op.REDUCE_SCATTER),
+    ("all_gather", Op.ALL_GATHER), ("allgather", Op.ALL_GATHER), ("allreduce", Op.ALL_REDUCE),
+    ("all_reduce", Op.ALL_REDUCE), ("alltoall", Op.ALL_TO_ALL), ("all_to_all", Op.ALL_TO_ALL),
+    ("broadcast", Op.BROADCAST), ("sendrecv", Op.SEND), ("send", Op.SEND), ("recv", Op.RECV),
+    ("reduce", Op.REDUCE),
+)  # fmt: skip
+
+
+def operation(event: DeviceEvent) -> Op:
+    """The operation of a communication kernel, by its arguments, else by its name."""
+    text = (event.collective[0] if event.collective else event.name).lower()
+    return next((op for part, op in _NAMED if part in text), Op.NONE)
+
+
+def _ops(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
+    groups: dict[tuple[str, str], list[DeviceEvent]] = defaultdict(list)
+    for event in data.device:
+        if event.kind is Kind.COMMUNICATION:
+            group = event.collective[1] if event.collective else ""
+            groups[operation(event).label, group].append(event)
+    rows = [_op(op, group, events, compute) for (op, group), events in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+def _op(op: str, group: str, events: list[DeviceEvent], compute: list[Interval]) -> OpTime:
+    spans = union((e.start_ns, e.end_ns) for e in events)
+    sized = [e for e in events if e.collective and e.collective[2]]
+    nbytes = sum(e.collective[2] for e in sized if e.collective)
+    seconds = sum(e.end_ns - e.start_ns for e in sized) / 1e9
+    size = max((e.collective[3] for e in sized if e.collective), default=0)
+    return OpTime(
+        op=op,
+        group=group,
+        count=len(events),
+        seconds=length(spans) / 1e9,
+        exposed_seconds=length(subtract(spans, compute)) / 1e9,
+        nbytes=nbytes,
+        busbw_bytes_per_second=busbw(operation(sized[0]), nbytes, seconds, size) if sized else None,
+    )
+
+
+def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
+    """By the annotations that FSDP leaves on the device's timeline, where there are some."""
+    spans: dict[str, list[Interval]] = defaultdict(list)
+    for mark in data.marks:
+        found = _UNIT.match(mark.name)
+        if found and mark.on_device and found.group(2):
+            spans[found.group(2)].append((mark.start_ns, mark.end_ns))
+    if not spans:
+        return ()
+    communication = union(
+        (e.start_ns, e.end_ns) for e in data.device if e.kind is Kind.COMMUNICATION
+    )
+    rows = []
+    for unit, marked in spans.items():
+        own = intersection(union(marked), communication)
+        rows.append(
+            UnitTime(
+                unit=unit,
+                count=len(marked),
+                communication_seconds=length(own) / 1e9,
+                exposed_seconds=length(subtract(own, compute)) / 1e9,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+def _kernels(device: Iterable[DeviceEvent]) -> tuple[KernelTime, ...]:
+    totals: dict[tuple[str, Kind], list[int]] = {}
+    for event in device:
+        row = totals.setdefault((event.name, event.kind), [0, 0])
+        row[0] += 1
+        row[1] += event.end_ns - event.start_ns
+    top = sorted(totals.items(), key=lambda item: -item[1][1])[:_TOP]
+    return tuple(
+        KernelTime(name=name, kind=kind.value, count=count, seconds=spent / 1e9)
+        for (name, kind), (count, spent) in top
+    )
+
+
+def waits(traces: Sequence[TraceData]) -> list[int] | None:
+    """Nanoseconds that each rank's collectives lasted beyond the shortest of all ranks.
+
+    A collective's kernel runs from its rank's arrival to the common end, so the shortest one is the
+    transfer and the rest is waiting: no common clock is needed. Collectives are matched by their order
+    within an operation and group; None when the ranks do not have the same ones.
+    """
+    orders = []
+    for data in traces:
+        lists: dict[tuple[str, str], list[int]] = defaultdict(list)
+        events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
+        for event in sorted(events, key=lambda e: e.start_ns):
+            group = event.collective[1] if event.collective else ""
+            lists[operation(event).label, group].append(event.end_ns - event.start_ns)
+        orders.append(lists)
+    if len(orders) < 2 or any({k: len(v) for k, v in o.items()} !=
+                              {k: len(v) for k, v in orders[0].items()} for o in orders):  # fmt: skip
+        return None
+    totals = [0] * len(orders)
+    for key in orders[0]:
+        for durations in zip(*(lists[key] for lists in orders), strict=True):
+            shortest = min(durations)
+            for rank, duration in enumerate(durations):
+                totals[rank] += duration - shortest
+    return totals
