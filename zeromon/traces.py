@@ -284,3 +284,37 @@ def waits(traces: Sequence[TraceData]) -> list[int] | None:
             for rank, duration in enumerate(durations):
                 totals[rank] += duration - shortest
     return totals
+
+
+Lanes = dict[str, list[tuple[float, float]]]
+"""Name -> (start, end) in seconds from the first device event."""
+
+
+def lanes(data: TraceData, most: int = 3000) -> Lanes:
+    """The intervals of each kind, and what is exposed, for a picture of about *most* bars a lane.
+
+    Bars that are nearer than the picture could show are drawn as one.
+    """
+    if not data.device:
+        return {}
+    begin = min(e.start_ns for e in data.device)
+    by_kind = {
+        kind: union((e.start_ns, e.end_ns) for e in data.device if e.kind is kind) for kind in Kind
+    }
+    exposed = subtract(by_kind[Kind.COMMUNICATION], by_kind[Kind.COMPUTE])
+    sets = {**{kind.value: spans for kind, spans in by_kind.items()}, "exposed": exposed}
+    least = _span(data.device) // most
+    return {
+        name: [((a - begin) / 1e9, (b - begin) / 1e9) for a, b in _coarse(spans, least)]
+        for name, spans in sets.items()
+    }
+
+
+def _coarse(spans: list[Interval], least_ns: int) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in spans:
+        if merged and start - merged[-1][1] < least_ns:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged

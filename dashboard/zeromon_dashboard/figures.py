@@ -39,6 +39,37 @@ def plan(found: dict[str, Any]) -> go.Figure:
     return figure
 
 
+_LANE_COLOURS = {
+    "compute": "#0072B2", "communication": "#E69F00", "exposed": "#D55E00", "copy": "#009E73",
+}  # fmt: skip
+
+
+def timeline(ranks: list[tuple[str, dict[str, list[tuple[float, float]]]]]) -> go.Figure:
+    """A lane a rank and kind; what is exposed has a lane of its own. Milliseconds."""
+    figure = go.Figure()
+    shown: set[str] = set()
+    for rank, found in ranks:
+        for kind, spans in found.items():
+            figure.add_bar(
+                base=[1e3 * start for start, _ in spans],
+                x=[1e3 * (end - start) for start, end in spans],
+                y=[f"{rank} {kind}"] * len(spans),
+                orientation="h",
+                name=kind,
+                legendgroup=kind,
+                showlegend=kind not in shown,
+                marker={"color": _LANE_COLOURS[kind], "line_width": 0},
+                hovertemplate="%{base:.3f} ms, %{x:.3f} ms long<extra>" + kind + "</extra>",
+            )
+            shown.add(kind)
+    figure.update_layout(
+        template="plotly_white", barmode="overlay", bargap=0.15, xaxis_title="ms",
+        title="What the devices did", yaxis={"autorange": "reversed"},
+        height=max(360, 60 + 44 * 4 * len(ranks)),
+    )  # fmt: skip
+    return figure
+
+
 def page(figure: go.Figure) -> str:
     """A page of its own that needs no network."""
     return str(figure.to_html(include_plotlyjs=True))

@@ -26,7 +26,7 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all verbs."""
-    from zeromon.cli import attach, plan, report, run
+    from zeromon.cli import attach, plan, report, run, trace
 
     parser = argparse.ArgumentParser(
         prog="zeromon",
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zeromon {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
-    for verb in (run, attach, report, plan):
+    for verb in (run, attach, report, plan, trace):
         sub = verbs.add_parser(
             verb.__name__.rpartition(".")[2],
             help=verb.HELP,
