@@ -18,7 +18,15 @@ from prometheus_client.core import (
 )
 
 from zeromon.expected import rests
-from zeromon.snapshot import Device, DeviceMemory, Disk, EngineRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot import (
+    Device,
+    DeviceMemory,
+    Disk,
+    EngineRow,
+    HostMemory,
+    RankSnapshot,
+    RunSnapshot,
+)
 from zeromon.state import STEP_BUCKETS
 
 Row = tuple[tuple[str, ...], float | None]
@@ -122,6 +130,10 @@ def _disk(read: Callable[[Disk], float | None]) -> Rows:
     return _one(lambda rank: read(rank.disk) if rank.disk else None)
 
 
+def _host(read: Callable[[HostMemory], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.host) if rank.host else None)
+
+
 # fmt: off
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "What a rank is; the value is always 1.",
@@ -206,9 +218,13 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set of the rank's process.", (), _one(lambda r: _known(r.rss_bytes))),
     Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "The tightest memory limit of its cgroups; absent without one.", (), _one(lambda r: _known(r.host_limit_bytes))),
     Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "MemAvailable of the node.", (), _one(lambda r: _known(r.host_available_bytes))),
+    Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "What the tightest cgroup, or the machine, would still give.", (), _host(lambda h: _known(h.headroom_bytes))),
+    Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes of its cgroup that the kernel killed for memory since the run is watched.", (), _host(lambda h: _known(h.oom_kills))),
     Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "0: no end in sight; 1: out of memory now. By pool: device, host.",
          ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),
+    Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the capacity is reached, where there is a trend.",
+         ("pool", "cause"), lambda run, r: (((k.pool, k.cause), k.steps_left) for k in r.risks if k.steps_left is not None)),
     Spec("zeromon_finding", "gauge", "bool", "1 for each finding that holds now.", ("rule", "severity"), _findings),
     Spec("zeromon_events_dropped_total", "counter", "records", "Records that were overwritten before they were read.", (), _one(lambda r: r.dropped)),
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),

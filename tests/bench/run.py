@@ -13,6 +13,7 @@ NAMES = (
     "bench_forecast.py",
     "bench_prediction.py",
     "bench_step.py",
+    "bench_traces.py",
 )
 
 for name in NAMES:

@@ -30,7 +30,7 @@ from zeromon.exporter import start_server
 from zeromon.metrics import METRICS
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingWriter
-from zeromon.snapshot import Device, Finding, Risk, RunSnapshot
+from zeromon.snapshot import Device, Finding, HostMemory, Risk, RunSnapshot
 from zeromon.source import LiveSource, find, only, runs_at
 from zeromon.store import Store
 
@@ -72,7 +72,8 @@ def full_run() -> RunSnapshot:
         0, memory=device_memory(), device_stats=device, untimed={"world": 1},
         unattributed={"world": 1}, overhead_ratio=0.001, overhead_noise_ratio=0.002,
         host_limit_bytes=1 << 34, pinned_bytes=5,
-        risks=(Risk(pool="device", ratio=0.5, cause="level"),),
+        risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
+        host=HostMemory(headroom_bytes=5, oom_kills=0),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)

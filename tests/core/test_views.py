@@ -18,7 +18,9 @@ from zeromon.snapshot import (
     GatherRow,
     HostMemory,
     InFlight,
+    OutOfMemory,
     Risk,
+    RoleRow,
     Setting,
     TransferRow,
 )
@@ -257,3 +259,27 @@ def test_the_report_shows_engines_roles_offload_and_configuration() -> None:
     ):  # fmt: skip
         assert part in text, (part, text)
     assert "sub_group_size" not in text
+
+
+def test_a_failed_allocation_on_the_device_is_explained() -> None:
+    """What was asked for, what was free, the largest block, the largest roles, the slack."""
+    roles = tuple(
+        RoleRow(role=role, device_bytes=n * GIB, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+        for role, n in (("optimizer_state", 20), ("sharded_param", 9), ("buffer", 1))
+    )
+    oom = OutOfMemory(
+        requested_bytes=3 * GIB, free_bytes=GIB, total_bytes=80 * GIB, largest_block_bytes=2 * GIB
+    )
+    recent = tuple(summary(n, allocated_bytes=70 * GIB) for n in range(1, 60))
+    one = rank(
+        0, memory=device_memory(), roles=roles, out_of_memory=oom, alive=False, failed=True,
+        ended="exception", exception="OutOfMemoryError: CUDA out of memory", recent=recent,
+        last_event_ns=recent[-1].end_ns,
+    )  # fmt: skip
+    text = render(run(one))
+    assert "asked for 3.0 GiB; 1.0 GiB of 80.0 GiB were free on the device" in text
+    assert "the largest block in the cache was 2.0 GiB" in text
+    assert "most of it: activation + temp 40.0 GiB, " in text
+    assert "optimizer state 20.0 GiB" in text.split("most of it")[1].splitlines()[0]
+    assert "reserved and not allocated at the last sample" in text
+    assert "before  step" in text
