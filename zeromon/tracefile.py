@@ -20,7 +20,7 @@ import msgspec
 from zeromon.errors import TraceError
 from zeromon.traces import DeviceEvent, Kind, Mark, TraceData, classify
 
-_CHUNK = 4 << 20
+_CHUNK = 1 << 20
 _MOST_HEAD = 64 << 20
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
@@ -35,8 +35,6 @@ _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
 class _Args(msgspec.Struct):
     """What of an event's arguments is looked at."""
 
-    stream: Any = None
-    device: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_nelems: Any = msgspec.field(default=None, name="In msg nelems")
     out_nelems: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -53,8 +51,6 @@ class _Event(msgspec.Struct):
     name: str = ""
     ts: msgspec.Raw = msgspec.Raw(b"")
     dur: msgspec.Raw = msgspec.Raw(b"")
-    pid: Any = None
-    tid: Any = None
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -225,32 +221,25 @@ def _keep_device(event: _Event, data: TraceData) -> None:
     if start is None or duration is None or duration < 0:
         data.skipped += 1
         return
-    args = _Args()
-    if event.args:
+    known = data.kinds.get(event.name)
+    if known is None:  # a trace has few names and many events
+        known = data.kinds[event.name] = (event.name, classify(event.cat, event.name))
+    name, kind = known
+    collective = None
+    if kind is Kind.COMMUNICATION and event.args:
         with suppress(msgspec.DecodeError):
-            args = _ARGS.decode(event.args)
-    stream = args.stream if args.stream is not None else event.tid
-    kind = classify(event.cat, event.name)
-    data.device.append(
-        DeviceEvent(
-            kind=kind,
-            start_ns=start,
-            end_ns=start + duration,
-            name=data.intern(event.name),
-            stream=f"{event.pid}/{stream}",
-            collective=_collective(args) if kind is Kind.COMMUNICATION else None,
-        )
-    )
+            collective = _collective(_ARGS.decode(event.args))
+    data.device.append(DeviceEvent(kind, start, start + duration, name, collective))
 
 
-def _collective(args: _Args) -> tuple[str, str, int, int, int] | None:
-    """(operation, group, bytes, group size, elements out) where the trace has them."""
+def _collective(args: _Args) -> tuple[str, str, int, int] | None:
+    """(operation, group, bytes, group size) where the trace has them."""
     if not isinstance(args.collective, str):
         return None
     numbers = [n if isinstance(n, int) else 0 for n in (args.in_nelems, args.out_nelems)]
     size = args.group_size if isinstance(args.group_size, int) else 0
     each = _ITEM_BYTES.get(str(args.dtype), 0)
-    return args.collective, str(args.group or ""), max(numbers) * each, size, numbers[1]
+    return args.collective, str(args.group or ""), max(numbers) * each, size
 
 
 _ITEM_BYTES = {
@@ -270,7 +259,10 @@ def _keep_mark(event: _Event, data: TraceData) -> None:
 
 def nanoseconds(raw: msgspec.Raw) -> int | None:
     """Microseconds as they are written, exactly: a double has no nanoseconds left at today's dates."""
-    text = bytes(raw).decode("ascii", "replace").strip('"')
+    digits = bytes(raw)
+    if digits.isdigit() and len(digits) < 19:
+        return int(digits) * 1000
+    text = digits.decode("ascii", "replace").strip('"')
     if _SIGNED.match(text):
         whole, _, part = text.partition(".")
         fraction = int((part + "000")[:3]) if part else 0

@@ -46,9 +46,8 @@ class DeviceEvent(NamedTuple):
     start_ns: int
     end_ns: int
     name: str
-    stream: str
-    collective: tuple[str, str, int, int, int] | None
-    """(operation, group, bytes, group size, elements out) where the trace has them."""
+    collective: tuple[str, str, int, int] | None
+    """(operation, group, bytes, group size) where the trace has them."""
 
 
 class Mark(NamedTuple):
@@ -72,11 +71,8 @@ class TraceData:
     events_seen: int = 0
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)
-
-    def intern(self, name: str) -> str:
-        """One string for all events of that name."""
-        return self._names.setdefault(name, name)
+    kinds: dict[str, tuple[str, Kind]] = field(default_factory=dict)
+    """Name -> the one string for it, and its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

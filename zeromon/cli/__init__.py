@@ -7,6 +7,7 @@ a way out.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,10 +25,20 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all verbs."""
-    from zeromon.cli import attach, plan, report, run, trace
+VERBS = {
+    "run": "watch the ranks of any command",
+    "attach": "the live view of a run",
+    "report": "print what a run did and how it ended",
+    "plan": "what fits on which devices, under which stage, and at what cost",
+    "trace": "read Kineto traces: compute, exposed communication, idle",
+}
 
+
+def build_parser(only: str = "") -> argparse.ArgumentParser:
+    """The parser; of verbs other than *only*, where one is named, it knows no more than the name.
+
+    What a verb needs is imported when it is called: the others' libraries cost time and memory.
+    """
     parser = argparse.ArgumentParser(
         prog="zeromon",
         description="Live OOM risk and exposed communication of ZeRO and FSDP training runs.",
@@ -36,10 +47,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zeromon {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
-    for verb in (run, attach, report, plan, trace):
+    for name, text in VERBS.items():
+        if only in VERBS and name != only:
+            verbs.add_parser(name, help=text)
+            continue
+        verb = importlib.import_module(f"zeromon.cli.{name}")
         sub = verbs.add_parser(
-            verb.__name__.rpartition(".")[2],
-            help=verb.HELP,
+            name,
+            help=text,
             description=verb.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -50,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = build_parser(words[0] if words else "").parse_args(arguments)
     try:
         code: int = options.call(options)
         sys.stdout.flush()

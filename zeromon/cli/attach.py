@@ -13,8 +13,6 @@ from zeromon.errors import SourceError
 from zeromon.source import LiveRun, LiveSource, find, only
 from zeromon.store import encode
 
-HELP = "join a live run with the terminal view"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon attach [TARGET] [--json]``"""

@@ -49,8 +49,6 @@ from zeromon.report import table
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_params
 
-HELP = "what fits on which devices, under which stage, and at what cost"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon plan MODEL --devices N --memory SIZE [...]``"""

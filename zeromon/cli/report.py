@@ -19,8 +19,6 @@ from zeromon.snapshot import RunSnapshot
 from zeromon.source import LiveSource, node_runs
 from zeromon.store import Store, encode
 
-HELP = "print what a run did and how it ended"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--json] [--wait SECONDS]``"""

@@ -32,8 +32,6 @@ from zeromon.errors import LaunchError, RingError
 from zeromon.process import ProcessWatch
 from zeromon.source import collector_address
 
-HELP = "run a training command and watch it"
-
 _COLLECTOR_PATIENCE_SECONDS = 5.0
 _SHARED_BY_TASKS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
 

@@ -26,7 +26,6 @@ from zeromon.tracefile import read
 from zeromon.traces import RankTrace, TraceData, analyze, lanes, waits
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
-HELP = "read Kineto traces: compute, exposed communication, idle"
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _MOST_ROWS = 10
 
