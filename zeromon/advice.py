@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from zeromon.hangs import hangs, in_words
 from zeromon.snapshot import KILLED_FOR_MEMORY, Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
 
 _SEVERITIES = ("critical", "warning", "info")
-_HANG_NS = 10_000_000_000
 _LEAST_STEPS = 10
 _LAST_STEPS = 50
 _WARM_UP = 3
@@ -221,21 +221,16 @@ def host_evidence(rank: RankSnapshot) -> str:
 
 
 def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:
-    """A collective does not end."""
-    for rank in run.ranks:
-        if not rank.alive or not rank.in_flight:
-            continue
-        oldest = rank.in_flight[0]
-        age = run.taken_ns - oldest.issued_ns
-        usual = 10 * (rank.step_seconds or 0.0) * 1e9
-        if age > max(_HANG_NS, usual):
-            yield Finding(
-                rule="collective_in_flight",
-                severity="critical",
-                rank=rank.rank,
-                text=f"{oldest.op} #{oldest.sequence} of group {oldest.group} has not ended for "
-                f"{human_seconds(age / 1e9)}",
-            )
+    """A collective does not end. Said once, for the member that is missing, else for one that waits."""
+    where = {rank.rank: doing(rank) for rank in run.ranks}
+    for hang in hangs(run):
+        blamed = (*hang.dead, *hang.missing, *hang.waiting)
+        yield Finding(
+            rule="collective_in_flight",
+            severity="critical",
+            rank=blamed[0],
+            text=in_words(hang, where),
+        )
 
 
 def record_incomplete(run: RunSnapshot) -> Iterable[Finding]:

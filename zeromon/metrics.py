@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 
 from zeromon.expected import rests
+from zeromon.hangs import hangs
 from zeromon.snapshot import (
     Device,
     DeviceMemory,
@@ -65,6 +66,15 @@ def _known(value: int) -> int | None:
 def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
     return ((tuple(str(fact) for fact in facts), 1),)
+
+
+def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    told = set()
+    for hang in hangs(run):
+        for role in ("waiting", "missing", "dead"):
+            if rank.rank in getattr(hang, role):
+                told.add((role, hang.kind))
+    return ((labels, 1) for labels in sorted(told))
 
 
 def _in_flight(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
@@ -172,6 +182,8 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.exposed_ratio)),
     Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
          (), _in_flight),
+    Spec("zeromon_hang", "gauge", "bool", "1 for a rank of a collective that hangs: role waiting, missing or dead; kind as zeromon doctor names it.",
+         ("role", "kind"), _hangs),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; ahead: prefetched, late: asked for when they were needed.",
          ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
     Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time that stood still for them.",

@@ -195,6 +195,40 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgress:
+    """How far a rank has come in a process group."""
+
+    group_id: str
+    """The same on all its members."""
+    label: str
+    ranks: tuple[int, ...]
+    sequence: int
+    """Of the last collective that was issued; -1 before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A collective that does not end; see :mod:`zeromon.hangs`."""
+
+    kind: str
+    op: str
+    group: str
+    group_id: str
+    sequence: int
+    nbytes: int
+    seconds: float
+    waiting: tuple[int, ...]
+    """Ranks that are in it."""
+    missing: tuple[int, ...]
+    """Members that live and have not called it."""
+    dead: tuple[int, ...]
+    elsewhere: tuple[int, ...]
+    """Members on other nodes."""
+    calls: tuple[str, ...]
+    """What each rank in it has called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """A collective that was issued and has not ended."""
 
@@ -205,6 +239,7 @@ class InFlight:
     phase: str
     nbytes: int
     issued_ns: int
+    group_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +423,7 @@ class RankSnapshot:
     gathers: tuple[GatherRow, ...] = ()
     transfers: tuple[TransferRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()
     models: tuple[dict[str, Any], ...] = ()
     """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
     expected: tuple[ExpectedRow, ...] = ()

@@ -52,6 +52,7 @@ from zeromon.snapshot import (
     DeviceMemory,
     EngineRow,
     GatherRow,
+    GroupProgress,
     InFlight,
     OutOfMemory,
     RankSnapshot,
@@ -176,6 +177,8 @@ class RankState:
     unit_totals: dict[int, UnitTotals] = field(default_factory=dict)
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
     last_done: dict[int, int] = field(default_factory=dict)
+    last_issued: dict[int, int] = field(default_factory=dict)
+    """Group -> sequence number of the last collective that was issued in it."""
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
@@ -244,6 +247,8 @@ def _fold_issued(state: RankState, e: Issued) -> None:
         engine.nbytes += e.nbytes
     state.window.collectives += 1
     state.window.nbytes += e.nbytes
+    if e.sequence > state.last_issued.get(e.group, -1):
+        state.last_issued[e.group] = e.sequence
     state.phase = e.phase
     state.unit = e.unit
     if len(state.in_flight) < _MOST_IN_FLIGHT:
@@ -702,6 +707,7 @@ def summarize(
         ),
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
         roles=roles,
+        groups=_group_rows(state),
         models=tuple(models),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
@@ -867,8 +873,29 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
             phase=e.phase.label,
             nbytes=e.nbytes,
             issued_ns=e.t_ns,
+            group_id=_group_id(state, e.group),
         )
         for e in oldest
+    )
+
+
+def _group_id(state: RankState, group: int) -> str:
+    """A name that all members have for a group: its label, its own name, and its ranks."""
+    facts = state.groups.get(group, {})
+    ranks = ",".join(str(r) for r in facts.get("ranks", ()))
+    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:200]
+
+
+def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
+    return tuple(
+        GroupProgress(
+            group_id=_group_id(state, group),
+            label=group_label(state, group),
+            ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
+            # in steps with idle hooks only the group's own count is known
+            sequence=max(state.last_issued.get(group, -1), state.sequences.get(group, (-1, 0))[0]),
+        )
+        for group in sorted(state.groups)
     )
 
 

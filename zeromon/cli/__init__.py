@@ -29,6 +29,7 @@ VERBS = {
     "run": "watch the ranks of any command",
     "attach": "the live view of a run",
     "report": "print what a run did and how it ended",
+    "doctor": "why a run stands still: what hangs, who waits, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",
     "trace": "read Kineto traces: compute, exposed communication, idle",
 }

@@ -1,0 +1,160 @@
+"""Which collective does not end, who waits in it, and who has not come. Pure.
+
+A collective of a group hangs when a rank has been in it for longer than a limit. The other members are
+found by their own progress in the same group: who has not reached its sequence number is missing. Ranks
+of other nodes are not seen here, and are named as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zeromon.snapshot import GroupProgress, Hang, InFlight, RankSnapshot, RunSnapshot
+
+LEAST_NS = 10_000_000_000
+TIMES_A_STEP = 10
+
+_SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
+"""Operations for which every member moves as many bytes."""
+
+
+def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
+    """The collectives that hang now, the oldest first."""
+    stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
+    for rank in run.ranks:
+        if rank.alive:
+            for entry in rank.in_flight:
+                stuck.setdefault((entry.group_id, entry.sequence), {})[rank.rank] = entry
+    found = []
+    for inside in stuck.values():
+        oldest = min(inside.values(), key=lambda e: e.issued_ns)
+        limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(run, inside))
+        if run.taken_ns - oldest.issued_ns > limit:
+            found.append(_hang(run, inside, oldest))
+    found = _deadlocks(sorted(found, key=lambda h: -h.seconds))
+    return tuple(found)
+
+
+def _step_ns(run: RunSnapshot, inside: Iterable[int]) -> float:
+    waiting = set(inside)
+    steps = [r.step_seconds for r in run.ranks if r.rank in waiting and r.step_seconds]
+    return max(steps, default=0.0) * 1e9
+
+
+def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Hang:
+    by_rank = {rank.rank: rank for rank in run.ranks}
+    members = _members(run, inside, oldest)
+    missing, dead, elsewhere = [], [], []
+    for member in members:
+        if member in inside:
+            continue
+        rank = by_rank.get(member)
+        if rank is None:
+            elsewhere.append(member)
+        elif not rank.alive:
+            dead.append(member)
+        elif _reached(rank, oldest.group_id) < oldest.sequence:
+            missing.append(member)
+    return Hang(
+        kind=_kind(inside, missing, dead),
+        op=oldest.op,
+        group=oldest.group,
+        group_id=oldest.group_id,
+        sequence=oldest.sequence,
+        nbytes=oldest.nbytes,
+        seconds=(run.taken_ns - oldest.issued_ns) / 1e9,
+        waiting=tuple(sorted(inside)),
+        missing=tuple(missing),
+        dead=tuple(dead),
+        elsewhere=tuple(elsewhere),
+        calls=tuple(f"rank {r}: {e.op} of {e.nbytes:,} B" for r, e in sorted(inside.items())),
+    )
+
+
+def _members(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Sequence[int]:
+    for rank in run.ranks:
+        if rank.rank in inside:
+            group = _progress(rank, oldest.group_id)
+            if group is not None and group.ranks:
+                return group.ranks
+    return sorted(inside)
+
+
+def _progress(rank: RankSnapshot, group_id: str) -> GroupProgress | None:
+    return next((g for g in rank.groups if g.group_id == group_id), None)
+
+
+def _reached(rank: RankSnapshot, group_id: str) -> int:
+    """The last sequence number that *rank* has issued in a group; -1 when it does not know it."""
+    group = _progress(rank, group_id)
+    return group.sequence if group is not None else -1
+
+
+def _kind(inside: dict[int, InFlight], missing: list[int], dead: list[int]) -> str:
+    ops = {entry.op for entry in inside.values()}
+    if len(ops) > 1:
+        return "mismatched operations"
+    if ops <= _SAME_SIZE and len({entry.nbytes for entry in inside.values()}) > 1:
+        return "mismatched sizes"
+    if dead:
+        return "a member is dead"
+    if missing:
+        return "a member has not come"
+    return "all members are in it"
+
+
+def _deadlocks(found: list[Hang]) -> list[Hang]:
+    """Ranks that wait for each other in different groups."""
+    waits_for: dict[int, set[int]] = {}
+    for hang in found:
+        for rank in hang.waiting:
+            waits_for.setdefault(rank, set()).update(hang.missing)
+    circle = {rank for rank in waits_for if _reaches(rank, rank, waits_for)}
+    return [
+        _as_deadlock(hang) if circle.intersection(hang.waiting) and circle.intersection(hang.missing)
+        else hang
+        for hang in found
+    ]  # fmt: skip
+
+
+def _reaches(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
+    seen: set[int] = set()
+    queue = list(edges.get(start, ()))
+    while queue:
+        rank = queue.pop()
+        if rank == goal:
+            return True
+        if rank not in seen:
+            seen.add(rank)
+            queue += edges.get(rank, ())
+    return False
+
+
+def _as_deadlock(hang: Hang) -> Hang:
+    values = {name: getattr(hang, name) for name in Hang.__dataclass_fields__}
+    return Hang(**{**values, "kind": "deadlock of groups"})
+
+
+def in_words(hang: Hang, where: dict[int, str]) -> str:
+    """One line; *where*: what each rank was last seen doing."""
+    what = f"{hang.op} #{hang.sequence} of group {hang.group} ({hang.nbytes:,} B)"
+    parts = [f"{what} has not ended for {hang.seconds:.0f} s: {hang.kind}"]
+    if hang.kind.startswith("mismatched"):
+        parts.append("; ".join(hang.calls))
+    else:
+        parts.append(f"{_ranks(hang.waiting)} waiting")
+    parts += [
+        f"rank {r} has not called it, it is {where.get(r, 'unknown')}" for r in hang.missing[:4]
+    ]
+    if len(hang.missing) > 4:
+        parts.append(f"nor have {len(hang.missing) - 4} more")
+    if hang.dead:
+        parts.append(f"{_ranks(hang.dead)} dead")
+    if hang.elsewhere:
+        parts.append(f"{_ranks(hang.elsewhere)} on other nodes, not seen from here")
+    return "; ".join(parts)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} {'are' if len(ranks) > 1 else 'is'}"
