@@ -123,7 +123,9 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
         if late is None or len(timed) < _LEAST_STEPS:
             continue
         share = late.nbytes / (everything or 1)
-        waits = sum(s.late_gather_ns for s in timed) / sum(s.end_ns - s.start_ns for s in timed)
+        waits = sum(s.late_gather_ns for s in timed) / max(
+            1, sum(s.end_ns - s.start_ns for s in timed)
+        )
         if share >= 0.3 and waits >= 0.03 and (worst is None or waits > worst[0]):
             worst = (waits, share, rank)
     if worst is None:
@@ -213,10 +215,9 @@ def host_evidence(rank: RankSnapshot) -> str:
     host = rank.host
     if host is None:
         return ""
-    kills = host.oom_kills if host.oom_kills >= 0 else host.oom_kills_everywhere
-    where = f"cgroup {host.cgroup}" if host.cgroup else "machine"
-    times = "once" if kills == 1 else f"{kills} times"
-    text = f"the {where} counts that {times}; this rank held {human_bytes(rank.rss_bytes)}"
+    where = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
+    times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
+    text = f"the {where} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
     return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
 
 

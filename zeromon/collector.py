@@ -69,6 +69,7 @@ class RankFollower:
         self._disk: Disk | None = None
         self._host: HostMemory | None = None
         self._host_is_final = False
+        self._kills_before = self._kills_last = 0
         self.settled = False
 
     def poll(self) -> None:
@@ -126,9 +127,14 @@ class RankFollower:
 
     def host(self, reader: HostReader) -> HostMemory | None:
         """The host's memory now; of a dead rank as it was when its end was settled."""
-        if not self._host_is_final:
-            self._host = reader.read(self.state.pid)
-            self._host_is_final = self.settled
+        if self._host_is_final:
+            return self._host
+        now = reader.read(self.state.pid)
+        if self.alive:
+            # from the round before the last: the kill may have been counted before the death was seen
+            self._kills_before, self._kills_last = self._kills_last, _kills(now)
+        self._host = replace(now, kills_at_end=max(0, _kills(now) - self._kills_before))
+        self._host_is_final = self.settled
         return self._host
 
     def _read_disk(self) -> Disk | None:
@@ -148,18 +154,20 @@ def explain_kills(ranks: list[RankSnapshot]) -> list[RankSnapshot]:
     """Says of ranks that ended without a word that the kernel killed them, where it counted kills.
 
     It counts processes, not names: of several such ranks the largest are meant, as the kernel chooses.
+    Only what was counted about when a rank ended is evidence for it.
     """
     silent = [r for r in ranks if r.failed and r.ended in _SILENT_ENDS and r.host is not None]
-    counts = [
-        r.host.oom_kills if r.host.oom_kills >= 0 else r.host.oom_kills_everywhere
-        for r in silent
-        if r.host
-    ]
+    counts = [r.host.kills_at_end for r in silent if r.host]
     silent.sort(key=lambda rank: -rank.rss_bytes)
     killed = {id(rank) for rank in silent[: max(counts, default=0)]}
     return [
         replace(rank, ended=KILLED_FOR_MEMORY) if id(rank) in killed else rank for rank in ranks
     ]
+
+
+def _kills(host: HostMemory) -> int:
+    """Of its cgroup, or of the whole machine where the cgroup does not count."""
+    return host.oom_kills if host.oom_kills >= 0 else host.oom_kills_everywhere
 
 
 class RunFollower:
@@ -368,7 +376,18 @@ class Collector:
         return self._read_since_end or not watched or quiet > _LINGER_SECONDS
 
 
-_SICK = (OSError, ValueError, TypeError, KeyError, OverflowError, AttributeError, ZeromonError)
+_SICK = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    AttributeError,
+    ZeromonError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+)
 """What broken files and hostile contents raise."""
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 import yaml
 
 from zeromon.errors import PlanError
-from zeromon.model import Precision, ShardPlan, ZeroStage, optimizer
+from zeromon.model import Precision, ZeroStage, optimizer
 
 _WHERE_AUTO: dict[str, Callable[[int], int]] = {
     # transformers/integrations/deepspeed.py, trainer_config_finalize
@@ -35,7 +36,7 @@ def parse(text: str, name: str) -> dict[str, Any]:
     try:
         is_json = PurePath(name).suffix == ".json" or text.lstrip().startswith("{")
         content = json.loads(text) if is_json else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise PlanError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise PlanError(f"{name} holds no configuration, but {type(content).__name__}")
@@ -47,7 +48,7 @@ def changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     if "distributed_type" in config or "deepspeed_config" in config or "fsdp_config" in config:
         return accelerate_changes(config)
     if any(key in config for key in ("zero_optimization", "bf16", "fp16", "optimizer")) or any(
-        key.startswith("train_") for key in config
+        str(key).startswith("train_") for key in config
     ):
         return deepspeed_changes(config, hidden)
     raise PlanError(
@@ -69,29 +70,31 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     stage = ZeroStage(number)
     found: Changes = {"framework": "deepspeed", "stage": stage}
     half = [_switch(config.get(part)) for part in ("bf16", "fp16")]
-    if any(part in config for part in ("bf16", "fp16")) and None not in half:
-        found["precision"] = Precision.mixed() if any(half) else Precision.full()
+    if True in half:
+        found["precision"] = Precision.mixed()
+    elif None not in half:  # fp32, and from stage 1 on a flat copy of the partition all the same
+        found["precision"] = replace(Precision.full(), has_master=stage > 0)
     found["optimizer_on"] = _place(zero, "offload_optimizer", "cpu_offload")
     found["params_on"] = _place(zero, "offload_param", "")
     if not stage:
         found["optimizer_on"] = "device"
     if stage < ZeroStage.PARAMETERS:
         found["params_on"] = "device"
+        if found["optimizer_on"] == "nvme":  # DeepSpeed keeps it on the host then
+            found["optimizer_on"] = "host"
     overlap = zero.get("overlap_comm")
     contiguous = zero.get("contiguous_gradients", True)
-    doubled = stage in (1, 2) and overlap is True and contiguous is not False
-    if stage:
-        found["grad_bucket_numel"] = _integer(zero, "reduce_bucket_size", 500_000_000)
-        found["grad_buckets"] = 2 if doubled else 1
-    if stage == ZeroStage.PARAMETERS:
-        found["prefetch_numel"] = _integer(
-            zero, "stage3_prefetch_bucket_size", _integer(zero, "prefetch_bucket_size", 50_000_000)
-        )
-        found["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
-        found["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
-        hpz = _integer(zero, "zero_hpz_partition_size", 1)
-        found["secondary_ranks"] = hpz if hpz > 1 else 0
-    found["accumulation"] = _integer(config, "gradient_accumulation_steps", 1)
+    # those of other stages count for the alternatives
+    found["grad_bucket_numel"] = _integer(zero, "reduce_bucket_size", 500_000_000)
+    found["grad_buckets"] = 2 if overlap is True and contiguous is not False else 1
+    found["prefetch_numel"] = _integer(
+        zero, "stage3_prefetch_bucket_size", _integer(zero, "prefetch_bucket_size", 50_000_000)
+    )
+    found["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
+    found["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
+    hpz = _integer(zero, "zero_hpz_partition_size", 1)
+    found["secondary_ranks"] = hpz if hpz > 1 else 0
+    found["accumulation"] = max(1, _integer(config, "gradient_accumulation_steps", 1))
     micro = _integer(config, "train_micro_batch_size_per_gpu", 0)
     if micro:
         found["micro_batch"] = micro
@@ -116,9 +119,18 @@ def accelerate_changes(config: Mapping[str, Any]) -> Changes:
         found |= _accelerate_deepspeed(_section(config, "deepspeed_config"), half=half)
     elif "FSDP" in kind:
         found |= _accelerate_fsdp(_section(config, "fsdp_config"), half=half)
+        machines = _integer(config, "num_machines", 1)
+        if found.pop("is_hybrid", False) and machines > 1 and found.get("ranks", 0) % machines == 0:
+            found["shard_ranks"] = found["ranks"] // machines
     else:
-        found |= {"framework": "ddp", "stage": ZeroStage.NONE, "precision": Precision.full()}
+        found |= _plain(half=half)
     return found
+
+
+def _plain(*, half: bool) -> Changes:
+    """Data parallelism; under autocast parameters and gradients stay in fp32."""
+    precision = Precision.policy() if half else Precision.full()
+    return {"framework": "ddp", "stage": ZeroStage.NONE, "precision": precision}
 
 
 def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
@@ -137,16 +149,17 @@ def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
 
 def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
     version = str(part.get("fsdp_version", 1))
-    strategy = str(part.get("fsdp_sharding_strategy", part.get("fsdp_reshard_after_forward", "")))
+    key = "fsdp_reshard_after_forward" if version == "2" else "fsdp_sharding_strategy"
+    strategy = str(part.get(key, part.get("fsdp_sharding_strategy", "")))
     whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2")
     stage = ZeroStage.GRADIENTS if whole else ZeroStage.PARAMETERS
     if strategy.upper() in ("NO_SHARD", "3"):
-        return {"framework": "ddp", "stage": ZeroStage.NONE, "precision": Precision.full()}
+        return _plain(half=half)
     offloads = part.get("fsdp_offload_params") in (True, "true")
     return {
         "framework": "fsdp2" if version == "2" else "fsdp1",
         "stage": stage,
-        "reshards": stage == ZeroStage.PARAMETERS,
+        "is_hybrid": "HYBRID" in strategy.upper(),
         # accelerate keeps fp32 shards and computes in the lower precision
         "precision": Precision.policy() if half else Precision.full(),
         "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
@@ -168,14 +181,17 @@ def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise PlanError(f"{name} must be a number, not {value!r}")
     try:
-        return int(float(value))
+        number = float(value)
     except (ValueError, OverflowError) as error:
         raise PlanError(f"{name} must be a number, not {value!r}") from error
+    if not 0 <= number < 1e15 or number != int(number):
+        raise PlanError(f"{name} must be a whole number that is not negative, not {value!r}")
+    return int(number)
 
 
 def _switch(part: Any) -> bool | None:
     """Whether a section like ``bf16`` is enabled; None for "auto"."""
-    enabled = part.get("enabled", False) if isinstance(part, Mapping) else False
+    enabled = part.get("enabled", False) if isinstance(part, Mapping) else part is True
     return None if enabled == _AUTO else bool(enabled)
 
 
@@ -183,13 +199,9 @@ def _place(zero: Mapping[str, Any], name: str, old: str) -> str:
     part = zero.get(name)
     if isinstance(part, Mapping):
         device = part.get("device", "none")
-        if device not in _PLACES:
+        if not isinstance(device, (str, type(None))) or device not in _PLACES:
             raise PlanError(f"{name}.device is {device!r}; known: none, cpu, nvme")
         return _PLACES[device]
+    if part not in (None, False):
+        raise PlanError(f"{name} must be a section with a device, not {part!r}")
     return "host" if old and zero.get(old) is True else "device"
-
-
-def apply(found: Changes, plan_fields: Changes) -> ShardPlan:
-    """A plan of *plan_fields*, changed by what a configuration says."""
-    fields = plan_fields | {k: v for k, v in found.items() if k != "micro_batch"}
-    return ShardPlan(**fields)

@@ -16,6 +16,8 @@ from zeromon.memory import During, Term, predict
 from zeromon.model import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
 from zeromon.snapshot import Cause, ExpectedRow, RankSnapshot, Rest, RoleRow
 
+_MOST = 1 << 60
+
 PEAK_ROLES = frozenset(("unsharded_param",))
 """Roles that are measured at their peak within the step, from the units' marks."""
 
@@ -38,54 +40,70 @@ def read_facts(facts: Mapping[str, Any]) -> Described | None:
     """The description in *facts*; None when they make no sense (another version, a torn record)."""
     try:
         return _read(facts)
-    except (KeyError, TypeError, ValueError, PlanError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, PlanError):
         return None
 
 
 def _read(facts: Mapping[str, Any]) -> Described:
-    stage = ZeroStage(int(facts["stage"]))
+    stage = ZeroStage(_count(facts["stage"]))
     found = optimizer(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
     own = facts.get("optimizer_numel")
     sizes = Sizes(
-        numel=int(facts["numel"]),
-        trainable=int(facts["trainable"]),
-        shard_numel=int(facts["shard_numel"]),
-        trainable_shard_numel=int(facts["trainable_shard_numel"]),
-        persistent_numel=int(facts.get("persistent_numel", 0)),
-        unit_numels=tuple(int(n) for n in facts.get("units", ())),
-        kept_numel=int(facts.get("kept_numel", 0)),
-        largest_tensor_numel=int(facts.get("largest_tensor_numel", 0)),
-        buffer_bytes=int(facts.get("buffer_bytes", 0)),
-        factored_numel=int(facts.get("factored_numel", 0)),
+        numel=_count(facts["numel"]),
+        trainable=_count(facts["trainable"]),
+        shard_numel=_count(facts["shard_numel"]),
+        trainable_shard_numel=_count(facts["trainable_shard_numel"]),
+        persistent_numel=_count(facts.get("persistent_numel", 0)),
+        unit_numels=tuple(_count(n) for n in facts.get("units", ())),
+        kept_numel=_count(facts.get("kept_numel", 0)),
+        largest_tensor_numel=_count(facts.get("largest_tensor_numel", 0)),
+        buffer_bytes=_count(facts.get("buffer_bytes", 0)),
+        factored_numel=_count(facts.get("factored_numel", 0)),
     )
     framework = str(facts["framework"])
     is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
     precision = Precision(
-        param_bytes=facts["param_bytes"],
-        compute_bytes=int(facts["compute_bytes"]),
-        grad_bytes=facts["grad_bytes"],
+        param_bytes=_each(facts["param_bytes"]),
+        compute_bytes=_count(facts["compute_bytes"]),
+        grad_bytes=_each(facts["grad_bytes"]),
         has_master=bool(facts.get("has_master", False)),
-        state_bytes=float(facts["param_bytes"]),
+        state_bytes=_each(facts["param_bytes"]),
     )
     plan = ShardPlan(
         stage=ZeroStage.NONE if is_zero1 else stage,
-        ranks=int(facts["ranks"]),
-        shard_ranks=int(facts.get("shard_ranks", 0)),
+        ranks=_count(facts["ranks"]),
+        shard_ranks=_count(facts.get("shard_ranks", 0)),
         framework=framework,
         precision=precision,
         optimizer=found or Optimizer(name="unknown", full_states=0),
         optimizer_on=str(facts.get("optimizer_on", "device")),
         params_on=str(facts.get("params_on", "device")),
-        accumulation=int(facts.get("accumulation", 1)),
-        grad_bucket_numel=int(facts.get("grad_bucket_numel", 0)),
-        grad_buckets=int(facts.get("grad_buckets", 1)),
-        prefetch_numel=int(facts.get("prefetch_numel", 0)),
-        live_numel=int(facts.get("live_numel", 0)),
-        persistence_numel=int(facts.get("persistence_numel", 0)),
-        secondary_ranks=int(facts.get("secondary_ranks", 0)),
+        accumulation=_count(facts.get("accumulation", 1)),
+        grad_bucket_numel=_count(facts.get("grad_bucket_numel", 0)),
+        grad_buckets=_count(facts.get("grad_buckets", 1)),
+        prefetch_numel=_count(facts.get("prefetch_numel", 0)),
+        live_numel=_count(facts.get("live_numel", 0)),
+        persistence_numel=_count(facts.get("persistence_numel", 0)),
+        secondary_ranks=_count(facts.get("secondary_ranks", 0)),
         bucket_views=bool(facts.get("bucket_views", False)),
     )
-    return Described(sizes, plan, found is not None, None if own is None else int(own))
+    return Described(sizes, plan, found is not None, None if own is None else _count(own))
+
+
+def _count(value: Any) -> int:
+    """A number of things; raises ValueError for what is none."""
+    number = int(value)
+    if isinstance(value, str) or not 0 <= number < _MOST:
+        raise ValueError(f"{value!r} is no count")
+    return number
+
+
+def _each(value: Any) -> float:
+    """Bytes an element."""
+    number = float(value)
+    if isinstance(value, str) or not 0 < number <= 64:
+        raise ValueError(f"{value!r} bytes an element cannot be")
+    return int(number) if number == int(number) else number
 
 
 def terms_of(described: Described) -> list[Term]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
-_ROOTS = ("cgroup", "unified", "memory")
 
 
 class HostReader:
@@ -42,10 +41,8 @@ class HostReader:
         return found
 
     def _read(self, levels: tuple[Path, ...]) -> HostMemory:
-        # the outermost cgroup counts nothing that happens in it
-        kills = max(
-            (oom_kills(folder) for folder in levels if folder.name not in _ROOTS), default=-1
-        )
+        # the innermost that counts: what happens beside us in an outer one is not ours
+        kills = next((n for n in map(oom_kills, levels) if n >= 0), -1)
         everywhere = _field(self._proc / "vmstat", "oom_kill")
         first = self._first.setdefault(levels, (max(0, kills), max(0, everywhere)))
         tightest = min(
@@ -89,16 +86,19 @@ def memory_cgroups(pid: int, proc: Path, cgroup: Path) -> list[Path]:
 
 def read_level(folder: Path) -> HostMemory | None:
     """One cgroup with a limit; None without one."""
-    for limit_name, usage_name, inactive in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit_name, usage_name, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         limit = _number(folder / limit_name)
         if not 0 < limit < _UNLIMITED:
             continue
         usage = _number(folder / usage_name)
         # what the kernel gives back before it kills
-        reclaimable = max(0, _field(folder / "memory.stat", inactive))
+        reclaimable = sum(
+            max(0, _field(folder / "memory.stat", f"{prefix}{name}"))
+            for name in ("inactive_file", "active_file")
+        )
         return HostMemory(
             cgroup=str(folder),
             limit_bytes=limit,

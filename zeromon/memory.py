@@ -125,7 +125,7 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if s.persistent_numel:
         yield Term(
             role="unsharded_param",
-            nbytes=s.persistent_numel * each,
+            nbytes=round(s.persistent_numel * each),
             cause=f"parameters of at most {p.persistence_numel:,} elements stay gathered "
             "(stage3_param_persistence_threshold)",
         )
@@ -184,7 +184,6 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         return
     if p.stage == ZeroStage.NONE:
         yield Term(role="unsharded_grad", nbytes=whole)
-        yield from _bucket(p, whole)
         return
     where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
     if p.stage == ZeroStage.OPTIMIZER:
@@ -239,7 +238,8 @@ def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
 
 
 def _bucket(p: ShardPlan, whole: int) -> Iterator[Term]:
-    nbytes = p.grad_bucket_numel * p.grad_buckets * p.precision.grad_bytes
+    at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
+    nbytes = p.grad_bucket_numel * at_once * p.precision.grad_bytes
     if p.stage < ZeroStage.PARAMETERS:  # there it is made for what is left to reduce
         nbytes = min(nbytes, whole)
     yield Term(

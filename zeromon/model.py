@@ -127,19 +127,17 @@ class ModelSpec:
             padded = _padded(unit, plan)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
-            if plan.persistence_numel:
+            if plan.persistence_numel and plan.stage == ZeroStage.PARAMETERS:
                 small = (math.prod(s) for s in unit.shapes)
                 persistent += unit.count * sum(n for n in small if n <= plan.persistence_numel)
-        largest = sorted(
-            (u.numel for u in self.units for _ in range(min(u.count, 4))), reverse=True
-        )
+        freed.sort(reverse=True)
         return Sizes(
             numel=self.params,
             trainable=self.trainable,
             shard_numel=shard,
             trainable_shard_numel=trainable_shard,
             persistent_numel=persistent,
-            unit_numels=tuple(largest[:4]) if self.has_units else (),
+            unit_numels=tuple(freed[:4]) if self.has_units else (),
             kept_numel=kept if self.has_units else 0,
             largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes),
             buffer_bytes=self.buffer_bytes,
@@ -240,11 +238,11 @@ def optimizer(name: str, momentum: float = 0.0) -> Optimizer | None:
 class Precision:
     """Bytes an element of what is kept."""
 
-    param_bytes: int = 2
+    param_bytes: float = 2
     """Of the parameters as they are stored between steps."""
     compute_bytes: int = 2
     """Of the unsharded parameters and the activations."""
-    grad_bytes: int = 2
+    grad_bytes: float = 2
     """Of the gradients that the optimizer gets."""
     has_master: bool = True
     """An fp32 copy of the parameters stands beside them."""
@@ -322,7 +320,20 @@ class ShardPlan:
             object.__setattr__(self, "shard_ranks", self.ranks)
         if self.ranks % self.shard_ranks:
             raise PlanError(f"{self.ranks} ranks cannot be split into groups of {self.shard_ranks}")
+        if self.framework == "ddp" and self.stage:
+            raise PlanError("DDP partitions nothing: it has no stage but 0")
+        if self.framework in ("fsdp1", "fsdp2") and self.stage < ZeroStage.GRADIENTS:
+            raise PlanError(
+                f"FSDP is stage 2 (reshard_after_forward=False) or 3, not {self.stage}",
+                hint="Stage 0 is --framework ddp; stages 0 to 3 are DeepSpeed's.",
+            )
+        if self.accumulation < 1:
+            raise PlanError(f"there is no accumulation over {self.accumulation} micro-steps")
         for place in (self.optimizer_on, self.params_on):
+            if place == "nvme" and (
+                self.framework != "deepspeed" or self.stage < ZeroStage.PARAMETERS
+            ):
+                raise PlanError("only DeepSpeed's stage 3 offloads to NVMe")
             if place not in PLACES:
                 raise PlanError(f"unknown place {place!r}; known: {', '.join(PLACES)}")
         if self.params_on != "device" and self.stage != ZeroStage.PARAMETERS:
@@ -374,10 +385,13 @@ def from_units(name: str, units: Iterable[Mapping[str, Any]], buffer_bytes: int 
 def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     """A model from the contents of a Hugging Face ``config.json``.
 
-    Exact for decoder-only transformers of the GPT-2, LLaMA, Mistral, Qwen and Mixtral families; what is
-    assumed for others is in :attr:`ModelSpec.notes`. Raises :class:`PlanError` when sizes are missing.
+    Exact for decoder-only transformers of the GPT-2, LLaMA, Mistral, Mixtral, Qwen and Phi-3 families;
+    what is assumed for others is in :attr:`ModelSpec.notes`. Raises :class:`PlanError` when sizes are
+    missing.
     """
     config = config.get("text_config") or config
+    if not isinstance(config, Mapping):
+        raise PlanError("text_config is no section of its own")
     kind = str(config.get("model_type", "unknown"))
     hidden = _need(config, "hidden_size", "n_embd", "d_model")
     layers = _need(config, "num_hidden_layers", "n_layer", "num_layers")
@@ -386,20 +400,25 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     is_gpt2 = kind in ("gpt2", "gpt_bigcode", "openai-gpt")
     ffn = _find(config, "intermediate_size", "n_inner", "d_ff", "ffn_dim") or 4 * hidden
     has_bias = is_gpt2 or kind in ("gpt_neox", "opt", "bert", "gptj")
+    experts = _find(config, "num_local_experts", "num_experts")
+    active = ffn
+    if experts:  # a token passes through some of them
+        width = _find(config, "moe_intermediate_size") or ffn
+        active = width * (_find(config, "num_experts_per_tok") or 2)
     shape = Transformer(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_find(config, "num_key_value_heads") or heads,
         head_dim=_find(config, "head_dim") or hidden // heads,
-        ffn=ffn,
+        ffn=active,
         vocab=vocab,
         gated=not has_bias,
-        dropout=float(config.get("resid_pdrop") or config.get("hidden_dropout") or 0) > 0,
+        dropout=any(_is_positive(config.get(key)) for key in ("resid_pdrop", "hidden_dropout")),
     )
     notes = [] if kind in _EXACT else [f"model type {kind!r}: counted as a LLaMA-like decoder"]
     positions = _find(config, "n_positions", "max_position_embeddings") if has_bias else 0
-    tied = bool(config.get("tie_word_embeddings", is_gpt2))
+    tied = config.get("tie_word_embeddings", is_gpt2 or kind.startswith("gemma")) is True
     embedding: list[Shape] = [(vocab, hidden)]
     if positions and kind != "gpt_neox":
         embedding.append((positions, hidden))
@@ -407,7 +426,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     root: list[Shape] = [*embedding, *norm]
     if not tied:
         root.append((vocab, hidden))
-    layer = Unit("layer", tuple(_layer_shapes(config, shape, has_bias)), layers)
+    layer = Unit("layer", tuple(_layer_shapes(config, shape, ffn, has_bias)), layers)
     return ModelSpec(
         name=name or str(config.get("_name_or_path") or kind),
         units=(layer, Unit(ROOT, tuple(root))),
@@ -416,14 +435,15 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     )
 
 
-_EXACT = frozenset(
-    "gpt2 llama mistral mixtral qwen2 qwen3 gemma phi3 starcoder2 gpt_bigcode".split()
-)
+_EXACT = frozenset("gpt2 llama mistral mixtral qwen2 qwen3 phi3".split())
+_MOST = 1 << 40
 
 
-def _layer_shapes(config: Mapping[str, Any], t: Transformer, has_bias: bool) -> Iterable[Shape]:
-    """The parameters of one layer."""
-    h, f, q, kv = t.hidden, t.ffn, t.attention_width, t.kv_width
+def _layer_shapes(
+    config: Mapping[str, Any], t: Transformer, f: int, has_bias: bool
+) -> Iterable[Shape]:
+    """The parameters of one layer; *f*: the width of its MLP."""
+    h, q, kv = t.hidden, t.attention_width, t.kv_width
     kind = config.get("model_type")
     qkv_bias = has_bias or bool(config.get("attention_bias", kind == "qwen2"))
     if kind in ("gpt2", "gpt_bigcode", "gpt_neox"):
@@ -452,10 +472,14 @@ def _layer_shapes(config: Mapping[str, Any], t: Transformer, has_bias: bool) -> 
         yield (h,)
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
 def _find(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
         value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
             return value
     return 0
 

@@ -17,7 +17,7 @@ from zeromon.memory import (
     sequences_that_fit,
     transformer_activations,
 )
-from zeromon.model import ModelSpec, ShardPlan, ZeroStage
+from zeromon.model import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.units import human_bytes
 
 RESERVE = 0.06
@@ -41,7 +41,11 @@ class Setup:
     batch: Batch | None = None
     """None: activations are not known, and not counted."""
     measured_activation_bytes: int | None = None
-    """Of one sequence on one rank, measured on a run; instead of the formula."""
+    """Of one sequence on one rank, measured on a run or traced; instead of the formula."""
+    measured_compute_bytes: int = 0
+    """Bytes an element when that was measured; 0: as the plan computes."""
+    known: Sizes | None = None
+    """The sizes of a run's model, as its rank told them; instead of those of *model*."""
     reserve: float = RESERVE
 
     @property
@@ -68,12 +72,37 @@ class Row:
         return self.memory.total("device")
 
 
+def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:
+    """The numbers of the setup's model under *plan*."""
+    known = setup.known
+    if known is None:
+        return setup.model.sizes(plan)
+    is_3 = plan.stage == ZeroStage.PARAMETERS
+    is_fsdp = plan.framework in ("fsdp1", "fsdp2")
+    return replace(
+        known,
+        shard_numel=-(-known.numel // plan.shard_ranks),
+        trainable_shard_numel=-(-known.trainable // plan.shard_ranks),
+        persistent_numel=known.persistent_numel if is_3 and not is_fsdp else 0,
+        kept_numel=0 if not is_fsdp else known.kept_numel if is_3 else known.numel,
+        unit_numels=known.unit_numels if is_3 else (),
+    )
+
+
+def activation_each(setup: Setup, plan: ShardPlan) -> int:
+    """Measured activations of one sequence, in the plan's precision."""
+    scale = plan.precision.compute_bytes / (
+        setup.measured_compute_bytes or plan.precision.compute_bytes
+    )
+    return round((setup.measured_activation_bytes or 0) * scale)
+
+
 def activations(setup: Setup) -> tuple[Term, ...]:
     """The activations of one micro-batch."""
     if setup.batch is None:
         return ()
     if setup.measured_activation_bytes is not None:
-        nbytes = setup.measured_activation_bytes * setup.batch.sequences
+        nbytes = activation_each(setup, setup.plan) * setup.batch.sequences
         return (Term(role=ACTIVATION, nbytes=nbytes, during=During.BACKWARD),)
     shape = setup.model.architecture
     if shape is None:
@@ -83,7 +112,7 @@ def activations(setup: Setup) -> tuple[Term, ...]:
 
 def row(setup: Setup, plan: ShardPlan) -> Row:
     """*plan* on the machine of *setup*."""
-    sizes = setup.model.sizes(plan)
+    sizes = sizes_of(setup, plan)
     memory = predict(sizes, plan, activations(replace(setup, plan=plan)))
     return Row(
         plan=plan,
@@ -98,12 +127,13 @@ def _largest(setup: Setup, plan: ShardPlan) -> int | None:
     """Sequences that fit beside what stands while activations do."""
     if setup.batch is None:
         return None
-    standing = predict(setup.model.sizes(plan), plan)
+    standing = predict(sizes_of(setup, plan), plan)
     if standing.total("device", During.STEP) > setup.usable_bytes:
         return 0
     free = setup.usable_bytes - standing.total("device", During.BACKWARD)
     if setup.measured_activation_bytes is not None:
-        return max(0, free) // max(1, setup.measured_activation_bytes)
+        each = activation_each(setup, plan)
+        return max(0, free) // each if each else None
     if setup.model.architecture is None:
         return None
     each = plan.precision.compute_bytes
@@ -132,6 +162,7 @@ def alternatives(base: ShardPlan) -> list[ShardPlan]:
         framework = "fsdp2" if base.framework == "ddp" else base.framework
         plans.append(
             replace(base, framework=framework, stage=stage, optimizer_on=optimizer_on,
+                    reshards=stage == ZeroStage.PARAMETERS,
                     params_on=params_on, shard_ranks=base.shard_ranks if stage else base.ranks)
         )  # fmt: skip
     return plans
@@ -183,15 +214,17 @@ def parse_size(text: str) -> int:
     key = text.strip().lower()
     if key in DEVICES:
         return DEVICES[key]
-    units = {"tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6}
-    for unit, scale in units.items():
-        if key.endswith(unit):
-            try:
-                return round(float(key.removesuffix(unit)) * scale)
-            except ValueError:
-                break
-    if key.isdigit():
-        return int(key)
+    units = {
+        "tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6,
+        "": 1,
+    }  # fmt: skip
+    unit = next(u for u in units if key.endswith(u))
+    try:
+        nbytes = float(key.removesuffix(unit)) * units[unit]
+    except ValueError:
+        nbytes = -1.0
+    if 1 <= nbytes < 1e18:
+        return round(nbytes)
     raise PlanError(
         f"{text!r} is no size of memory",
         hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",

@@ -327,6 +327,8 @@ class HostMemory:
     """What can still be taken: page cache that is given back counts as free."""
     oom_kills: int = -1
     """Processes of the cgroup that the kernel has killed for memory since it is watched."""
+    kills_at_end: int = 0
+    """Those that were counted about when this rank ended."""
     oom_kills_everywhere: int = 0
     """The same of the whole machine: evidence only where the cgroup does not count."""
 

@@ -79,7 +79,9 @@ class Agent:
         self.collectives = Collectives(self.recorder, self.device)
         self.steps = Steps(self.recorder, self._before_step_mark)
         self._shown_hang_of = -1
-        self.models = Models()
+        self.models = Models(self.guard.note)
+        self._described: dict[str, Any] = {}
+        self._describe_from = 0
         self.ddp = Ddp(
             self.recorder, self.steps, self.collectives, self.device, self.patches, self.models
         )
@@ -104,6 +106,7 @@ class Agent:
             guarded(self.allocator.sample),
         )
         self._accounting = guarded(self.unseen.account)
+        self._describing = guarded(self._describe_new_models)
         self._stopping = threading.Event()
         self._excepthook: Any = None
         self._told_device = False
@@ -115,7 +118,8 @@ class Agent:
         self._describe()
         self._watch_existing_groups()
         self.guard.on_limit = self.pause
-        self.steps.on_optimizer = self._optimizer_begins
+        self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
+        self.steps.on_backward = self.guard.guarded(self._backward_begins)
         self.collectives.install(self.patches)
         units = Units(self.recorder, self.device)
         fsdp2 = Fsdp2(units, self.steps, self.patches, self.models.saw_module)
@@ -193,14 +197,27 @@ class Agent:
 
     def _optimizer_begins(self, optimizer: Any) -> None:
         """Gradients are complete and nothing is updated yet: the moment of the census."""
+        if self.recorder.mode == OFF:
+            return
         self.models.saw_optimizer(optimizer)
-        if self.models.changed:
-            self.models.changed = False
-            self._describe_models()
         following = self.recorder.step + 1
         if self.recorder.mode == ON and census_step(following) and self._census_of != following:
             self._census_of = following
             self.census.take()
+
+    def _backward_begins(self) -> None:
+        if self.recorder.mode == ON:
+            self.allocator.sample()
+
+    def _describe_new_models(self, step: int) -> None:
+        """At the end of a step in which something came; ever more seldom.
+
+        A script may go on making optimizers, and each description stays in the name table.
+        """
+        if self.models.changed and step >= self._describe_from:
+            self.models.changed = False
+            self._describe_from = 2 * step
+            self._describe_models()
 
     def _describe_models(self) -> None:
         modules, optimizers = self.models.live()
@@ -211,7 +228,9 @@ class Agent:
                 facts["strategy"] = "zero1"
         found = (model_facts.of_module(module, optimizers) for module in modules)
         facts["models"] = [model for model in found if model is not None]
-        self.recorder.meta(**facts)
+        if facts != self._described:
+            self._described = facts
+            self.recorder.meta(**facts)
 
     # ---- every step ---------------------------------------------------------------------------
 
@@ -221,6 +240,7 @@ class Agent:
         if self.recorder.mode == IDLE:
             return
         self._accounting(step)
+        self._describing(step)
         if step == WARM_UP_STEPS:
             self.collectives.end_warm_up()
         for sample in self._sampling:

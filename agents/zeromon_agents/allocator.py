@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from zeromon.events import Kind
+from zeromon_agents.guard import Guard
 from zeromon_agents.recorder import OFF, Recorder
+
+_MOST_LOOKS = 3
 
 
 def cuda_ready() -> bool:
@@ -34,6 +39,7 @@ class Allocator:
         self._recorder = recorder
         self._observing = False
         self._capacity = -1
+        self._ooms = 0
 
     def sample(self) -> None:
         """Writes the allocator's figures of now; nothing on a CPU rank."""
@@ -82,19 +88,27 @@ class Allocator:
         recorder = self._recorder
 
         def out_of_memory(_: int, requested: int, total: int, free: int) -> None:
-            if recorder.mode != OFF:
-                recorder.emit(Kind.OOM, requested, total, free, largest_free_block())
-                keep_snapshot()
+            if recorder.mode == OFF:
+                return
+            self._ooms += 1
+            largest = -1
+            if self._ooms <= _MOST_LOOKS:  # a script may catch many, and go on
+                with suppress(Guard.CAUGHT):
+                    largest = largest_free_block()
+            recorder.emit(Kind.OOM, requested, total, free, largest)
+            keep_snapshot()
 
         attach(recorder.guard.guarded(out_of_memory))
 
 
 def largest_free_block() -> int:
     """The largest free block in the allocator's cache, bytes; only asked for when it has failed."""
+    snapshot = torch.cuda.memory_snapshot
+    lean = "include_traces" in inspect.signature(snapshot).parameters
     return max(
         (
             block["size"]
-            for segment in torch.cuda.memory_snapshot()
+            for segment in (snapshot(include_traces=False) if lean else snapshot())
             for block in segment["blocks"]
             if block["state"] == "inactive"
         ),

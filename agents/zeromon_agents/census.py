@@ -24,6 +24,7 @@ Provider = Callable[[], Claims]
 
 LARGE = 16 << 20
 _PAGE = mmap.PAGESIZE
+_MOST_FAILURES = 3
 _OFTEN_UNTIL, _OFTEN, _SELDOM, _AT = 64, 9, 65, 4  # not the rhythm of idle steps
 
 
@@ -61,7 +62,9 @@ def tensors_in(content: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
 
 
-def count(claims: Claims) -> dict[Role, Count]:
+def count(
+    claims: Claims, note: Callable[[BaseException, str], None] | None = None
+) -> dict[Role, Count]:
     """Bytes by role and place. A storage belongs to the first role that claims it.
 
     Of large storages on the host only the pages that were touched count: a bucket of a gigabyte that
@@ -77,7 +80,12 @@ def count(claims: Claims) -> dict[Role, Count]:
         if isinstance(content, OnDisk):
             row[2] += content.nbytes
         elif content is not None:
-            _add(content, row, seen)
+            try:
+                _add(content, row, seen)
+            except Guard.CAUGHT as error:  # one odd tensor does not cost the census
+                if note is None:
+                    raise
+                note(error, f"census of {role.label}")
     return {role: Count(*row) for role, row in sums.items()}
 
 
@@ -90,7 +98,7 @@ def _add(content: Any, row: list[int], seen: set[int]) -> None:
         try:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-        except (AttributeError, NotImplementedError, RuntimeError):
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError):
             if isinstance(tensor, torch.Tensor):
                 _add_parts(tensor, row)
             else:
@@ -148,6 +156,7 @@ class Census:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._providers: list[Provider] = []
+        self._failures: dict[int, int] = {}
         self._told: set[Role] = set()
 
     def add(self, provider: Provider) -> None:
@@ -165,11 +174,13 @@ class Census:
                 yield from provider()
             except Guard.CAUGHT as error:  # noqa: PERF203  an engine that was taken apart
                 self._recorder.guard.note(error, "census")
-                self._providers.remove(provider)
+                failures = self._failures[id(provider)] = self._failures.get(id(provider), 0) + 1
+                if failures >= _MOST_FAILURES:
+                    self._providers.remove(provider)
 
     def take(self) -> None:
         """Counts, and writes a record a role; a role that is gone is written as nothing once."""
-        counts = count(self._all_claims())
+        counts = count(self._all_claims(), self._recorder.guard.note)
         now = time.monotonic_ns()
         for role in sorted(self._told | set(counts)):
             found = counts.get(role, Count())

@@ -305,6 +305,7 @@ class DeepSpeed:
 
     def _step_hook(self, original: Any) -> Any:
         recorder = self._recorder
+        take_census = recorder.guard.guarded(self._census.take)  # must not cost the step
 
         def _take_model_step(engine: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.mode == OFF:
@@ -314,7 +315,7 @@ class DeepSpeed:
                 known = self._known(engine)
                 recorder.engine, skipped = known.number, engine.skipped_steps
                 if recorder.mode == ON and census_step(recorder.step + 1):
-                    self._census.take()
+                    take_census()
                 self._steps.engine_step_begins(offloads=known.offloads)
             except Guard.CAUGHT as error:
                 recorder.guard.note(error, "_take_model_step")
@@ -325,6 +326,7 @@ class DeepSpeed:
                 return result
             finally:
                 try:
+                    self._all_partitioned()
                     outcome = None
                     if done:
                         was_skipped = engine.skipped_steps > skipped

@@ -137,7 +137,7 @@ def main() -> None:
             wanted = ("Activation", "Temp")
             found["activation_bytes"] = sum(found["traced"].get(name, 0) for name in wanted)
     sys.stderr.write(printed.getvalue())
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(f"\nzeromon: {json.dumps(found)}\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Fsdp1:
         self._recorder = units.recorder
         self._steps = steps
         self._patches = patches
-        self._roots: set[int] = set()
+        self._roots: dict[int, weakref.ref[Any]] = {}
         self._fqns: dict[int, str] = {}
 
     def watch_runtime(self, module: Any) -> None:
@@ -87,9 +88,10 @@ class Fsdp1:
 
     def _learn(self, root: Any) -> None:
         """At the first forward of a root: the strategy, and the units' names."""
-        if id(root) in self._roots:
+        known = self._roots.get(id(root))
+        if known is not None and known() is root:
             return
-        self._roots.add(id(root))
+        self._roots[id(root)] = weakref.ref(root)
         self._models.saw_module(root)
         name = getattr(root.sharding_strategy, "name", "")
         self._recorder.meta(strategy=_STRATEGIES.get(name, "fsdp1"))

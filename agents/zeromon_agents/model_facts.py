@@ -31,7 +31,7 @@ def of_module(module: Any, optimizers: list[Any]) -> Facts | None:
         facts = _whole(module)
     if not facts["numel"]:
         return None
-    facts["buffer_bytes"] = sum(b.nbytes for b in module.buffers() if b.device.type != "meta")
+    facts["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
     mine = {id(p) for p in module.parameters()}
     for optimizer in optimizers:
         groups_of = getattr(optimizer, "param_groups", ())
@@ -47,13 +47,18 @@ def of_optimizer(optimizer: Any) -> Facts:
     defaults = getattr(held, "defaults", {})
     facts: Facts = {
         "optimizer": type(held).__name__,
-        "momentum": float(defaults.get("momentum") or 0.0),
+        "momentum": _momentum(defaults),
     }
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         facts["stage"] = 1
         own = [p for group in held.param_groups for p in group["params"]]
         facts["optimizer_numel"] = sum(p.numel() for p in own)
     return facts
+
+
+def _momentum(defaults: dict[str, Any]) -> float:
+    value = defaults.get("momentum")
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _sizes(units: Iterable[int]) -> list[int]:
@@ -202,7 +207,7 @@ def of_engine(engine: Any, stage: int, optimizer_on: str, params_on: str) -> Fac
         # in fp32 the flat partition is a copy of the parameters all the same
         "has_master": half or stage > 0,
         "optimizer": type(held).__name__,
-        "momentum": float(getattr(held, "defaults", {}).get("momentum") or 0.0),
+        "momentum": _momentum(getattr(held, "defaults", {})),
         "optimizer_on": optimizer_on,
         "params_on": params_on,
         "grad_bucket_numel": bucket if stage else 0,
@@ -213,9 +218,16 @@ def of_engine(engine: Any, stage: int, optimizer_on: str, params_on: str) -> Fac
         "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
         "accumulation": int(engine.gradient_accumulation_steps()),
-        "buffer_bytes": sum(b.nbytes for b in engine.module.buffers()),
+        "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+        "buffer_bytes": sum(map(_nbytes, engine.module.buffers())),
     }
     return facts
+
+
+def _nbytes(tensor: Any) -> int:
+    """Bytes of a buffer; a sparse one is not counted."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type != "meta"
+    return int(tensor.numel() * tensor.element_size()) if is_plain else 0
 
 
 def factored_numel(shape: Any) -> int:

@@ -62,7 +62,9 @@ class Steps:
         """Whether the optimizer of the engine that steps now runs on the host."""
         self._data_from = 0
         self.on_optimizer: Callable[[Any], None] | None = None
-        """Called with the optimizer before its step."""
+        """Called with the optimizer before its step; must not raise."""
+        self.on_backward: Callable[[], None] | None = None
+        """Called when the first backward of a step begins, when activations are at their most."""
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -98,6 +100,8 @@ class Steps:
         self._backward_depth += 1
         if self._backward_depth > 1 or self._recorder.mode == OFF:
             return
+        if self.on_backward is not None and not self._micro_steps:
+            self.on_backward()
         now = time.monotonic_ns()
         if self._forward_from:
             self._close_forward()
@@ -133,7 +137,7 @@ class Steps:
             if len(self._open_optimizers) > 1:
                 return
             if self.on_optimizer is not None:
-                self.on_optimizer(optimizer)
+                self.on_optimizer(optimizer)  # guarded: what it does must not cost the step
             self._begin_optimizer_phase()
         except Guard.CAUGHT as error:
             self._recorder.guard.note(error, "optimizer_begins")

@@ -8,7 +8,7 @@ that is gone leaves its role out.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from zeromon.events import Role
 from zeromon_agents.census import Claims
 from zeromon_agents.fsdp2 import param_groups
+from zeromon_agents.guard import Guard
 
 _FLAT = (
     # while it is unsharded the flat parameter's data is a view of the full one
@@ -31,40 +32,54 @@ _FLAT = (
 class Models:
     """The models and optimizers of this process, and what of them is in memory."""
 
-    def __init__(self) -> None:
-        self.modules: list[weakref.ref[Any]] = []
-        self.optimizers: list[weakref.ref[Any]] = []
+    def __init__(self, note: Callable[[BaseException, str], None] = lambda *_: None) -> None:
+        self._note = note
+        self.modules: dict[int, weakref.ref[Any]] = {}
+        self.optimizers: dict[int, weakref.ref[Any]] = {}
         self.changed = False
         """Whether something came since the facts were last told."""
 
     def saw_module(self, module: Any) -> None:
         """A root module: called at every forward, so it returns at once for a known one."""
-        if not any(ref() is module for ref in self.modules):
-            self.modules.append(weakref.ref(module))
+        known = self.modules.get(id(module))
+        if known is None or known() is not module:
+            self.modules[id(module)] = weakref.ref(module)
             self.changed = True
 
     def saw_optimizer(self, optimizer: Any) -> None:
         """An optimizer that is about to step; likewise."""
-        if not any(ref() is optimizer for ref in self.optimizers):
-            self.optimizers.append(weakref.ref(optimizer))
+        known = self.optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self.optimizers[id(optimizer)] = weakref.ref(optimizer)
             self.changed = True
 
     def live(self) -> tuple[list[Any], list[Any]]:
         """(modules, optimizers) that still exist; the others are forgotten."""
-        self.modules = [ref for ref in self.modules if ref() is not None]
-        self.optimizers = [ref for ref in self.optimizers if ref() is not None]
-        return [ref() for ref in self.modules], [ref() for ref in self.optimizers]
+        self.modules = {key: ref for key, ref in self.modules.items() if ref() is not None}
+        self.optimizers = {key: ref for key, ref in self.optimizers.items() if ref() is not None}
+        modules = [ref() for ref in self.modules.values()]
+        optimizers = [ref() for ref in self.optimizers.values()]
+        return [m for m in modules if m is not None], [o for o in optimizers if o is not None]
 
     def claims(self) -> Claims:
-        """(role, tensors) of all of them. Nothing is gathered, moved or kept."""
+        """(role, tensors) of all of them. Nothing is gathered, moved or kept.
+
+        One that cannot be read, because it is odd or of another torch, does not cost the others.
+        """
         modules, optimizers = self.live()
         of_modules: set[int] = set()
         for module in modules:
             params: list[Any] = []
-            yield from _of_module(module, params)
+            try:
+                yield from _of_module(module, params)
+            except Guard.CAUGHT as error:
+                self._note(error, "census of a module")
             of_modules.update(map(id, params))
         for optimizer in optimizers:
-            yield from _of_optimizer(inner(optimizer), of_modules)
+            try:
+                yield from _of_optimizer(inner(optimizer), of_modules)
+            except Guard.CAUGHT as error:  # noqa: PERF203
+                self._note(error, "census of an optimizer")
 
 
 def inner(optimizer: Any) -> Any:
@@ -130,11 +145,11 @@ def _of_fsdp2(groups: list[Any], sharded: set[int]) -> Claims:
         is_sharded = getattr(getattr(group, "_sharded_state", None), "name", "") == "SHARDED"
         for param in group.fsdp_params:
             own = param.__dict__
-            shard = own["sharded_param"]
+            shard = own.get("sharded_param")
             sharded.add(id(shard))
-            shards.append(own["_sharded_param_data"])
-            if shard.grad is not None:
-                grads.append(shard.grad._local_tensor)
+            shards.append(own.get("_sharded_param_data"))
+            if shard is not None and shard.grad is not None:
+                grads.append(local_of(shard.grad))
             copy = own.get("_sharded_post_forward_param_data")
             if copy is not None:
                 second.append(copy)
@@ -143,7 +158,7 @@ def _of_fsdp2(groups: list[Any], sharded: set[int]) -> Claims:
                 whole_grads.append(grad)
             if is_sharded:
                 continue
-            whole += own["all_gather_outputs"]
+            whole += own.get("all_gather_outputs") or ()
             gathered = own.get("_unsharded_param")
             if gathered is not None:
                 whole.append(gathered)
@@ -165,11 +180,12 @@ def _in_flight(groups: list[Any]) -> Claims:
     context = getattr(groups[0], "comm_ctx", None)
     state = getattr(context, "all_gather_state", None)
     if state is not None:
-        yield Role.ALL_GATHER, state.all_gather_result.all_gather_output
+        held = getattr(state, "all_gather_result", None)
+        yield Role.ALL_GATHER, getattr(held, "all_gather_output", None)
     states = getattr(context, "reduce_scatter_states", None)
     one = getattr(context, "reduce_scatter_state", None)
     for reduced in states or ([one] if one is not None else ()):
-        yield Role.REDUCE_SCATTER, reduced.reduce_scatter_input
+        yield Role.REDUCE_SCATTER, getattr(reduced, "reduce_scatter_input", None)
 
 
 def _of_fsdp1(handle: Any) -> Claims:

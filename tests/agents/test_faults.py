@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from support import PROGRAMS, ROOT, TORCHRUN, Node, clean_environment
 
+from zeromon.cli import main
 from zeromon.collector import read_folder
 from zeromon.events import Kind
+from zeromon.hangs import hangs
 from zeromon.report import render
 from zeromon.ring import RingReader
 from zeromon.source import collector_address, runs_at
@@ -103,10 +105,20 @@ def wait_for(question, timeout: float = 60.0):  # type: ignore[no-untyped-def]
     raise AssertionError("it did not happen")
 
 
-def test_a_hung_collective_is_visible_while_it_hangs(node: Node) -> None:
-    """Rank 1 sleeps in step 3; rank 0 is in flight, and a finding says so."""
-    environment = node.environment("r", FAULT="sleep", WHO="1", STRATEGY="")
-    program = [*TORCHRUN, "2", str(PROGRAMS / "hang.py")]
+HANGS = {
+    "late": ("a member has not come", (0,), (1,)),
+    "op": ("mismatched operations", (0, 1), ()),
+    "deadlock": ("deadlock of groups", (0,), (1,)),
+}
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_hung_collective_is_visible_while_it_hangs(
+    node: Node, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within seconds: which one, who waits, who has not come; as a finding, a metric, by the doctor."""
+    environment = node.environment("r")
+    program = [*TORCHRUN, "2", str(PROGRAMS / "hang.py"), kind]
     training = subprocess.Popen(program, env=environment, cwd=ROOT)
     try:
 
@@ -117,17 +129,18 @@ def test_a_hung_collective_is_visible_while_it_hangs(node: Node) -> None:
             return picture if "collective_in_flight" in rules else None
 
         picture = wait_for(hanging)
-        stuck = picture.ranks[0].in_flight[0]
-        assert (stuck.op, stuck.group, stuck.sequence, stuck.nbytes) == (
-            "all_reduce",
-            "world",
-            4,
-            64,
-        )
-        assert picture.ranks[1].in_flight == ()
-        age = node.metrics("r")["zeromon_collective_in_flight_seconds"]
-        assert age["0",] > 10
-        assert age["1",] == 0
+        hang = next(h for h in hangs(picture) if h.group == "world")
+        assert (hang.kind, hang.waiting, hang.missing) == HANGS[kind]
+        assert (hang.op, hang.sequence, hang.nbytes) == ("all_reduce", 4, 64)
+        assert 10 < hang.seconds < 15
+        metrics = node.metrics("r")
+        assert metrics["zeromon_collective_in_flight_seconds"]["0",] > 10
+        roles = {(labels[0], labels[2]) for labels in metrics["zeromon_hang"]}
+        assert {("0", "waiting")} <= roles
+        assert (("1", "missing") in roles) == (kind != "op")
+        assert main(["doctor", node.address]) == 1
+        text = capsys.readouterr().out
+        assert hang.kind in text and "Python stack of rank" in text
     finally:
         training.send_signal(signal.SIGTERM)
         training.wait(timeout=60)

@@ -100,7 +100,7 @@ def test_a_model_that_grows_in_mid_run_and_one_that_goes() -> None:
     del model
     gc.collect()
     assert count(models.claims()) == {}
-    assert models.modules == []
+    assert models.modules == {}
 
 
 def test_several_models_in_one_process() -> None:
@@ -123,6 +123,24 @@ def test_sparse_gradients_are_counted_as_they_are() -> None:
     table = nn.Embedding(1000, WIDTH, sparse=True)
     table(torch.tensor([1, 5])).sum().backward()
     assert found(table)[Role.UNSHARDED_GRAD] == 2 * 8 + 2 * WIDTH * 4
+
+
+def test_one_that_cannot_be_read_does_not_cost_the_others() -> None:
+    """A sparse buffer, parameters that are not made yet, an optimizer that keeps no list."""
+    model = net()
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    lazy = nn.LazyLinear(4)
+    assert found(model, lazy)[Role.UNSHARDED_PARAM] == 2 * LINEAR
+    facts = of_module(model, [])
+    assert facts is not None and facts["buffer_bytes"] == 0
+    noted: list[str] = []
+    models = Models(lambda error, where: noted.append(where))
+    optimizer = one_step(model)
+    optimizer.param_groups = 3
+    models.saw_module(model)
+    models.saw_optimizer(optimizer)
+    assert count(models.claims())[Role.UNSHARDED_PARAM].host == 2 * LINEAR
+    assert noted == ["census of an optimizer"]
 
 
 @pytest.fixture

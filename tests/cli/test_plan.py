@@ -15,7 +15,7 @@ from core.build import device_memory, rank, run, summary
 from support import PROGRAMS, ROOT, TORCHRUN, clean_environment
 
 from zeromon.cli import build_parser, main
-from zeromon.cli.plan import setup_of_run
+from zeromon.cli.plan import read_changes, setup_of_run
 from zeromon.configs import changes, parse
 from zeromon.errors import PlanError
 from zeromon.model import ZeroStage
@@ -36,8 +36,10 @@ def test_seven_billion_on_four_devices(capsys: pytest.CaptureFixture[str]) -> No
     """The table of every text on ZeRO, and the lowest stage that fits."""
     code, found = planned(capsys, "7B", "--devices", "4", "--memory", "a100-40")
     plain = {r["stage"]: r for r in found["rows"] if r["optimizer_on"] == "device"}
-    gigabytes = [plain[stage]["bytes"]["device"] / 1e9 for stage in range(4)]
-    assert gigabytes == pytest.approx([112, 49, 38.5, 28])
+    gigabytes = [plain[stage]["plain_bytes"] / 1e9 for stage in (0, 2, 3)]
+    assert gigabytes == pytest.approx([112, 38.5, 28])
+    # with the bucket that DeepSpeed makes by default
+    assert plain[3]["bytes"]["device"] / 1e9 == pytest.approx(28 + 1)
     assert [plain[stage]["fits"] for stage in range(4)] == [False, False, True, True]
     assert found["recommended"] == "ZeRO-2"
     assert "ZeRO-1 would need" in found["why"]
@@ -82,7 +84,7 @@ def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixtur
     kept = [rows[0]["roles"]["device"]["activation"] for rows in (by_stage, small)]
     assert kept[0] > 1.5 * kept[1]
     assert by_stage[0]["largest_micro_batch"] < small[0]["largest_micro_batch"]
-    assert by_stage[0]["largest_micro_batch"] < by_stage[3]["largest_micro_batch"]
+    assert by_stage[0]["largest_micro_batch"] <= by_stage[3]["largest_micro_batch"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
@@ -90,8 +92,12 @@ def test_configurations_that_real_projects_ship(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is read, and its own strategy is among the rows."""
-    _, found = planned(capsys, "7B", "--config", str(path))
     config = changes(parse(path.read_text(), path.name))
+    if "deepspeed_config_file" in path.read_text():  # names a file of its author's machine
+        assert main(["plan", "7B", "--config", str(path)]) == 2
+        assert "cannot read" in capsys.readouterr().err
+        return
+    _, found = planned(capsys, "7B", "--config", str(path))
     mine = [
         r for r in found["rows"]
         if r["framework"] == config["framework"] and r["stage"] == config["stage"]
@@ -142,6 +148,12 @@ def test_what_a_deepspeed_file_says() -> None:
         ),
         ("a.json", '{"zero_optimization": {"stage": 3, "reduce_bucket_size": true}}', "a number"),
         ("a.json", '{"zero_optimization": [3]}', "zero_optimization"),
+        ("a.json", '{"zero_optimization": {"stage": 3.5}}', "whole number"),
+        ("a.json", '{"zero_optimization": {"reduce_bucket_size": -1}}', "not negative"),
+        ("a.json", '{"zero_optimization": {"stage": 3, "offload_param": "cpu"}}', "a section"),
+        ("a.json", '{"zero_optimization": {"offload_optimizer": {"device": ["cpu"]}}}', "device"),
+        ("a.json", "[" * 100_000, "cannot be read"),
+        ("a.yaml", "1: 2", "neither a DeepSpeed configuration"),
         ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
     ],
 )
@@ -157,6 +169,18 @@ def test_wrong_configurations_get_a_clear_error(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [["--reserve", "2"], ["--reserve", "nan"], ["--micro-batch", "-3"], ["--devices", "0"],
+     ["--length", "many"], ["--accumulation", "0"]],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "7B", *arguments])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "no model is given"),
@@ -168,6 +192,11 @@ def test_wrong_configurations_get_a_clear_error(
         (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
         (["nowhere:build"], "cannot build nowhere:build"),
         (["7B", "--html", "/nowhere/x.html"], "cannot write"),
+        (["7B", "--memory", "infGB"], "no size of memory"),
+        (["7B", "--memory", "0"], "no size of memory"),
+        (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
+        (["7B", "--framework", "fsdp2", "--stage", "1"], "FSDP is stage 2"),
+        (["7B", "--stage", "2", "--offload-optimizer", "nvme"], "only DeepSpeed's stage 3"),
     ],
 )
 def test_wrong_arguments_get_a_clear_error(
@@ -175,6 +204,39 @@ def test_wrong_arguments_get_a_clear_error(
 ) -> None:
     assert main(["plan", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_hybrid_shards_divide_by_a_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two machines of eight: a shard is an eighth, not a sixteenth."""
+    path = tmp_path / "a.yaml"
+    text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\nfsdp_config:\n"
+    for strategy, ranks in (("FULL_SHARD", 16), ("HYBRID_SHARD", 8)):
+        path.write_text(f"{text}  fsdp_sharding_strategy: {strategy}\n")
+        _, found = planned(capsys, "7B", "--config", str(path))
+        roles = next(r for r in found["rows"] if r["stage"] == 3)["roles"]["device"]
+        assert roles["sharded_param"] == 7_000_000_000 // ranks * 4
+
+
+def test_fp32_under_deepspeed_keeps_a_flat_copy() -> None:
+    """A configuration that names no half precision trains in fp32."""
+    assert changes({"zero_optimization": {"stage": 2}})["precision"].has_master
+    assert not changes({"zero_optimization": {"stage": 0}})["precision"].has_master
+    assert changes({"zero_optimization": {"stage": 2}})["precision"].param_bytes == 4
+
+
+def test_accelerate_may_leave_the_rest_to_a_file_of_deepspeeds(tmp_path: Path) -> None:
+    """Relative to the YAML that names it."""
+    ds = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(ds))
+    (tmp_path / "a.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+        "deepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
+    options = build_parser().parse_args(["plan", "7B", "--config", str(tmp_path / "a.yaml")])
+    found = read_changes(options, 0)
+    assert (found["stage"], found["ranks"], found["precision"].param_bytes) == (3, 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +363,19 @@ def test_a_run_as_it_is_then_changed() -> None:
     assert moved.memory.total("host") > 10**10
     best, _ = recommended(table(now))
     assert best is not None
+
+
+def test_a_run_keeps_what_it_does_not_train_and_how_it_shards() -> None:
+    """LoRA on 16 ranks in two copies; an optimizer that nobody knows."""
+    numel = 7_000_000_000
+    facts = {"stage": 3, "ranks": 16, "shard_ranks": 8, "trainable": 20_000_000,
+             "trainable_shard_numel": 2_500_000, "optimizer": "Muon"}  # fmt: skip
+    options = build_parser().parse_args(["plan", "--from", "x", "--memory", "80GiB"])
+    setup = setup_of_run(recorded(**facts), options)
+    memory = row(setup, setup.plan).memory
+    assert memory.role("sharded_param") == numel // 8 * 2
+    assert memory.role("master_param") == 20_000_000 // 8 * 4
+    assert "Muon" in setup.model.notes[0]
 
 
 def test_a_run_that_told_no_model(capsys: pytest.CaptureFixture[str]) -> None:

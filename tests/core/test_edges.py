@@ -30,7 +30,7 @@ from zeromon.exporter import start_server
 from zeromon.metrics import METRICS
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingWriter
-from zeromon.snapshot import Device, Finding, HostMemory, Risk, RunSnapshot
+from zeromon.snapshot import Device, Finding, HostMemory, InFlight, Risk, RunSnapshot
 from zeromon.source import LiveSource, find, only, runs_at
 from zeromon.store import Store
 
@@ -76,6 +76,11 @@ def full_run() -> RunSnapshot:
         host=HostMemory(headroom_bytes=5, oom_kills=0),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
+    stuck = InFlight(
+        op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4,
+        issued_ns=-(10**12), group_id="world//0",
+    )  # fmt: skip
+    one = replace(one, in_flight=(stuck,))
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
     return run(one, findings=(finding,))
 

@@ -73,7 +73,9 @@ def test_several_models_add_up() -> None:
     "broken",
     [
         {}, facts(stage=7), facts(ranks=0), facts(numel="many"), facts(units=3),
-        facts(framework="other"), facts(ranks=6, shard_ranks=4),
+        facts(framework="other"), facts(ranks=6, shard_ranks=4), facts(numel=float("inf")),
+        facts(param_bytes=float("nan")), facts(grad_bytes="2"), facts(grad_bytes=None),
+        facts(numel=-5), facts(units=[float("inf")]), facts(persistent_numel="3"),
     ],
 )  # fmt: skip
 def test_facts_that_make_no_sense_are_no_prediction(broken: dict[str, Any]) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from core.build import rank
+from zeromon.collector import explain_kills
 from zeromon.hostmemory import HostReader, memory_cgroups, read_level
+from zeromon.snapshot import KILLED_FOR_MEMORY, HostMemory
 
 GIB = 1 << 30
 
@@ -104,3 +107,50 @@ def test_nothing_to_read_is_unknown(tmp_path: Path) -> None:
 def test_this_very_process() -> None:
     """The real /proc: there is some headroom, or it is unknown."""
     assert HostReader().read(os.getpid()).headroom_bytes > 0
+
+
+def test_a_namespaced_root_counts_for_itself(tmp_path: Path) -> None:
+    """In a container the root of the view is the container's own cgroup."""
+    proc = proc_of(tmp_path / "proc", "0::/\n", kills=3)
+    root = v2(tmp_path / "cgroup", "max", GIB, 0, kills=4)
+    reader = HostReader(proc, root)
+    assert reader.read(7).oom_kills == 0
+    v2(root, "max", GIB, 0, kills=5)
+    (proc / "vmstat").write_text("oom_kill 9\n")
+    reader.new_round()
+    assert reader.read(7).oom_kills == 1
+
+
+def test_what_an_outer_cgroup_counts_is_not_ours(tmp_path: Path) -> None:
+    """Another session of the same user was killed."""
+    proc = proc_of(tmp_path / "proc", "0::/user/job\n")
+    outer = v2(tmp_path / "cgroup" / "user", "max", 0, 0, kills=0)
+    v2(outer / "job", "max", 0, 0, kills=0)
+    reader = HostReader(proc, tmp_path / "cgroup")
+    reader.read(7)
+    v2(outer, "max", 0, 0, kills=9)
+    reader.new_round()
+    assert reader.read(7).oom_kills == 0
+
+
+@pytest.mark.parametrize(
+    ("ended", "kills", "blamed"),
+    [
+        (("SIGKILL", "SIGKILL"), 1, [0]),
+        (("SIGKILL", "SIGKILL"), 2, [0, 1]),
+        (("SIGKILL", "SIGKILL"), 0, []),
+        (("exception", "SIGKILL"), 0, []),
+        (("exit code 1", "SIGTERM"), 3, []),
+    ],
+)
+def test_only_kills_about_the_end_are_evidence(
+    ended: tuple[str, str], kills: int, blamed: list[int]
+) -> None:
+    """The largest first; a rank that said goodbye, or was told to go, was not killed for memory."""
+    ranks = [
+        rank(n, alive=False, failed=True, ended=how, rss_bytes=GIB * (2 - n),
+             host=HostMemory(oom_kills=5, kills_at_end=kills))
+        for n, how in enumerate(ended)
+    ]  # fmt: skip
+    found = [r.rank for r in explain_kills(ranks) if r.ended == KILLED_FOR_MEMORY]
+    assert found == blamed

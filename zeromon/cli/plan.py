@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from zeromon import plan
-from zeromon.configs import changes, parse
+from zeromon.configs import changes, deepspeed_changes, parse
 from zeromon.errors import PlanError
 from zeromon.expected import read_facts, rests
 from zeromon.memory import ACTIVATION, Batch
@@ -56,12 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="run", metavar="RUN", help="the model and figures of a run")
     parser.add_argument("--config", help="a DeepSpeed JSON or accelerate YAML file")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--devices", type=int, metavar="N", help="how many (default: 8)")
+    machine.add_argument("--devices", type=_positive, metavar="N", help="how many (default: 8)")
     machine.add_argument(
         "--memory", metavar="SIZE", default=None, help="of one: 80GiB, h100, ... (default: a100)"
     )
     machine.add_argument(
-        "--reserve", type=float, default=plan.RESERVE, metavar="SHARE",
+        "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
         help="share for contexts, NCCL, fragmentation (default: %(default)s)",
     )  # fmt: skip
     how = parser.add_argument_group("strategy (over what --config says)")
@@ -71,16 +71,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
     how.add_argument("--offload-optimizer", choices=PLACES)
     how.add_argument("--offload-params", choices=PLACES)
-    how.add_argument("--shard-ranks", type=int, metavar="N", help="hybrid sharding: ranks a copy")
-    how.add_argument("--accumulation", type=int, metavar="N")
+    how.add_argument(
+        "--shard-ranks", type=_positive, metavar="N", help="hybrid sharding: ranks a copy"
+    )
+    how.add_argument("--accumulation", type=_positive, metavar="N")
     what = parser.add_argument_group("batch")
-    what.add_argument("--micro-batch", type=int, metavar="N", help="sequences on a rank at once")
-    what.add_argument("--length", type=int, metavar="TOKENS", help="of a sequence (default: 2048)")
+    what.add_argument(
+        "--micro-batch", type=_positive, metavar="N", help="sequences on a rank at once"
+    )
+    what.add_argument(
+        "--length", type=_positive, metavar="TOKENS", help="of a sequence (default: 2048)"
+    )
     what.add_argument("--checkpointing", action="store_true", help="activation checkpointing")
     what.add_argument("--no-fused-attention", action="store_true", help="scores go to memory")
     parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     parser.add_argument("--html", metavar="FILE", help="the same as a picture (needs plotly)")
+
+
+DESCRIBED = "zeromon: "
+"""Before the line that the child prints: a model may print, too."""
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 1 << 40:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to less than 1, not {text}")
+    return number
 
 
 def call(options: argparse.Namespace) -> int:
@@ -106,27 +130,26 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
     if not options.model:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
     traced: dict[str, Any] = {}
-    if ":" in options.model and not Path(options.model).exists():
-        traced = describe(options)
-        model = from_units(options.model, traced["units"], traced["buffer_bytes"])
-    else:
-        if options.trace:
-            raise PlanError("--trace needs a model that can be built: module:factory")
-        model = read_model(options.model)
-    hidden = model.architecture.hidden if model.architecture else 0
+    is_entry = ":" in options.model and not Path(options.model).exists()
+    if options.trace and not is_entry:
+        raise PlanError("--trace needs a model that can be built: module:factory")
+    model = None if is_entry else read_model(options.model)
+    hidden = model.architecture.hidden if model is not None and model.architecture else 0
     found = read_changes(options, hidden)
-    base = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=options.devices or found.get("ranks", 8))
     micro = options.micro_batch or found.pop("micro_batch", None)
     found.pop("micro_batch", None)
-    chosen = changed(base, found, options)
+    chosen = changed(_base(found, options), found, options)
     batch = None
-    if micro or options.length:
+    if micro or options.length or options.trace:
         batch = Batch(
             sequences=micro or 1,
             length=options.length or 2048,
             checkpointing=options.checkpointing,
             fused_attention=not options.no_fused_attention,
         )
+    if model is None:
+        traced = describe(options, batch, chosen.ranks)
+        model = from_units(options.model, traced["units"], traced["buffer_bytes"])
     measured = traced.get("activation_bytes")
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
@@ -136,8 +159,19 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         device_bytes=plan.parse_size(options.memory or "a100"),
         batch=batch,
         measured_activation_bytes=measured,
+        measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
         reserve=options.reserve,
     )
+
+
+def _base(found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
+    """Stage 3 with DeepSpeed's own defaults, where that is the framework."""
+    ranks = options.devices or found.get("ranks", 8)
+    framework = options.framework or found.get("framework", "deepspeed")
+    defaults = deepspeed_changes({}) if framework == "deepspeed" and not options.config else {}
+    names = ("grad_bucket_numel", "prefetch_numel", "live_numel", "persistence_numel")
+    chosen = {name: defaults[name] for name in names if name in defaults}
+    return ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, **chosen)
 
 
 def read_model(text: str) -> ModelSpec:
@@ -169,7 +203,17 @@ def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
     """What --config says."""
     if not options.config:
         return {}
-    return changes(parse(read_text(Path(options.config)), options.config), hidden)
+    path = Path(options.config)
+    config = parse(read_text(path), options.config)
+    section = config.get("deepspeed_config")
+    inner = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    found = changes(config, hidden)
+    if isinstance(inner, str):  # accelerate takes everything but the launch from that file
+        beside = path.parent / inner
+        other = beside if beside.is_file() else Path(inner)
+        ranks = {"ranks": found["ranks"]} if "ranks" in found else {}
+        found = changes(parse(read_text(other), other.name), hidden) | ranks
+    return found
 
 
 def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
@@ -178,7 +222,12 @@ def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespa
     if options.devices:
         fields["ranks"] = options.devices
     fields.setdefault("ranks", base.ranks)
-    fields["shard_ranks"] = options.shard_ranks or 0
+    if options.shard_ranks:
+        fields["shard_ranks"] = options.shard_ranks
+    elif fields["ranks"] != base.ranks and fields["ranks"] % base.shard_ranks:
+        fields["shard_ranks"] = 0  # what it was cannot be kept
+    elif base.shard_ranks == base.ranks:
+        fields.setdefault("shard_ranks", 0)
     if options.stage is not None:
         fields["stage"] = ZeroStage(options.stage)
     given = {
@@ -192,29 +241,31 @@ def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespa
     fields |= {name: value for name, value in given.items() if value is not None}
     if fields.get("framework", base.framework) == "ddp":
         fields.setdefault("stage", ZeroStage.NONE)
+    if "stage" in fields:
+        fields["reshards"] = fields["stage"] == ZeroStage.PARAMETERS
     return replace(base, **fields)
 
 
-def describe(options: argparse.Namespace) -> dict[str, Any]:
+def describe(options: argparse.Namespace, batch: Batch | None, ranks: int) -> dict[str, Any]:
     """Builds the model in a process of its own: the core never imports torch, nor a user's code."""
     command = [sys.executable, "-m", "zeromon_agents.describe", options.model]
-    if options.trace:
-        command += ["--trace", "--micro-batch", str(options.micro_batch or 1)]
-        command += ["--length", str(options.length or 2048), "--ranks", str(options.devices or 8)]
+    if options.trace and batch is not None:
+        command += ["--trace", "--micro-batch", str(batch.sequences)]
+        command += ["--length", str(batch.length), "--ranks", str(ranks)]
         command += ["--checkpointing"] if options.checkpointing else []
         sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
     inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
         str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=inherited, check=False)
-    last = done.stdout.strip().splitlines()[-1:]
-    if done.returncode or not last:
+    marked = [x for x in done.stdout.splitlines() if x.startswith(DESCRIBED)]
+    if done.returncode or not marked:
         lines = done.stderr.strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise PlanError(
             f"cannot build {options.model}: {reason}",
             hint="It must be importable from here, and return a torch.nn.Module; torch is needed.",
         )
-    found: dict[str, Any] = json.loads(last[0])
+    found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
     return found
 
 
@@ -236,24 +287,44 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
             hint="That comes with its first optimizer step under FSDP, DDP or DeepSpeed.",
         )
     sizes = described.sizes
-    units = tuple(Unit(f"unit {i}", ((n,),)) for i, n in enumerate(sizes.unit_numels))
-    rest = sizes.numel - sum(unit.numel for unit in units)
-    if rest > 0:
-        units += (Unit("rest", ((rest,),)),)
-    model = ModelSpec(name=run.run, units=units, has_units=False, buffer_bytes=sizes.buffer_bytes)
+    facts = rank.models[0]
+    notes = []
+    if len(rank.models) > 1:
+        notes.append(f"the first of {len(rank.models)} models of the run")
+    if not described.optimizer_known:
+        notes.append(f"optimizer {facts.get('optimizer')}: its state is unknown and not counted")
+    model = ModelSpec(
+        name=run.run,
+        units=(
+            Unit("trained", ((sizes.trainable,),)),
+            Unit("frozen", ((sizes.numel - sizes.trainable,),), trainable=False),
+        ),
+        has_units=False,
+        buffer_bytes=sizes.buffer_bytes,
+        notes=tuple(notes),
+    )
     found = read_changes(options, 0)
     found.pop("micro_batch", None)
     chosen = changed(described.plan, found, options)
-    kept = next((rest.nbytes for rest in rests(rank) if rest.kind == "activation_temp"), None)
-    batch = Batch(sequences=options.micro_batch or 1, length=options.length or 1)
+    kept = next((rest.nbytes for rest in rests(rank) if rest.kind == "activation_temp"), 0)
+    own = facts.get("micro_batch")
+    own = own if isinstance(own, int) and own > 0 else 1
+    if kept and own == 1 and options.micro_batch:
+        model = replace(
+            model, notes=(*model.notes, "--micro-batch counts batches of the run's size")
+        )
     memory = rank.memory
-    known = memory.capacity_bytes if memory is not None and memory.capacity_bytes > 0 else 80 << 30
+    capacity = (
+        memory.capacity_bytes if memory is not None and memory.capacity_bytes > 0 else 80 << 30
+    )
     return plan.Setup(
         model=model,
         plan=chosen,
-        device_bytes=plan.parse_size(options.memory) if options.memory else known,
-        batch=batch if kept is not None else None,
-        measured_activation_bytes=kept,
+        device_bytes=plan.parse_size(options.memory) if options.memory else capacity,
+        batch=Batch(sequences=options.micro_batch or own, length=1) if kept else None,
+        measured_activation_bytes=kept // own if kept else None,
+        measured_compute_bytes=described.plan.precision.compute_bytes,
+        known=sizes,
         reserve=options.reserve,
     )
 
@@ -271,7 +342,8 @@ def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why:
     if setup.batch is not None:
         b = setup.batch
         how = ", checkpointing" if b.checkpointing else ""
-        lines.append(f"micro-batch of {b.sequences} x {b.length} tokens{how}")
+        tokens = f" x {b.length} tokens" if b.length > 1 else ""
+        lines.append(f"micro-batch of {b.sequences}{tokens}{how}")
     lines += [f"note: {note}" for note in model.notes]
     lines += ["", _table(rows, best), ""]
     if best is not None:
@@ -283,7 +355,15 @@ def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why:
 
 
 def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
-    header = ("strategy", "device", "host", "nvme", "fits", "sent a step", "largest micro-batch")
+    header = (
+        "strategy",
+        "device",
+        "host/rank",
+        "nvme/rank",
+        "fits",
+        "sent a step",
+        "most sequences",
+    )
     cells = [
         (
             f"{'>' if row is best else ' '} {row.plan.label}",
@@ -334,6 +414,7 @@ def as_json(
                 "optimizer_on": row.plan.optimizer_on,
                 "params_on": row.plan.params_on,
                 "fits": row.fits,
+                "plain_bytes": row.memory.model_states,
                 "bytes": {place: row.memory.total(place) for place in PLACES},
                 "roles": {place: row.memory.by_role(place) for place in PLACES},
                 "communication_bytes": row.communication_bytes,

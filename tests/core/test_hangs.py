@@ -1,0 +1,101 @@
+"""Who waits, who is missing, and why; on pictures made by hand. `tests/agents` hangs for real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.build import rank, run
+from zeromon.advice import advise
+from zeromon.cli.doctor import as_text, stack_of
+from zeromon.hangs import hangs
+from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot
+
+NOW = 100_000_000_000
+WORLD, OTHER = "world/0/0,1", "other/1/0,1"
+
+
+def entry(op: str = "all_reduce", sequence: int = 7, group: str = WORLD, **more: Any) -> InFlight:
+    facts: dict[str, Any] = {"nbytes": 64, "issued_ns": NOW - 20_000_000_000} | more
+    label = group.split("/")[0]
+    return InFlight(
+        op=op, group=label, sequence=sequence, unit="", phase="backward", group_id=group, **facts
+    )
+
+
+def at(number: int, *inside: InFlight, world: int = 6, other: int = 0, **more: Any) -> RankSnapshot:
+    members = more.pop("members", (0, 1))
+    groups = (
+        GroupProgress(group_id=WORLD, label="world", ranks=members, sequence=world),
+        GroupProgress(group_id=OTHER, label="other", ranks=members, sequence=other),
+    )
+    return rank(number, in_flight=inside, groups=groups, **more)
+
+
+def found(*ranks: RankSnapshot) -> Any:
+    return hangs(run(*ranks, taken_ns=NOW))
+
+
+def test_a_member_that_has_not_come() -> None:
+    (hang,) = found(at(0, entry(), world=7), at(1))
+    assert hang.kind == "a member has not come"
+    assert (hang.waiting, hang.missing, hang.dead, hang.elsewhere) == ((0,), (1,), (), ())
+    assert (hang.op, hang.group, hang.sequence, round(hang.seconds)) == (
+        "all_reduce",
+        "world",
+        7,
+        20,
+    )
+
+
+def test_a_slow_collective_is_no_hang_yet() -> None:
+    """Neither before ten seconds, nor before ten times a step."""
+    young = entry(issued_ns=NOW - 9_000_000_000)
+    assert found(at(0, young, world=7), at(1)) == ()
+    assert found(at(0, entry(), world=7, step_seconds=3.0), at(1)) == ()
+
+
+def test_a_dead_peer() -> None:
+    (hang,) = found(at(0, entry(), world=7), at(1, alive=False, ended="SIGKILL", failed=True))
+    assert (hang.kind, hang.dead, hang.missing) == ("a member is dead", (1,), ())
+
+
+def test_other_operations_and_other_sizes_at_one_number() -> None:
+    (ops,) = found(at(0, entry(), world=7), at(1, entry("broadcast"), world=7))
+    assert ops.kind == "mismatched operations"
+    assert ops.calls == ("rank 0: all_reduce of 64 B", "rank 1: broadcast of 64 B")
+    (sizes,) = found(at(0, entry(), world=7), at(1, entry(nbytes=128), world=7))
+    assert sizes.kind == "mismatched sizes"
+    (fine,) = found(
+        at(0, entry("broadcast"), world=7), at(1, entry("broadcast", nbytes=9), world=7)
+    )
+    assert fine.kind == "all members are in it"
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
+    first, second = found(at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1))
+    assert {first.kind, second.kind} == {"deadlock of groups"}
+
+
+def test_members_on_other_nodes_are_not_accused() -> None:
+    (hang,) = found(at(0, entry(), world=7, members=(0, 1, 8, 9)), at(1, entry(), world=7))
+    assert (hang.elsewhere, hang.missing) == ((8, 9), ())
+    assert hang.kind == "all members are in it"
+
+
+def test_it_is_said_once_with_who_and_where() -> None:
+    """As a finding, and by the doctor."""
+    picture = run(at(0, entry(), world=7), at(1, phase="data_wait"), taken_ns=NOW)
+    told = [f for f in advise(picture) if f.rule == "collective_in_flight"]
+    assert [f.rank for f in told] == [1]
+    assert "all_reduce #7 of group world (64 B) has not ended for 20 s" in told[0].text
+    assert "rank 1 has not called it, it is in data_wait" in told[0].text
+    text = as_text(picture, hangs(picture), {1: "File train.py"})
+    assert "!! all_reduce #7" in text and "Python stack of rank 1\n  File train.py" in text
+    assert "no collective hangs" in as_text(run(at(0)), (), {})
+
+
+def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert stack_of(1) == "py-spy is not installed: pip install py-spy"
