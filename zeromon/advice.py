@@ -113,6 +113,20 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
         return
 
 
+def straggler(run: RunSnapshot) -> Iterable[Finding]:
+    """Others wait for one rank, step after step."""
+    for late in run.stragglers:
+        by = human_seconds(late.longer_seconds)
+        why = f"; its {late.phase.replace('_', ' ')} is longer by {by}" if late.phase else ""
+        yield Finding(
+            rule="straggler",
+            severity="warning" if late.share >= 0.05 else "info",
+            rank=late.rank,
+            text=f"the others wait {human_seconds(late.late_seconds)} a step "
+            f"({human_ratio(late.share)}) for it since step {human_count(late.since_step)}{why}",
+        )
+
+
 def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
     """ZeRO-3 asks for parameters only when it needs them, and waits. Said for the worst rank."""
     worst: tuple[float, float, RankSnapshot] | None = None
@@ -273,6 +287,7 @@ RULES: tuple[Rule, ...] = (
     rank_died,
     oom_risk,
     in_flight_too_long,
+    straggler,
     overflow_storm,
     exposed_communication,
     starved_prefetch,

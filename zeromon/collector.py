@@ -32,6 +32,7 @@ from zeromon.forecast import host_risk, rank_risks
 from zeromon.hostmemory import HostReader
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
+from zeromon.skew import Skew, stragglers
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Disk,
@@ -39,8 +40,9 @@ from zeromon.snapshot import (
     RankSnapshot,
     Risk,
     RunSnapshot,
+    Straggler,
 )
-from zeromon.state import RankState, fold, summarize
+from zeromon.state import RankState, fold, group_id, summarize
 from zeromon.store import Store
 
 DEFAULT_PORT = 9417
@@ -183,6 +185,8 @@ class RunFollower:
         self.ended = False
         self.ended_wall = 0.0
         self._host = HostReader()
+        self._skew = Skew()
+        self._stragglers: tuple[Straggler, ...] = ()
         self._risks: dict[int, tuple[int, tuple[Risk, ...]]] = {}
         """Rank -> when its risks were made, and what they were."""
         self._host_risk: Risk | None = None
@@ -240,6 +244,17 @@ class RunFollower:
             )
             for follower in followers
         ]
+        self._match(followers)
+        ranks = [
+            replace(
+                rank,
+                wait_seconds=self._skew.wait_seconds(rank.rank),
+                late_seconds=self._skew.late_seconds(rank.rank),
+            )
+            for rank in ranks
+        ]
+        if all(rank.alive for rank in ranks):  # after that, as it was last
+            self._stragglers = stragglers(self._skew, ranks)
         ranks = explain_kills([replace(r, risks=risks) for r, risks in self._forecast(ranks, now)])
         run = RunSnapshot(
             run=self.run,
@@ -252,8 +267,23 @@ class RunFollower:
             ranks=tuple(ranks),
             findings=(),
             note=self._note(),
+            stragglers=self._stragglers,
         )
         return replace(run, findings=advise(run))
+
+    def _match(self, followers: list[RankFollower]) -> None:
+        """Gives what has arrived at each rank to be matched with the others."""
+        here = {follower.state.rank for follower in followers}
+        for follower in followers:
+            state = follower.state
+            known: dict[int, tuple[str, int]] = {}
+            while state.arrivals:
+                group, sequence, t_ns, step = state.arrivals.popleft()
+                if group not in known:
+                    ranks = state.groups.get(group, {}).get("ranks", ())
+                    known[group] = (group_id(state, group), len(here.intersection(ranks)))
+                name, members = known[group]
+                self._skew.arrived(state.rank, name, sequence, t_ns, step, members)
 
     def _forecast(
         self, ranks: list[RankSnapshot], now: int

@@ -182,6 +182,8 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.exposed_ratio)),
     Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
          (), _in_flight),
+    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "How long the rank waits a step for ranks of its node that arrive later, mean of the last 20.", (), _one(lambda r: r.wait_seconds)),
+    Spec("zeromon_late_seconds", "gauge", "seconds", "How long the others of its node wait a step for this rank alone, mean of the last 20.", (), _one(lambda r: r.late_seconds)),
     Spec("zeromon_hang", "gauge", "bool", "1 for a rank of a collective that hangs: role waiting, missing or dead; kind as zeromon doctor names it.",
          ("role", "kind"), _hangs),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; ahead: prefetched, late: asked for when they were needed.",

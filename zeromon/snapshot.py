@@ -39,6 +39,8 @@ class StepSummary:
     """How long the training thread stood still for offloaded state to move."""
     other_bytes: int = -1
     """On the device, beside what this process's allocator has reserved; -1 where unknown."""
+    phase_exposed_ns: tuple[int, ...] = ()
+    """Of :attr:`phase_ns`, what was spent waiting for communication."""
     late_gather_ns: int = 0
     """How long it stood still for parameters that were asked for only when they were needed."""
 
@@ -226,6 +228,22 @@ class Hang:
     """Members on other nodes."""
     calls: tuple[str, ...]
     """What each rank in it has called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that others wait for; see :mod:`zeromon.skew`."""
+
+    rank: int
+    late_seconds: float
+    """Behind the second to last, a step."""
+    share: float
+    """The same as a share of a step."""
+    since_step: int
+    phase: str
+    """Where it spends more time than the others, "" where that is not to be seen."""
+    longer_seconds: float
+    """By how much, a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,6 +444,10 @@ class RankSnapshot:
     transfers: tuple[TransferRow, ...] = ()
     roles: tuple[RoleRow, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
+    wait_seconds: float | None = None
+    """How long it waits a step for ranks that arrive later, on this node."""
+    late_seconds: float | None = None
+    """How long the others wait for it alone."""
     models: tuple[dict[str, Any], ...] = ()
     """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
     expected: tuple[ExpectedRow, ...] = ()
@@ -452,3 +474,4 @@ class RunSnapshot:
     ranks: tuple[RankSnapshot, ...]
     findings: tuple[Finding, ...]
     note: str = ""
+    stragglers: tuple[Straggler, ...] = ()

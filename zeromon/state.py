@@ -74,6 +74,7 @@ _QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
 _HISTORY = 512
 _WINDOW = 20
 _MOST_IN_FLIGHT = 4096
+_MOST_ARRIVALS = 8192
 _PAIRS = 128
 
 
@@ -135,6 +136,7 @@ class _Window:
     communication: list[Interval] = field(default_factory=list)
     blocked: list[Interval] = field(default_factory=list)
     phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    phase_exposed_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
     collectives: int = 0
     nbytes: int = 0
     stall_ns: int = 0
@@ -177,6 +179,10 @@ class RankState:
     unit_totals: dict[int, UnitTotals] = field(default_factory=dict)
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
     last_done: dict[int, int] = field(default_factory=dict)
+    arrivals: deque[tuple[int, int, int, int]] = field(
+        default_factory=lambda: deque(maxlen=_MOST_ARRIVALS)
+    )
+    """(group, sequence, nanoseconds, step) of collectives since a reader took them."""
     last_issued: dict[int, int] = field(default_factory=dict)
     """Group -> sequence number of the last collective that was issued in it."""
     exposed_ns: int = 0
@@ -249,6 +255,7 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     state.window.nbytes += e.nbytes
     if e.sequence > state.last_issued.get(e.group, -1):
         state.last_issued[e.group] = e.sequence
+    state.arrivals.append((e.group, e.sequence, e.t_ns, state.step + 1))
     state.phase = e.phase
     state.unit = e.unit
     if len(state.in_flight) < _MOST_IN_FLIGHT:
@@ -272,6 +279,7 @@ def _fold_done(state: RankState, e: Done) -> None:
     window.communication.append((e.issued_ns, e.t_ns))
     if e.blocked_ns:
         window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
+        window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns
     if issued is not None and issued.engine:
         _engine(state, issued.engine).exposed_ns += e.blocked_ns
@@ -395,6 +403,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: _Window) ->
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
         skipped=e.outcome is Outcome.SKIPPED,
         offload_blocked_ns=window.offload_ns,
+        phase_exposed_ns=tuple(window.phase_exposed_ns),
         late_gather_ns=window.late_ns,
         other_bytes=_other_bytes(state),
     )
@@ -426,6 +435,9 @@ def _joined(first: StepSummary, second: StepSummary) -> StepSummary:
         rss_bytes=max(first.rss_bytes, second.rss_bytes),
         skipped=first.skipped or second.skipped,
         offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
+        phase_exposed_ns=tuple(
+            a + b for a, b in zip(first.phase_exposed_ns, second.phase_exposed_ns, strict=False)
+        ),
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
         other_bytes=max(first.other_bytes, second.other_bytes),
     )
@@ -873,13 +885,13 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
             phase=e.phase.label,
             nbytes=e.nbytes,
             issued_ns=e.t_ns,
-            group_id=_group_id(state, e.group),
+            group_id=group_id(state, e.group),
         )
         for e in oldest
     )
 
 
-def _group_id(state: RankState, group: int) -> str:
+def group_id(state: RankState, group: int) -> str:
     """A name that all members have for a group: its label, its own name, and its ranks."""
     facts = state.groups.get(group, {})
     ranks = ",".join(str(r) for r in facts.get("ranks", ()))
@@ -889,7 +901,7 @@ def _group_id(state: RankState, group: int) -> str:
 def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
     return tuple(
         GroupProgress(
-            group_id=_group_id(state, group),
+            group_id=group_id(state, group),
             label=group_label(state, group),
             ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
             # in steps with idle hooks only the group's own count is known

@@ -73,7 +73,7 @@ def full_run() -> RunSnapshot:
         unattributed={"world": 1}, overhead_ratio=0.001, overhead_noise_ratio=0.002,
         host_limit_bytes=1 << 34, pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
-        host=HostMemory(headroom_bytes=5, oom_kills=0),
+        host=HostMemory(headroom_bytes=5, oom_kills=0), wait_seconds=0.1, late_seconds=0.0,
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
     stuck = InFlight(

@@ -1,0 +1,32 @@
+"""A rank that others wait for, on real runs of FSDP2: programs/slow_rank.py."""
+
+from __future__ import annotations
+
+import pytest
+from support import PROGRAMS, TORCHRUN, Node
+
+from zeromon.snapshot import RunSnapshot
+
+PHASE = {"data": "data_wait", "forward": "forward"}
+
+
+@pytest.mark.parametrize("where", ["none", "data", "forward"])
+def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> None:
+    """From step 10 on rank 1 takes longer by a third of a step; a healthy run accuses nobody."""
+    seen: list[RunSnapshot] = []
+    command = [*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), where, "0.3"]
+    result = node.run(command, seen=seen.append)
+    assert result.code == 0, result.output
+    if where == "none":
+        assert [s for picture in seen for s in picture.stragglers] == []
+        return
+    (late,) = result.snapshot.stragglers
+    assert (late.rank, late.phase) == (1, PHASE[where])
+    assert 9 <= late.since_step <= 13
+    assert late.share > 0.1
+    first = next(picture for picture in seen if picture.stragglers)
+    assert first.ranks[0].step <= 40
+    told = [f for f in result.snapshot.findings if f.rule == "straggler"]
+    assert [f.rank for f in told] == [1]
+    waits = node.metrics(result.run)["zeromon_wait_for_late_rank_seconds"]
+    assert waits["0",] > 3 * waits["1",]

@@ -1,0 +1,115 @@
+"""Stragglers by arrival: who is called late, who is not, since when, and why."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core.build import MS, rank, run, summary
+from zeromon.advice import advise
+from zeromon.skew import Skew, longer_phase, stragglers
+from zeromon.snapshot import RankSnapshot, StepSummary
+
+STEP_MS = 100
+
+
+def steps(late: dict[int, float], count: int = 40, ranks: int = 4, noise: float = 0.3) -> Skew:
+    """*count* steps of three collectives; *late*: rank -> ms that it comes later from step 10 on."""
+    chooser = random.Random(2)
+    skew = Skew()
+    for step in range(1, count + 1):
+        for call in range(3):
+            at = step * STEP_MS * MS + call * 10 * MS
+            for number in range(ranks):
+                behind = late.get(number, 0.0) if step >= 10 and call == 0 else 0.0
+                jitter = chooser.uniform(0, noise)
+                skew.arrived(
+                    number, "g", step * 3 + call, round(at + (behind + jitter) * MS), step, ranks
+                )
+    return skew
+
+
+def ranks(count: int = 4) -> list[RankSnapshot]:
+    return [rank(n, step_seconds=STEP_MS / 1e3) for n in range(count)]
+
+
+def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:
+    skew = steps({2: 8.0})
+    (found,) = stragglers(skew, ranks())
+    assert (found.rank, found.since_step) == (2, 10)
+    assert found.late_seconds == pytest.approx(0.008, rel=0.1)
+    assert found.share == pytest.approx(0.08, rel=0.1)
+    assert skew.wait_seconds(0) == pytest.approx(0.008, rel=0.2)
+    assert skew.wait_seconds(2) == pytest.approx(0.0005, abs=0.0005)
+    assert skew.late_seconds(2) == pytest.approx(0.008, rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
+def test_nobody_is_accused_without_reason(noise: float) -> None:
+    """Jitter of any size: somebody is always last, and never the same one."""
+    assert stragglers(steps({}, noise=noise), ranks()) == ()
+
+
+def test_a_lateness_that_does_not_matter_is_none() -> None:
+    """One per cent of a step."""
+    assert stragglers(steps({1: 1.0}, noise=0.0), ranks()) == ()
+
+
+def test_two_that_are_late_alike_are_not_told_apart() -> None:
+    """Nobody waits for one of them alone."""
+    assert stragglers(steps({1: 8.0, 2: 8.0}), ranks()) == ()
+
+
+def test_recovery_is_noticed() -> None:
+    """Twenty steps after it was well again nothing is said."""
+    skew = steps({3: 8.0})
+    assert stragglers(skew, ranks())
+    for step in range(41, 61):
+        for number in range(4):
+            skew.arrived(number, "g", 10_000 + step, step * MS + number % 2, step, 4)
+    assert stragglers(skew, ranks()) == ()
+
+
+def test_too_little_to_say() -> None:
+    """The first steps; a single rank; a group of which one member is here."""
+    assert stragglers(steps({1: 8.0}, count=15), ranks()) == ()
+    assert stragglers(steps({1: 8.0}), ranks(1)) == ()
+    alone = Skew()
+    alone.arrived(0, "g", 1, 1, 1, members=1)
+    assert alone.steps == {} and alone.wait_seconds(0) is None
+
+
+def test_what_never_completes_is_forgotten() -> None:
+    """A rank that died: what the others called is not kept for ever."""
+    skew = Skew()
+    for sequence in range(20_000):
+        skew.arrived(0, "g", sequence, sequence, 1, members=2)
+    assert len(skew._pending) <= 8193
+
+
+def phases(forward: int, exposed: int, data: int = 5) -> tuple[StepSummary, ...]:
+    one = summary(
+        1,
+        phase_ns=(5 * MS, forward * MS, 50 * MS, 10 * MS, data * MS, 0),
+        phase_exposed_ns=(0, exposed * MS, 0, 0, 0, 0),
+    )
+    return (one,) * 20
+
+
+def test_the_phase_that_makes_it_late_leaves_waiting_out() -> None:
+    """The others' forward is as long, but they wait in it."""
+    late = rank(1, recent=phases(40, 0))
+    others = [rank(n, recent=phases(40, 12)) for n in (0, 2)]
+    phase, longer = longer_phase(late, others)
+    assert (phase, longer) == ("forward", pytest.approx(0.012))
+    data = rank(1, recent=phases(28, 0, data=17))
+    assert longer_phase(data, others) == ("data_wait", pytest.approx(0.012))
+    assert longer_phase(late, []) == ("", 0.0)
+
+
+def test_the_finding_says_it_in_words() -> None:
+    found = stragglers(steps({2: 8.0}), ranks())
+    told = [f for f in advise(run(*ranks(), stragglers=found)) if f.rule == "straggler"]
+    assert [f.rank for f in told] == [2]
+    assert "for it since step 10" in told[0].text

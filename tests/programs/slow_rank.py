@@ -1,0 +1,61 @@
+"""FSDP2 on gloo with one rank slowed: `slow_rank.py WHERE SHARE [STEPS]`.
+
+WHERE is data, forward or none; rank 1 sleeps that SHARE of a usual step there, from step 10 on. A step
+sleeps 40 ms in forward on every rank, so that its length is known.
+"""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from leave import leave
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+WHERE, SHARE = sys.argv[1], float(sys.argv[2])
+STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 60
+USUAL_S = 0.04
+
+
+class Batches(torch.utils.data.Dataset):
+    """One batch a step; the slow rank is late with it."""
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if WHERE == "data" and SLOW and index >= 10:
+            time.sleep(SHARE * USUAL_S)
+        return torch.ones(64)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        time.sleep(USUAL_S)
+        if WHERE == "forward" and SLOW and self.steps >= 10:
+            time.sleep(SHARE * USUAL_S)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+dist.init_process_group("gloo")
+SLOW = dist.get_rank() == 1 and WHERE != "none"
+model = Net()
+for layer in model.layers:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for batch in torch.utils.data.DataLoader(Batches(), batch_size=1):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+leave()

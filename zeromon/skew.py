@@ -1,0 +1,148 @@
+"""Who comes late: collectives matched across the ranks of a node by group and sequence number.
+
+A collective begins when its last member arrives. What the last one is behind the second to last is its
+lateness; what a rank arrives before the last one is its wait. Durations say nothing of this: in
+synchronous training all are in a collective until its end. Arrival is that of the call on the host.
+
+A rank is a straggler when in at least 16 of the last 20 timed steps it was later than any other, and its
+lateness was at least 2 % of a step. Both must fail before it is none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from zeromon.snapshot import RankSnapshot, StepSummary, Straggler
+
+WINDOW = 20
+LEAST_OF_WINDOW = 16
+LEAST_SHARE = 0.02
+_KEPT_STEPS = 512
+_KEPT_PENDING = 8192
+_WARM_UP = 3
+
+
+@dataclass(slots=True)
+class StepSkew:
+    """Nanoseconds of one step, by rank."""
+
+    late: dict[int, int] = field(default_factory=dict)
+    wait: dict[int, int] = field(default_factory=dict)
+
+
+class Skew:
+    """Matches arrivals. Changed by :meth:`arrived`; everything else reads."""
+
+    def __init__(self) -> None:
+        self.steps: OrderedDict[int, StepSkew] = OrderedDict()
+        self._pending: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
+
+    def arrived(
+        self, rank: int, group: str, sequence: int, t_ns: int, step: int, members: int
+    ) -> None:
+        """*rank* has called a collective; *members*: ranks of the group that are on this node."""
+        if members < 2:
+            return
+        inside = self._pending.setdefault((group, sequence), {})
+        inside[rank] = t_ns
+        if len(inside) < members:
+            while len(self._pending) > _KEPT_PENDING:
+                self._pending.popitem(last=False)
+            return
+        del self._pending[group, sequence]
+        order = sorted(inside.items(), key=lambda item: item[1])
+        (last, at), (_, before) = order[-1], order[-2]
+        skew = self.steps.get(step)
+        if skew is None:
+            skew = self.steps[step] = StepSkew()
+            while len(self.steps) > _KEPT_STEPS:
+                self.steps.popitem(last=False)
+        skew.late[last] = skew.late.get(last, 0) + at - before
+        for member, arrival in inside.items():
+            skew.wait[member] = skew.wait.get(member, 0) + at - arrival
+
+    def wait_seconds(self, rank: int) -> float | None:
+        """Mean wait of *rank* a step for later ranks, over the last matched steps."""
+        last = list(self.steps.values())[-WINDOW:]
+        return statistics.fmean(s.wait.get(rank, 0) for s in last) / 1e9 if last else None
+
+    def late_seconds(self, rank: int) -> float | None:
+        """Mean lateness of *rank* a step."""
+        last = list(self.steps.values())[-WINDOW:]
+        return statistics.fmean(s.late.get(rank, 0) for s in last) / 1e9 if last else None
+
+
+def stragglers(skew: Skew, ranks: Iterable[RankSnapshot]) -> tuple[Straggler, ...]:
+    """The ranks that others wait for, step after step; none, or one."""
+    known = {rank.rank: rank for rank in ranks}
+    steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
+    last = steps[-WINDOW:]
+    if len(known) < 2 or len(last) < WINDOW:
+        return ()
+    latest = [_latest(s) for _, s in last]
+    rank = max(set(latest), key=latest.count)
+    if rank not in known or latest.count(rank) < LEAST_OF_WINDOW:
+        return ()
+    late = statistics.median(s.late.get(rank, 0) for _, s in last) / 1e9
+    step_seconds = max((r.step_seconds or 0.0) for r in known.values())
+    if not step_seconds or late / step_seconds < LEAST_SHARE:
+        return ()
+    phase, longer = longer_phase(known[rank], [r for r in known.values() if r.rank != rank])
+    return (
+        Straggler(
+            rank=rank,
+            late_seconds=late,
+            share=late / step_seconds,
+            since_step=_since(steps, rank, late * 1e9 / 2),
+            phase=phase,
+            longer_seconds=longer,
+        ),
+    )
+
+
+def _latest(s: StepSkew) -> int:
+    return max(s.late, key=lambda rank: s.late[rank], default=-1)
+
+
+def _since(steps: list[tuple[int, StepSkew]], rank: int, least_ns: float) -> int:
+    """The first step of the stretch in which *rank* was mostly the latest, by *least_ns* and more."""
+    since, misses = steps[-1][0], 0
+    for step, s in reversed(steps):
+        if _latest(s) == rank and s.late[rank] >= least_ns:
+            since, misses = step, 0
+        else:
+            misses += 1
+            if misses > WINDOW - LEAST_OF_WINDOW:
+                break
+    return since
+
+
+_PHASES = ("other", "forward", "backward", "optimizer", "data_wait", "cpu_optimizer")
+
+
+def longer_phase(late: RankSnapshot, others: list[RankSnapshot]) -> tuple[str, float]:
+    """The phase in which *late* spends most time beyond the others' median, waiting left out."""
+    mine = own_seconds(late.recent)
+    theirs = [own_seconds(rank.recent) for rank in others if rank.recent]
+    if not mine or not theirs:
+        return "", 0.0
+    more = {
+        phase: seconds - statistics.median(t.get(phase, 0.0) for t in theirs)
+        for phase, seconds in mine.items()
+    }
+    phase = max(more, key=lambda name: more[name])
+    return (phase, more[phase]) if more[phase] > 0 else ("", 0.0)
+
+
+def own_seconds(recent: Iterable[StepSummary]) -> Mapping[str, float]:
+    """Mean seconds a step by phase, without what was spent waiting for communication."""
+    timed = [s for s in list(recent)[-WINDOW:] if not s.idle and s.phase_exposed_ns]
+    if not timed:
+        return {}
+    return {
+        name: statistics.fmean(s.phase_ns[i] - s.phase_exposed_ns[i] for s in timed) / 1e9
+        for i, name in enumerate(_PHASES)
+    }
