@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from zeromon.hangs import hangs, in_words
+from zeromon.hangs import in_words
 from zeromon.snapshot import KILLED_FOR_MEMORY, Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
@@ -238,7 +238,7 @@ def host_evidence(rank: RankSnapshot) -> str:
 def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:
     """A collective does not end. Said once, for the member that is missing, else for one that waits."""
     where = {rank.rank: doing(rank) for rank in run.ranks}
-    for hang in hangs(run):
+    for hang in run.hangs:
         blamed = (*hang.dead, *hang.missing, *hang.waiting)
         yield Finding(
             rule="collective_in_flight",

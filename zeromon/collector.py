@@ -29,6 +29,7 @@ from zeromon.disk import read_disk
 from zeromon.errors import CollectorError, RingError, ZeromonError
 from zeromon.events import ExitKind, decode
 from zeromon.forecast import host_risk, rank_risks
+from zeromon.hangs import hangs
 from zeromon.hostmemory import HostReader
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
@@ -269,6 +270,7 @@ class RunFollower:
             note=self._note(),
             stragglers=self._stragglers,
         )
+        run = replace(run, hangs=hangs(run))
         return replace(run, findings=advise(run))
 
     def _match(self, followers: list[RankFollower]) -> None:

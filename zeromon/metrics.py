@@ -18,7 +18,6 @@ from prometheus_client.core import (
 )
 
 from zeromon.expected import rests
-from zeromon.hangs import hangs
 from zeromon.snapshot import (
     Device,
     DeviceMemory,
@@ -70,7 +69,7 @@ def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 
 def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     told = set()
-    for hang in hangs(run):
+    for hang in run.hangs:
         for role in ("waiting", "missing", "dead"):
             if rank.rank in getattr(hang, role):
                 told.add((role, hang.kind))

@@ -475,3 +475,5 @@ class RunSnapshot:
     findings: tuple[Finding, ...]
     note: str = ""
     stragglers: tuple[Straggler, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    """Collectives that do not end, the oldest first."""

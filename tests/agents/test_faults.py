@@ -18,7 +18,6 @@ from support import PROGRAMS, ROOT, TORCHRUN, Node, clean_environment
 from zeromon.cli import main
 from zeromon.collector import read_folder
 from zeromon.events import Kind
-from zeromon.hangs import hangs
 from zeromon.report import render
 from zeromon.ring import RingReader
 from zeromon.source import collector_address, runs_at
@@ -129,7 +128,7 @@ def test_a_hung_collective_is_visible_while_it_hangs(
             return picture if "collective_in_flight" in rules else None
 
         picture = wait_for(hanging)
-        hang = next(h for h in hangs(picture) if h.group == "world")
+        hang = next(h for h in picture.hangs if h.group == "world")
         assert (hang.kind, hang.waiting, hang.missing) == HANGS[kind]
         assert (hang.op, hang.sequence, hang.nbytes) == ("all_reduce", 4, 64)
         assert 10 < hang.seconds < 15

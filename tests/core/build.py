@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
+from zeromon.hangs import hangs
 from zeromon.snapshot import (
     Cause,
     DeviceMemory,
@@ -143,7 +144,8 @@ def run(*ranks: RankSnapshot, **facts: Any) -> RunSnapshot:
         ranks=ranks,
         findings=(),
     )
-    return replace(base, **facts)
+    picture = replace(base, **facts)
+    return replace(picture, hangs=hangs(picture))  # as the collector does
 
 
 def deepspeed_facts() -> dict[str, Any]:

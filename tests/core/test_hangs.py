@@ -9,7 +9,6 @@ import pytest
 from core.build import rank, run
 from zeromon.advice import advise
 from zeromon.cli.doctor import as_text, stack_of
-from zeromon.hangs import hangs
 from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot
 
 NOW = 100_000_000_000
@@ -34,7 +33,7 @@ def at(number: int, *inside: InFlight, world: int = 6, other: int = 0, **more: A
 
 
 def found(*ranks: RankSnapshot) -> Any:
-    return hangs(run(*ranks, taken_ns=NOW))
+    return run(*ranks, taken_ns=NOW).hangs
 
 
 def test_a_member_that_has_not_come() -> None:
@@ -91,7 +90,7 @@ def test_it_is_said_once_with_who_and_where() -> None:
     assert [f.rank for f in told] == [1]
     assert "all_reduce #7 of group world (64 B) has not ended for 20 s" in told[0].text
     assert "rank 1 has not called it, it is in data_wait" in told[0].text
-    text = as_text(picture, hangs(picture), {1: "File train.py"})
+    text = as_text(picture, picture.hangs, {1: "File train.py"})
     assert "!! all_reduce #7" in text and "Python stack of rank 1\n  File train.py" in text
     assert "no collective hangs" in as_text(run(at(0)), (), {})
 

@@ -15,7 +15,7 @@ import sys
 import msgspec
 
 from zeromon.advice import doing
-from zeromon.hangs import hangs, in_words
+from zeromon.hangs import in_words
 from zeromon.report import verdict
 from zeromon.snapshot import Hang, RunSnapshot
 from zeromon.source import find, only
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Finds the run, and says what is wrong with it."""
     run = only(find(options.target)).latest()
-    found = hangs(run)
+    found = run.hangs
     asked = [] if options.no_stacks else _suspects(found, run)
     stacks = {rank: stack_of(pid) for rank, pid in asked}
     if options.json:
