@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from zeromon.model import PLACES, Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
+from zeromon.model import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
 
 ACTIVATION = "activation"
 """Not a role of the census: what is left of the allocated bytes."""
@@ -81,18 +81,11 @@ class MemoryBreakdown:
 # ---- model states ---------------------------------------------------------------------------------
 
 
-def predict(
-    sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = (), *, eager: bool = False
-) -> MemoryBreakdown:
-    """What one rank needs; *activations* from :func:`transformer_activations` or measured ones.
-
-    *eager*: only what stands when the optimizer is about to step, to be compared with a census.
-    """
+def predict(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -> MemoryBreakdown:
+    """What one rank needs; *activations* from :func:`transformer_activations` or measured ones."""
     terms = [*_params(sizes, plan), *_grads(sizes, plan), *_states(sizes, plan), *activations]
     if sizes.buffer_bytes:
         terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
-    if eager:
-        terms = [t for t in terms if t.during is not During.BACKWARD]
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
 
@@ -380,6 +373,3 @@ def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2)
     )
     need = sum(term.nbytes for term in transformer_activations(t, one, each))
     return max(0, free_bytes // need)
-
-
-__all__ = ["ACTIVATION", "PLACES", "Batch", "During", "MemoryBreakdown", "Term", "predict"]

@@ -15,10 +15,6 @@ from typing import Any
 
 from zeromon.errors import PlanError
 
-DTYPE_BYTES = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1,
-}  # fmt: skip
-
 FRAMEWORKS = ("deepspeed", "fsdp2", "fsdp1", "ddp")
 PLACES = ("device", "host", "nvme")
 
@@ -298,8 +294,6 @@ class ShardPlan:
     """Elements of one reduction bucket."""
     grad_buckets: int = 1
     """Buckets that exist at once (overlap_comm doubles them)."""
-    gather_bucket_numel: int = 0
-    """Stages 1 and 2: elements gathered at once after the step."""
     prefetch_numel: int = 0
     live_numel: int = 0
     """ZeRO-3: stage3_max_live_parameters; 0: no bound."""

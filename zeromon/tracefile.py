@@ -25,7 +25,6 @@ _MOST_HEAD = 64 << 20
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d+)')
 _SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
 
 _DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"))
@@ -144,11 +143,9 @@ def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
 
 
 def _learn_head(head: bytes, data: TraceData) -> None:
-    rank, base = _RANK.search(head), _BASE.search(head)
+    rank = _RANK.search(head)
     if rank:
         data.rank = int(rank.group(1))
-    if base:
-        data.base_ns = int(base.group(1))
 
 
 def _last_cut(pending: bytes) -> int:

@@ -65,7 +65,6 @@ class TraceData:
 
     name: str = ""
     rank: int | None = None
-    base_ns: int = 0
     device: list[DeviceEvent] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     events_seen: int = 0

@@ -207,7 +207,7 @@ class Agent:
 
     def _backward_begins(self) -> None:
         if self.recorder.mode == ON:
-            self.allocator.sample()
+            self.allocator.sample_tensors()
 
     def _describe_new_models(self, step: int) -> None:
         """At the end of a step in which something came; ever more seldom.

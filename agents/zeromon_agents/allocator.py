@@ -15,6 +15,8 @@ from zeromon_agents.guard import Guard
 from zeromon_agents.recorder import OFF, Recorder
 
 _MOST_LOOKS = 3
+_WRITTEN = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
+"""In the order of a MEMORY record."""
 
 
 def cuda_ready() -> bool:
@@ -42,31 +44,26 @@ class Allocator:
         self._ooms = 0
 
     def sample(self) -> None:
-        """Writes the allocator's figures of now; nothing on a CPU rank."""
-        if not cuda_ready():
-            return
-        self._observe_oom()
-        device = torch.cuda.current_device()
-        stats = torch._C._cuda_memoryStats(device)
-        current = {
-            name: stats[name]["all"]["current"]
-            for name in (
-                "allocated_bytes",
-                "active_bytes",
-                "reserved_bytes",
-                "inactive_split_bytes",
-            )
-        }
-        recorder, now = self._recorder, time.monotonic_ns()
-        # fmt: off
-        recorder.write(now, Kind.MEMORY, 0, recorder.phase, 0, 0, 0, current["allocated_bytes"],
-                       current["active_bytes"], current["reserved_bytes"],
-                       current["inactive_split_bytes"])
-        # fmt: on
-        if recorder.detailed or self._capacity < 0:
-            self._sample_device(now, device, stats)
+        """Writes the figures of now, at times those of the device; nothing on a CPU rank."""
+        stats = self.sample_tensors()
+        if stats is not None and (self._recorder.detailed or self._capacity < 0):
+            self._sample_device(torch.cuda.current_device(), stats)
 
-    def _sample_device(self, now: int, device: int, stats: dict[str, Any]) -> None:
+    def sample_tensors(self) -> dict[str, Any] | None:
+        """Writes the allocator's own figures, without a call into the driver.
+
+        Such a call would spoil the capture of a graph, and a backward may be part of one.
+        """
+        if not cuda_ready():
+            return None
+        self._observe_oom()
+        stats: dict[str, Any] = torch._C._cuda_memoryStats(torch.cuda.current_device())
+        current = [stats[name]["all"]["current"] for name in _WRITTEN]
+        recorder = self._recorder
+        recorder.write(time.monotonic_ns(), Kind.MEMORY, 0, recorder.phase, 0, 0, 0, *current)
+        return stats
+
+    def _sample_device(self, device: int, stats: dict[str, Any]) -> None:
         free, total = torch.cuda.mem_get_info(device)
         fraction = 1.0
         probe = getattr(torch._C, "_cuda_getMemoryFraction", None)
@@ -74,7 +71,7 @@ class Allocator:
             fraction = float(probe(device))
         self._capacity = int(total * fraction)
         # fmt: off
-        self._recorder.write(now, Kind.MEMORY_PEAK, 0, 0, 0, 0, 0,
+        self._recorder.write(time.monotonic_ns(), Kind.MEMORY_PEAK, 0, 0, 0, 0, 0,
                              stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0),
                              free, self._capacity)
         # fmt: on
