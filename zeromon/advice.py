@@ -39,6 +39,8 @@ def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
 def risk_in_words(risk: Risk, rank: RankSnapshot) -> str:
     """``host memory runs out at about step 1,840 (in 231 steps, 12 min; 200 to 260): growth, ...``."""
     level = f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
+    if risk.pool == "host":  # which the ranks share
+        level += ", all ranks together"
     if risk.steps_left is None:
         return f"{risk.pool} memory: {level} in use ({_CAUSES.get(risk.cause, risk.cause)})"
     left = risk.steps_left

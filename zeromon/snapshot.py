@@ -285,7 +285,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """How close a rank is to running out of one memory."""
+    """How close a rank is to running out of one memory. Ranks share the host: there it is of all."""
 
     pool: str
     ratio: float

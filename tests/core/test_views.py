@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.build import MS, deepspeed_facts, device_memory, rank, run, summary
-from zeromon.advice import RULES, advise
+from zeromon.advice import RULES, advise, risk_in_words
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.forecast import host_capacity, host_risk, rank_risks
 from zeromon.report import render, verdict
@@ -25,6 +25,7 @@ from zeromon.snapshot import (
     TransferRow,
 )
 from zeromon.store import Store, decode, encode
+from zeromon.tui.renderables import risk_line
 
 GIB = 1 << 30
 
@@ -38,6 +39,10 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
     risk = host_risk(ranks)
     assert risk is not None and risk.cause == "growth"
     assert risk.steps_left == pytest.approx(60, abs=2)
+    words = risk_in_words(risk, ranks[0])
+    assert "of 34.0 GiB, all ranks together" in words and words.startswith("host memory runs out")
+    one = replace(ranks[0], risks=(risk,))
+    assert "host all ranks" in risk_line(run(one), 200).plain
     assert host_risk([replace(one, host=None, host_available_bytes=-1) for one in ranks]) is None
     assert host_risk([replace(one, alive=False) for one in ranks]) is None
 

@@ -66,7 +66,9 @@ def risk_line(run: RunSnapshot, width: int) -> Text:
     text.append(human_ratio(lowest(run, lambda rank: rank.overlap_ratio)))
     if worst is not None:
         used = f"{human_bytes(worst[1].used_bytes)} of {human_bytes(worst[1].capacity_bytes)}"
-        text.append(f"   {worst[1].pool} r{worst[0].rank} {used}", DIM)
+        # ranks share the host: its figure is that of all of them
+        whose = "all ranks" if worst[1].pool == "host" else f"r{worst[0].rank}"
+        text.append(f"   {worst[1].pool} {whose} {used}", DIM)
     cost = highest(run, lambda rank: rank.overhead_ratio)
     if cost is not None:
         noise = highest(run, lambda rank: rank.overhead_noise_ratio) or 0.0
