@@ -281,28 +281,30 @@ def waits(traces: Sequence[TraceData]) -> list[int] | None:
     return totals
 
 
-Lanes = dict[str, list[tuple[float, float]]]
-"""Name -> (start, end) in seconds from the first device event."""
+Lane = tuple[float, list[tuple[float, float]]]
+"""The share of the span that is covered, exactly, and (start, end) in seconds from its beginning."""
 
 
-def lanes(data: TraceData, most: int = 3000) -> Lanes:
-    """The intervals of each kind, and what is exposed, for a picture of about *most* bars a lane.
+def lanes(data: TraceData, most: int = 20_000) -> dict[str, Lane]:
+    """The intervals of each kind, and what is exposed, for a picture.
 
-    Bars that are nearer than the picture could show are drawn as one.
+    All of them as they are, unless a lane has more than *most*: then gaps that are too short to be seen
+    are drawn over, which is why each lane says what share it really covers.
     """
     if not data.device:
         return {}
-    begin = min(e.start_ns for e in data.device)
+    begin, span = min(e.start_ns for e in data.device), _span(data.device)
     by_kind = {
         kind: union((e.start_ns, e.end_ns) for e in data.device if e.kind is kind) for kind in Kind
     }
     exposed = subtract(by_kind[Kind.COMMUNICATION], by_kind[Kind.COMPUTE])
     sets = {**{kind.value: spans for kind, spans in by_kind.items()}, "exposed": exposed}
-    least = _span(data.device) // most
-    return {
-        name: [((a - begin) / 1e9, (b - begin) / 1e9) for a, b in _coarse(spans, least)]
-        for name, spans in sets.items()
-    }
+    found: dict[str, Lane] = {}
+    for name, spans in sets.items():
+        drawn = spans if len(spans) <= most else _coarse(spans, span // most)
+        seconds = [((start - begin) / 1e9, (end - begin) / 1e9) for start, end in drawn]
+        found[name] = (length(spans) / span if span else 0.0, seconds)
+    return found
 
 
 def _coarse(spans: list[Interval], least_ns: int) -> list[Interval]:

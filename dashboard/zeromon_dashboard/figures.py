@@ -44,16 +44,20 @@ _LANE_COLOURS = {
 }  # fmt: skip
 
 
-def timeline(ranks: list[tuple[str, dict[str, list[tuple[float, float]]]]]) -> go.Figure:
-    """A lane a rank and kind; what is exposed has a lane of its own. Milliseconds."""
+Lane = tuple[float, list[tuple[float, float]]]
+"""The share that is covered, and (start, end) in seconds; see ``zeromon.traces.lanes``."""
+
+
+def timeline(ranks: list[tuple[str, dict[str, Lane]]]) -> go.Figure:
+    """A lane a rank and kind with its share; what is exposed has a lane of its own. Milliseconds."""
     figure = go.Figure()
     shown: set[str] = set()
     for rank, found in ranks:
-        for kind, spans in found.items():
+        for kind, (share, spans) in found.items():
             figure.add_bar(
                 base=[1e3 * start for start, _ in spans],
                 x=[1e3 * (end - start) for start, end in spans],
-                y=[f"{rank} {kind}"] * len(spans),
+                y=[f"{rank} {kind} {share:.1%}"] * len(spans),
                 orientation="h",
                 name=kind,
                 legendgroup=kind,

@@ -321,8 +321,14 @@ def test_the_text_and_the_timeline(tmp_path: Path, capsys: pytest.CaptureFixture
     for part in ("Where the time of the device went", "Communication of rank 0", "Longest kernels"):
         assert part in text
     assert "rank 0 exposed" in page.read_text()
-    drawn = lanes(read(path), most=10)
-    assert all(len(spans) <= 11 for spans in drawn.values())
+    exact, drawn = lanes(read(path)), lanes(read(path), most=10)
+    assert all(len(spans) <= 11 for _, spans in drawn.values())
+    found = analyzed(path)
+    for shown in (exact, drawn):  # the share is true however it is drawn
+        assert shown["compute"][0] == pytest.approx(found.compute_seconds / found.span_seconds)
+        assert shown["exposed"][0] == pytest.approx(found.exposed_seconds / found.span_seconds)
+    covered = sum(end - start for start, end in exact["compute"][1])
+    assert covered == pytest.approx(found.compute_seconds)
 
 
 def test_clock_jumps_and_negative_durations_are_noted(tmp_path: Path) -> None:
