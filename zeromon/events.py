@@ -336,7 +336,6 @@ class HostSample(NamedTuple):
 
     t_ns: int
     rss_bytes: int
-    limit_bytes: int
     available_bytes: int
     pinned_bytes: int
 
@@ -489,7 +488,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.UNIT: lambda r: UnitMark(r[1], UnitEvent(r[3]), _PHASES[r[4]], r[5], r[7], r[8], r[9], r[10], r[11]),
     Kind.MEMORY: lambda r: MemorySample(r[1], _PHASES[r[4]], r[8], r[9], r[10], r[11]),
     Kind.MEMORY_PEAK: lambda r: MemoryPeak(r[1], r[8], r[9], r[10], r[11]),
-    Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10], r[11]),
+    Kind.HOST: lambda r: HostSample(r[1], r[8], r[9], r[10]),
     Kind.GROUP_SEQUENCE: lambda r: GroupSequence(r[1], r[6], r[8], r[9]),
     Kind.BEAT: lambda r: Beat(r[1], r[8], _PHASES[r[4]], r[9]),
     Kind.OOM: lambda r: Oom(r[1], r[8], r[9], r[10], r[11]),

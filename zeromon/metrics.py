@@ -229,7 +229,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Allocations that succeeded only after the cache was flushed.", (), _memory(lambda m: m.retries)),
     Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Allocations that failed.", (), _memory(lambda m: m.ooms)),
     Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set of the rank's process.", (), _one(lambda r: _known(r.rss_bytes))),
-    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "The tightest memory limit of its cgroups; absent without one.", (), _one(lambda r: _known(r.host_limit_bytes))),
+    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "The tightest memory limit of its cgroups; absent without one.", (), _host(lambda h: _known(h.limit_bytes))),
     Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "MemAvailable of the node.", (), _one(lambda r: _known(r.host_available_bytes))),
     Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "What the tightest cgroup, or the machine, would still give.", (), _host(lambda h: _known(h.headroom_bytes))),
     Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes of its cgroup that the kernel killed for memory since the run is watched.", (), _host(lambda h: _known(h.oom_kills))),

@@ -419,7 +419,6 @@ class RankSnapshot:
     units: tuple[UnitRow, ...]
     memory: DeviceMemory | None
     rss_bytes: int
-    host_limit_bytes: int
     host_available_bytes: int
     pinned_bytes: int
     dropped: int

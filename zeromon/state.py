@@ -694,7 +694,6 @@ def summarize(
         units=_unit_rows(state),
         memory=_device_memory(state),
         rss_bytes=state.host.rss_bytes if state.host else -1,
-        host_limit_bytes=state.host.limit_bytes if state.host else -1,
         host_available_bytes=state.available_bytes,
         pinned_bytes=state.pinned_bytes,
         dropped=state.dropped,

@@ -1,4 +1,7 @@
-"""Memory of this process on the host: resident set, the cgroup's limit, what is pinned."""
+"""Memory of this process on the host: resident set, what is available, what is pinned.
+
+Limits are the collector's to read (``zeromon.hostmemory``): it can, from outside.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,14 @@ from zeromon_agents.recorder import Recorder
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _EVERY_NS = 100_000_000
-_UNLIMITED = 1 << 60
 
 
 class Host:
-    """Reads ``/proc`` and the cgroup; *proc* and *cgroup* are parameters for tests."""
+    """Reads ``/proc``; *proc* is a parameter for tests."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        proc: Path = Path("/proc"),
-        cgroup: Path = Path("/sys/fs/cgroup"),
-    ) -> None:
+    def __init__(self, recorder: Recorder, proc: Path = Path("/proc")) -> None:
         self._recorder = recorder
         self._proc = proc
-        self._limit = cgroup_limit(proc, cgroup)
         self._next_ns = 0
 
     def sample(self, *, force: bool = False) -> None:
@@ -41,34 +37,8 @@ class Host:
         available = available_bytes(self._proc) if force else -1
         # fmt: off
         self._recorder.write(now, Kind.HOST, 0, self._recorder.phase, 0, 0, 0,
-                             rss, self._limit, available, pinned_bytes() if force else -1)
+                             rss, available, pinned_bytes() if force else -1, 0)
         # fmt: on
-
-
-def cgroup_limit(proc: Path, cgroup: Path) -> int:
-    """The tightest memory limit of this process's cgroups (v1 and v2), or -1 for none."""
-    limits: list[int] = []
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return -1
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            base, name = cgroup, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = cgroup / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        parts = path.strip("/")
-        folder = base / parts
-        for level in (folder, *folder.parents):
-            with suppress(OSError, ValueError):
-                limits.append(int((level / name).read_text()))
-            if level == base:
-                break
-    limits = [limit for limit in limits if 0 < limit < _UNLIMITED]
-    return min(limits, default=-1)
 
 
 def available_bytes(proc: Path) -> int:

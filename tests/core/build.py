@@ -66,9 +66,9 @@ def span(phase: Phase, start_ms: float, end_ms: float) -> PhaseSpan:
     return PhaseSpan(round(end_ms * MS), phase, 0, round(start_ms * MS))
 
 
-def host(at_ms: float, rss: int, limit: int = -1, available: int = -1) -> HostSample:
+def host(at_ms: float, rss: int, available: int = -1) -> HostSample:
     """A host sample."""
-    return HostSample(round(at_ms * MS), rss, limit, available, -1)
+    return HostSample(round(at_ms * MS), rss, available, -1)
 
 
 def folded(events: list[Event], into: RankState | None = None) -> RankState:

@@ -71,9 +71,10 @@ def full_run() -> RunSnapshot:
     one = rank(
         0, memory=device_memory(), device_stats=device, untimed={"world": 1},
         unattributed={"world": 1}, overhead_ratio=0.001, overhead_noise_ratio=0.002,
-        host_limit_bytes=1 << 34, pinned_bytes=5,
+        pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
-        host=HostMemory(headroom_bytes=5, oom_kills=0), wait_seconds=0.1, late_seconds=0.0,
+        host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
+        wait_seconds=0.1, late_seconds=0.0,
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
     stuck = InFlight(
