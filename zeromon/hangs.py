@@ -44,6 +44,7 @@ def _step_ns(run: RunSnapshot, inside: Iterable[int]) -> float:
 def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Hang:
     by_rank = {rank.rank: rank for rank in run.ranks}
     members = _members(run, inside, oldest)
+    calls = {member: (entry.op, entry.nbytes) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
         if member in inside:
@@ -55,8 +56,12 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
             dead.append(member)
         elif _reached(rank, oldest.group_id) < oldest.sequence:
             missing.append(member)
+        else:  # it has left already what it called at this number, which may have been another thing
+            progress = _progress(rank, oldest.group_id)
+            if progress and progress.sequence == oldest.sequence and progress.op != "none":
+                calls[member] = (progress.op, progress.nbytes)
     return Hang(
-        kind=_kind(inside, missing, dead),
+        kind=_kind(calls, missing, dead),
         op=oldest.op,
         group=oldest.group,
         group_id=oldest.group_id,
@@ -67,7 +72,7 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
         missing=tuple(missing),
         dead=tuple(dead),
         elsewhere=tuple(elsewhere),
-        calls=tuple(f"rank {r}: {e.op} of {e.nbytes:,} B" for r, e in sorted(inside.items())),
+        calls=tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items())),
     )
 
 
@@ -90,11 +95,11 @@ def _reached(rank: RankSnapshot, group_id: str) -> int:
     return group.sequence if group is not None else -1
 
 
-def _kind(inside: dict[int, InFlight], missing: list[int], dead: list[int]) -> str:
-    ops = {entry.op for entry in inside.values()}
+def _kind(calls: dict[int, tuple[str, int]], missing: list[int], dead: list[int]) -> str:
+    ops = {op for op, _ in calls.values()}
     if len(ops) > 1:
         return "mismatched operations"
-    if ops <= _SAME_SIZE and len({entry.nbytes for entry in inside.values()}) > 1:
+    if ops <= _SAME_SIZE and len({nbytes for _, nbytes in calls.values()}) > 1:
         return "mismatched sizes"
     if dead:
         return "a member is dead"

@@ -206,6 +206,9 @@ class GroupProgress:
     ranks: tuple[int, ...]
     sequence: int
     """Of the last collective that was issued; -1 before the first."""
+    op: str = "none"
+    """What that was, ``none`` where it is not known."""
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ _HISTORY = 512
 _WINDOW = 20
 _MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
+_NONE_ISSUED = (-1, Op.NONE, 0)
 _PAIRS = 128
 
 
@@ -183,8 +184,8 @@ class RankState:
         default_factory=lambda: deque(maxlen=_MOST_ARRIVALS)
     )
     """(group, sequence, nanoseconds, step) of collectives since a reader took them."""
-    last_issued: dict[int, int] = field(default_factory=dict)
-    """Group -> sequence number of the last collective that was issued in it."""
+    last_issued: dict[int, tuple[int, Op, int]] = field(default_factory=dict)
+    """Group -> sequence number, operation and bytes of the last collective issued in it."""
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
@@ -253,8 +254,8 @@ def _fold_issued(state: RankState, e: Issued) -> None:
         engine.nbytes += e.nbytes
     state.window.collectives += 1
     state.window.nbytes += e.nbytes
-    if e.sequence > state.last_issued.get(e.group, -1):
-        state.last_issued[e.group] = e.sequence
+    if e.sequence > state.last_issued.get(e.group, _NONE_ISSUED)[0]:
+        state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
     state.arrivals.append((e.group, e.sequence, e.t_ns, state.step + 1))
     state.phase = e.phase
     state.unit = e.unit
@@ -898,15 +899,21 @@ def group_id(state: RankState, group: int) -> str:
 
 
 def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
-    return tuple(
-        GroupProgress(
-            group_id=group_id(state, group),
-            label=group_label(state, group),
-            ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
-            # in steps with idle hooks only the group's own count is known
-            sequence=max(state.last_issued.get(group, -1), state.sequences.get(group, (-1, 0))[0]),
-        )
-        for group in sorted(state.groups)
+    return tuple(_group_row(state, group) for group in sorted(state.groups))
+
+
+def _group_row(state: RankState, group: int) -> GroupProgress:
+    sequence, op, nbytes = state.last_issued.get(group, _NONE_ISSUED)
+    counted = state.sequences.get(group, (-1, 0))[0]
+    if counted > sequence:  # in steps with idle hooks only the group's own count is known
+        sequence, op, nbytes = counted, Op.NONE, 0
+    return GroupProgress(
+        group_id=group_id(state, group),
+        label=group_label(state, group),
+        ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
+        sequence=sequence,
+        op=op.label,
+        nbytes=nbytes,
     )
 
 

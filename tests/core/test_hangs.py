@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,11 @@ def test_other_operations_and_other_sizes_at_one_number() -> None:
     (ops,) = found(at(0, entry(), world=7), at(1, entry("broadcast"), world=7))
     assert ops.kind == "mismatched operations"
     assert ops.calls == ("rank 0: all_reduce of 64 B", "rank 1: broadcast of 64 B")
+    left = GroupProgress(
+        group_id=WORLD, label="world", ranks=(0, 1), sequence=7, op="broadcast", nbytes=64
+    )  # its sender does not wait: it is out of it again
+    (gone,) = found(at(0, entry(), world=7), replace(at(1), groups=(left,)))
+    assert (gone.kind, gone.waiting, gone.calls) == (ops.kind, (0,), ops.calls)
     (sizes,) = found(at(0, entry(), world=7), at(1, entry(nbytes=128), world=7))
     assert sizes.kind == "mismatched sizes"
     (fine,) = found(
