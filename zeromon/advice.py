@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from zeromon.hangs import in_words
 from zeromon.snapshot import KILLED_FOR_MEMORY, Finding, RankSnapshot, Risk, RunSnapshot
+from zeromon.traffic import TINY_BYTES, tiny
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
@@ -18,6 +19,7 @@ _LEAST_STEPS = 10
 _LAST_STEPS = 50
 _WARM_UP = 3
 _MANY_BACKWARDS = 64
+_MANY_TINY = 16
 
 
 def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
@@ -72,8 +74,15 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Finding]:
     share = worst.exposed_ratio or 0.0
     if share < 0.10:
         return
-    unit = max(worst.units, key=lambda u: u.exposed_seconds, default=None)
-    where = f"; most in {unit.fqn}" if unit is not None and unit.exposed_seconds > 0 else ""
+    most = worst.traffic[0] if worst.traffic else None
+    where = ""
+    if most is not None and most.exposed_seconds > 0:
+        what = f"{most.op}, {most.phase.replace('_', ' ')}"
+        where = f"; most in {most.unit or 'calls without a unit'} ({what}), "
+        where += human_seconds(most.exposed_seconds)
+    late = sum(row.wait_seconds or 0.0 for row in worst.traffic)
+    if late > 0.5 * (worst.exposed_seconds or 0.0):
+        where += f"; {human_seconds(late)} of communication waits for ranks that come later"
     yield Finding(
         rule="exposed_communication",
         severity="warning" if share >= 0.25 else "info",
@@ -96,6 +105,24 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
                 "communication is hidden behind compute",
             )
             return
+
+
+def tiny_collectives(run: RunSnapshot) -> Iterable[Finding]:
+    """Communication is many small pieces, whose latency is what is waited for. Said once."""
+    timed = [r for r in run.ranks if r.exposed_seconds and r.steps >= _LEAST_STEPS]
+    for rank in sorted(timed, key=lambda r: -(r.exposed_seconds or 0.0))[:1]:
+        calls, nbytes, seconds, many = tiny(rank.traffic)
+        waits = seconds * (rank.exposed_ratio or 0.0)
+        if many < _MANY_TINY or seconds < 0.5 or nbytes > 0.5 * seconds or waits < 0.03:
+            continue
+        yield Finding(
+            rule="tiny_collectives",
+            severity="warning" if waits >= 0.10 else "info",
+            rank=rank.rank,
+            text=f"{human_count(many)} collectives a step ({human_ratio(calls)}) move "
+            f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
+            f"{human_ratio(seconds)} of the time",
+        )
 
 
 def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
@@ -292,6 +319,7 @@ RULES: tuple[Rule, ...] = (
     straggler,
     overflow_storm,
     exposed_communication,
+    tiny_collectives,
     starved_prefetch,
     offload_waits,
     disk_space,
@@ -314,5 +342,5 @@ def doing(rank: RankSnapshot) -> str:
         parts.append(f"unit {rank.unit}")
     if rank.in_flight:
         oldest = rank.in_flight[0]
-        parts.append(f"{oldest.op} #{oldest.sequence} of group {oldest.group} in flight")
+        parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
     return ", ".join(parts)

@@ -31,6 +31,7 @@ from zeromon.events import ExitKind, decode
 from zeromon.forecast import host_risk, rank_risks
 from zeromon.hangs import hangs
 from zeromon.hostmemory import HostReader
+from zeromon.links import network_peak
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
 from zeromon.skew import Skew, stragglers
@@ -38,6 +39,7 @@ from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Disk,
     HostMemory,
+    Links,
     RankSnapshot,
     Risk,
     RunSnapshot,
@@ -186,6 +188,8 @@ class RunFollower:
         self.ended = False
         self.ended_wall = 0.0
         self._host = HostReader()
+        self._network = network_peak()
+        self._links: dict[int, Links] = {}
         self._skew = Skew()
         self._stragglers: tuple[Straggler, ...] = ()
         self._risks: dict[int, tuple[int, tuple[Risk, ...]]] = {}
@@ -242,6 +246,7 @@ class RunFollower:
                 follower.snapshot(),
                 host=follower.host(self._host),
                 device_stats=nvml.read(str(follower.state.meta.get("device_uuid", "")), now),
+                links=self._links_of(follower, nvml),
             )
             for follower in followers
         ]
@@ -273,6 +278,22 @@ class RunFollower:
         run = replace(run, hangs=hangs(run))
         return replace(run, findings=advise(run))
 
+    def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:
+        """The peaks of a rank's links; a rank on the host has none of its own."""
+        uuid = str(follower.state.meta.get("device_uuid", ""))
+        rank = follower.state.rank
+        if not uuid and self._network[0] is None:
+            return None
+        if rank not in self._links or (uuid and not self._links[rank].device_kind):
+            device, network = nvml.links(uuid), self._network
+            self._links[rank] = Links(
+                device_bytes_per_second=device[0],
+                device_kind=device[1],
+                network_bytes_per_second=network[0],
+                network_kind=network[1],
+            )
+        return self._links[rank]
+
     def _match(self, followers: list[RankFollower]) -> None:
         """Gives what has arrived at each rank to be matched with the others."""
         here = {follower.state.rank for follower in followers}
@@ -280,12 +301,11 @@ class RunFollower:
             state = follower.state
             known: dict[int, tuple[str, int]] = {}
             while state.arrivals:
-                group, sequence, t_ns, step = state.arrivals.popleft()
-                if group not in known:
-                    ranks = state.groups.get(group, {}).get("ranks", ())
-                    known[group] = (group_id(state, group), len(here.intersection(ranks)))
-                name, members = known[group]
-                self._skew.arrived(state.rank, name, sequence, t_ns, step, members)
+                one = state.arrivals.popleft()
+                if one.group not in known:
+                    ranks = state.groups.get(one.group, {}).get("ranks", ())
+                    known[one.group] = (group_id(state, one.group), len(here.intersection(ranks)))
+                self._skew.arrived(state.rank, *known[one.group], one)
 
     def _forecast(
         self, ranks: list[RankSnapshot], now: int

@@ -21,7 +21,7 @@ BUS_FACTOR: dict[Op, Callable[[int], float]] = {
 """busbw / algbw for a group of n ranks (nccl-tests, doc/PERFORMANCE.md)."""
 
 
-def algbw(total_bytes: int, seconds: float) -> float | None:
+def algbw(total_bytes: float, seconds: float) -> float | None:
     """Algorithm bandwidth in bytes/s; None when no time has passed.
 
     *total_bytes* is S of nccl-tests: for all-gather and reduce-scatter the whole, unsharded size.
@@ -29,7 +29,7 @@ def algbw(total_bytes: int, seconds: float) -> float | None:
     return total_bytes / seconds if seconds > 0 else None
 
 
-def busbw(op: Op, total_bytes: int, seconds: float, group_size: int) -> float | None:
+def busbw(op: Op, total_bytes: float, seconds: float, group_size: int) -> float | None:
     """Bus bandwidth in bytes/s; None where it has no meaning (barrier, no time, a group of one)."""
     factor = BUS_FACTOR.get(op)
     bandwidth = algbw(total_bytes, seconds)

@@ -21,6 +21,8 @@ _THROTTLE = (
     ("HwPowerBrakeSlowdown", "power brake"),
 )
 _KIB = 1024
+_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""Bytes/s of one lane by generation, after encoding (PCI-SIG)."""
 
 
 class Nvml:
@@ -122,6 +124,27 @@ class Nvml:
                 )
             ),
         )
+
+    def links(self, uuid: str) -> tuple[float | None, str]:
+        """Bytes/s that the device's links can do in one direction, and what they are."""
+        handle = self._handles.get(bare_uuid(uuid)) if self._nvml and uuid else None
+        if handle is None:
+            return None, ""
+        nvml, ask = self._nvml, self._ask
+        most = getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)
+        active = sum(
+            ask(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1 for link in range(most)
+        )
+        field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
+        values = ask(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])) if active else None
+        if values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
+            return active * values[0].value.uiVal * 1e6, f"{active} NVLinks"
+        generation = ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        width = ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        lane = _PCIE_LANE.get(generation)
+        if lane is None or not width:
+            return None, ""
+        return lane * width, f"PCIe {generation} x{width}"
 
     def _throttle(self, handle: Any) -> tuple[str, ...]:
         mask = self._ask(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0

@@ -222,6 +222,7 @@ class Kind(IntEnum):
     PRECISION = 16
     ROLE = 17
     TRANSFER = 18
+    BUCKET = 19
 
 
 class Issued(NamedTuple):
@@ -399,6 +400,19 @@ class BackwardComm(NamedTuple):
     buckets: int
 
 
+class Bucket(NamedTuple):
+    """A gradient bucket of DDP was complete at *t_ns*; comes before the BACKWARD_COMM of its backward."""
+
+    t_ns: int
+    group: int
+    unit: int
+    nbytes: int
+    sequence: int
+    """The same on all ranks; negative, for the group's own numbers do not count these."""
+    number: int
+    """Of the bucket within its model."""
+
+
 class Precision(NamedTuple):
     """Mixed precision at the end of an optimizer step."""
 
@@ -453,6 +467,7 @@ Event = (
     | Exit
     | Stall
     | BackwardComm
+    | Bucket
     | Precision
     | RoleBytes
     | Transfer
@@ -495,6 +510,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.EXIT: lambda r: Exit(r[1], ExitKind(r[3]), r[8]),
     Kind.STALL: lambda r: Stall(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[7], r[8]),
     Kind.BACKWARD_COMM: lambda r: BackwardComm(r[1], r[6], r[8], r[9], r[10]),
+    Kind.BUCKET: lambda r: Bucket(r[1], r[6], r[7], r[8], r[9], r[10]),
     Kind.PRECISION: lambda r: Precision(r[1], r[6], from_bits(r[8]), r[9], from_bits(r[10]) if r[11] else None),
     Kind.ROLE: lambda r: RoleBytes(r[1], Role(r[3]), r[8], r[9], r[10], r[11]),
     Kind.TRANSFER: lambda r: Transfer(r[1], Path(r[3]), r[8], r[9], r[10], r[11]),

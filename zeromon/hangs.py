@@ -2,7 +2,8 @@
 
 A collective of a group hangs when a rank has been in it for longer than a limit. The other members are
 found by their own progress in the same group: who has not reached its sequence number is missing. Ranks
-of other nodes are not seen here, and are named as such.
+of other nodes are not seen here, and are named as such. Sends and receives have numbers below zero: a
+rank's own, for its peer is not recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     for rank in run.ranks:
         if rank.alive:
             for entry in rank.in_flight:
-                stuck.setdefault((entry.group_id, entry.sequence), {})[rank.rank] = entry
+                group = (
+                    entry.group_id if entry.sequence >= 0 else f"{entry.group_id} of {rank.rank}"
+                )
+                stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
     found = []
     for inside in stuck.values():
         oldest = min(inside.values(), key=lambda e: e.issued_ns)
@@ -43,7 +47,7 @@ def _step_ns(run: RunSnapshot, inside: Iterable[int]) -> float:
 
 def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Hang:
     by_rank = {rank.rank: rank for rank in run.ranks}
-    members = _members(run, inside, oldest)
+    members = _members(run, inside, oldest) if oldest.sequence >= 0 else sorted(inside)
     calls = {member: (entry.op, entry.nbytes) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
@@ -60,8 +64,9 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
             progress = _progress(rank, oldest.group_id)
             if progress and progress.sequence == oldest.sequence and progress.op != "none":
                 calls[member] = (progress.op, progress.nbytes)
+    alone = oldest.sequence < 0
     return Hang(
-        kind=_kind(calls, missing, dead),
+        kind="its peer has not answered" if alone else _kind(calls, missing, dead),
         op=oldest.op,
         group=oldest.group,
         group_id=oldest.group_id,
@@ -142,7 +147,7 @@ def _as_deadlock(hang: Hang) -> Hang:
 
 def in_words(hang: Hang, where: dict[int, str]) -> str:
     """One line; *where*: what each rank was last seen doing."""
-    what = f"{hang.op} #{hang.sequence} of group {hang.group} ({hang.nbytes:,} B)"
+    what = f"{hang.op} #{abs(hang.sequence)} of group {hang.group} ({hang.nbytes:,} B)"
     parts = [f"{what} has not ended for {hang.seconds:.0f} s: {hang.kind}"]
     if hang.kind.startswith("mismatched"):
         parts.append("; ".join(hang.calls))

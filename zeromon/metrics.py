@@ -6,7 +6,7 @@ something and are bounded (never an FQN). What is unknown is absent, never 0. Pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
@@ -26,8 +26,10 @@ from zeromon.snapshot import (
     HostMemory,
     RankSnapshot,
     RunSnapshot,
+    TrafficRow,
 )
 from zeromon.state import STEP_BUCKETS
+from zeromon.traffic import SIZE_BOUNDS
 
 Row = tuple[tuple[str, ...], float | None]
 Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
@@ -135,6 +137,31 @@ def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
                 yield (row.role, place), nbytes
 
 
+def _links(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    if rank.links is not None:
+        yield ("device",), rank.links.device_bytes_per_second
+        yield ("network",), rank.links.network_bytes_per_second
+
+
+def _traffic(read: Callable[[TrafficRow], float | None]) -> Rows:
+    """A figure of communication, added up over the units: their names are too many for labels."""
+
+    def rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+        found: dict[tuple[str, ...], float] = {}
+        for row in rank.traffic:
+            value = read(row)
+            if value is not None:
+                key = row.op, row.group, row.phase
+                found[key] = found.get(key, 0.0) + value
+        return sorted(found.items())
+
+    return rows
+
+
+def _sizes(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), float(sum(row.nbytes for row in rank.sizes))),) if rank.sizes else ()
+
+
 def _disk(read: Callable[[Disk], float | None]) -> Rows:
     return _one(lambda rank: read(rank.disk) if rank.disk else None)
 
@@ -175,6 +202,19 @@ METRICS: tuple[Spec, ...] = (
          ("group",), lambda run, r: (((g,), n) for g, n in r.unattributed.items())),
     Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps (nccl-tests); includes the wait for a late rank.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
+    Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "The highest of it so far.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives)),
+    Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "What the links can do at most, one direction: device (NVLink, else PCIe), network (all adapters of the node); absent where unknown.",
+         ("link",), _links),
+    Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication a step by operation, group and phase, mean over about the last ten timed steps; overlapping collectives count each.",
+         ("op", "group", "phase"), _traffic(lambda t: t.seconds)),
+    Spec("zeromon_communication_step_exposed_seconds", "gauge", "seconds", "What of it the calling thread, or the compute stream, stood still for.",
+         ("op", "group", "phase"), _traffic(lambda t: t.exposed_seconds)),
+    Spec("zeromon_communication_step_wait_seconds", "gauge", "seconds", "What of it is waiting for ranks of this node that come later; absent while no collective is matched.",
+         ("op", "group", "phase"), _traffic(lambda t: t.wait_seconds)),
+    Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "What of it is transfer: the shortest duration over the ranks of this node.",
+         ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
+    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives, barriers left out.", (), _sizes),
     Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
          (), _one(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps.",
@@ -266,6 +306,17 @@ METRICS: tuple[Spec, ...] = (
 )
 # fmt: on
 
+_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
+    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+    "zeromon_collective_size_bytes": (
+        SIZE_BOUNDS,
+        lambda rank: [
+            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
+        ],
+    ),
+}
+"""Bounds, and how to read the counts by them."""
+
 _FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
@@ -306,10 +357,11 @@ def _rows(
 
 def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
     family = HistogramMetricFamily(spec.name, spec.help, labels=("run", "rank"))
+    bounds, read = _HISTOGRAMS[spec.name]
     for run, rank, (_, total) in _rows(spec, runs):
-        counts, cumulative = rank.step_buckets, 0
+        counts, cumulative = read(rank), 0
         buckets = []
-        for bound, count in zip((*map(str, STEP_BUCKETS), "+Inf"), counts, strict=True):
+        for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
             cumulative += count
             buckets.append((bound, float(cumulative)))
         family.add_metric((run.run, str(rank.rank)), buckets, total or 0.0)

@@ -15,6 +15,7 @@ from zeromon.snapshot import (
     Setting,
     StepSummary,
 )
+from zeromon.traffic import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
@@ -44,7 +45,9 @@ def render(run: RunSnapshot) -> str:
     """The whole report."""
     blocks = [_head(run)]
     if run.ranks:
-        blocks += [_ranks(run), _phases(run), _communication(run), _memory(run)]
+        blocks += [_ranks(run), _phases(run), _communication(run)]
+        blocks += [block for block in (units(run, 8), sizes(run)) if block]
+        blocks.append(_memory(run))
         blocks += [block for block in (roles(run), offload(run), engines(run)) if block]
         deaths = _deaths(run)
         if deaths:
@@ -142,11 +145,91 @@ def _communication(run: RunSnapshot) -> str:
             f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
             f" one by one{of_them}"
         )
-    worst = [u for u in rank.units if u.exposed_seconds > 0][:5]
-    if worst:
-        parts = ", ".join(f"{u.fqn} {human_seconds(u.exposed_seconds)}" for u in worst)
-        lines.append(f"  most exposed units: {parts}")
     return "\n".join(lines)
+
+
+def most_exposed(run: RunSnapshot) -> RankSnapshot | None:
+    """The rank that waits most for its communication, of those with timed collectives."""
+    timed = [rank for rank in run.ranks if rank.traffic]
+    return max(timed, key=lambda r: r.exposed_seconds or 0.0, default=None)
+
+
+def units(run: RunSnapshot, most: int) -> str:
+    """What communicates, by unit or bucket, on the rank that waits most; "" without any."""
+    rank = most_exposed(run)
+    if rank is None:
+        return ""
+    rows = [
+        (
+            row.unit or f"({row.group})",
+            row.op,
+            row.phase.replace("_", " "),
+            _calls(row.calls),
+            human_bytes(row.nbytes),
+            human_seconds(row.seconds),
+            human_seconds(row.wait_seconds) if row.wait_seconds is not None else "-",
+            human_seconds(row.exposed_seconds),
+            human_rate(row.busbw_bytes_per_second) if row.busbw_bytes_per_second else "-",
+            human_rate(row.best_busbw_bytes_per_second) if row.best_busbw_bytes_per_second else "-",
+        )
+        for row in rank.traffic[:most]
+    ]
+    head = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
+    lines = [f"What rank {rank.rank} waits for, a step (mean of the last ten)", table(head, rows)]
+    rest = rank.traffic[most:]
+    if rest:
+        exposed = sum(row.exposed_seconds for row in rest)
+        lines.append(f"  ... and {len(rest)} more, {human_seconds(exposed)} exposed")
+    waits = [row for row in rank.traffic if row.wait_seconds is not None]
+    if waits:
+        waited, moved = (
+            sum(row.wait_seconds or 0.0 for row in waits),
+            sum(row.transfer_seconds or 0.0 for row in waits),
+        )
+        lines.append(
+            f"  in all: {human_seconds(moved)} of transfer, {human_seconds(waited)} of waiting for "
+            "ranks that come later"
+        )
+    peak = _link_peaks(rank)
+    return "\n".join(lines + ([peak] if peak else []))
+
+
+def _calls(calls: float) -> str:
+    return f"{calls:.1f}".removesuffix(".0") if calls < 100 else human_count(calls)
+
+
+def _link_peaks(rank: RankSnapshot) -> str:
+    links = rank.links
+    if links is None:
+        return ""
+    parts = []
+    for rate, what, kind, far in (
+        (links.device_bytes_per_second, "between devices", links.device_kind, False),
+        (links.network_bytes_per_second, "between nodes", links.network_kind, True),
+    ):
+        best = max(
+            (r.best_busbw_bytes_per_second for r in rank.traffic if (r.nodes > 1) is far), default=0
+        )
+        if rate and best:
+            parts.append(
+                f"{human_rate(rate)} {what} ({kind}), of which the best is {human_ratio(best / rate)}"
+            )
+    return f"  the links' peak: {'; '.join(parts)}" if parts else ""
+
+
+def sizes(run: RunSnapshot) -> str:
+    """How large the collectives of the rank that waits most are; "" without any."""
+    rank = most_exposed(run)
+    if rank is None or not rank.sizes:
+        return ""
+    bounds = [*(f"<= {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
+    shown = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.sizes)]
+    rows = [
+        (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in shown))
+        for row in rank.sizes
+    ]
+    header = ("op", *(bounds[i] for i in shown))
+    return f"Collectives of rank {rank.rank} by size\n{table(header, rows)}"
 
 
 def _memory(run: RunSnapshot) -> str:

@@ -1,11 +1,12 @@
 """Who comes late: collectives matched across the ranks of a node by group and sequence number.
 
 A collective begins when its last member arrives. What the last one is behind the second to last is its
-lateness; what a rank arrives before the last one is its wait. Durations say nothing of this: in
-synchronous training all are in a collective until its end. Arrival is that of the call on the host.
+lateness; what a rank arrives before the last one is its wait; the shortest duration over ranks is the
+transfer. Durations say nothing of lateness: in synchronous training all are in a collective until its
+end. Arrival is that of the call on the host; of DDP's buckets, when their gradients were complete.
 
-A rank is a straggler when in at least 16 of the last 20 timed steps it was later than any other, and its
-lateness was at least 2 % of a step. Both must fail before it is none.
+A rank is a straggler when in at least 16 of the last 20 matched steps it was later than any other, and
+its median lateness was at least 2 % of a step: the *score* is that share. It recovers when either fails.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zeromon.snapshot import RankSnapshot, StepSummary, Straggler
+from zeromon.state import Arrival
 
 WINDOW = 20
 LEAST_OF_WINDOW = 16
@@ -38,31 +40,41 @@ class Skew:
 
     def __init__(self) -> None:
         self.steps: OrderedDict[int, StepSkew] = OrderedDict()
-        self._pending: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
+        self._pending: OrderedDict[tuple[str, int], dict[int, Arrival]] = OrderedDict()
 
-    def arrived(
-        self, rank: int, group: str, sequence: int, t_ns: int, step: int, members: int
-    ) -> None:
-        """*rank* has called a collective; *members*: ranks of the group that are on this node."""
+    def arrived(self, rank: int, group: str, members: int, one: Arrival) -> None:
+        """*rank* was in a collective; *members*: ranks of the group that are on this node."""
         if members < 2:
             return
-        inside = self._pending.setdefault((group, sequence), {})
-        inside[rank] = t_ns
-        if len(inside) < members:
-            while len(self._pending) > _KEPT_PENDING:
+        key = group, one.sequence
+        inside = self._pending.get(key)
+        if inside is None:
+            inside = self._pending[key] = {}
+            if len(self._pending) > _KEPT_PENDING:
                 self._pending.popitem(last=False)
-            return
-        del self._pending[group, sequence]
-        order = sorted(inside.items(), key=lambda item: item[1])
-        (last, at), (_, before) = order[-1], order[-2]
+        inside[rank] = one
+        if len(inside) == members:
+            del self._pending[key]
+            self._match(inside)
+
+    def _match(self, inside: dict[int, Arrival]) -> None:
+        """Books what the members of one collective have waited, and what it took to transfer."""
+        order = sorted((one.start_ns, rank) for rank, one in inside.items())
+        at, last = order[-1]
+        transfer = max(1, min(one.busy_ns for one in inside.values()))
+        step = inside[last].step
         skew = self.steps.get(step)
         if skew is None:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
-        skew.late[last] = skew.late.get(last, 0) + at - before
-        for member, arrival in inside.items():
-            skew.wait[member] = skew.wait.get(member, 0) + at - arrival
+        skew.late[last] = skew.late.get(last, 0) + at - order[-2][0]
+        for member, one in inside.items():
+            wait = at - one.start_ns
+            skew.wait[member] = skew.wait.get(member, 0) + wait
+            # whose end was seen late has not waited all that time
+            waited = max(0, min(wait, one.busy_ns - transfer))
+            one.traffic.matched(one.timed_step, waited, transfer, one.nbytes)
 
     def wait_seconds(self, rank: int) -> float | None:
         """Mean wait of *rank* a step for later ranks, over the last matched steps."""

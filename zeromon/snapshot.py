@@ -77,6 +77,58 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficRow:
+    """One operation in one group, phase and unit (or bucket); means a timed step over the last ones."""
+
+    op: str
+    group: str
+    group_size: int
+    nodes: int
+    """Over how many nodes the group spreads; 0 where the launcher does not say."""
+    phase: str
+    unit: str
+    """An FSDP or ZeRO-3 unit, a gradient bucket; "" where the caller belongs to none."""
+    count: int
+    """Calls in all timed steps."""
+    calls: float
+    nbytes: float
+    seconds: float
+    """From the call to the end: transfer, wait for late ranks, and where the end is known late, more."""
+    exposed_seconds: float
+    exposed_total_seconds: float
+    wait_seconds: float | None
+    """For ranks of this node that came later; None while no collective is matched."""
+    transfer_seconds: float | None
+    """The shortest duration over ranks."""
+    algbw_bytes_per_second: float | None
+    busbw_bytes_per_second: float | None
+    """Of the transfer where it is known, else of the whole time."""
+    best_busbw_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """How large the collectives of one operation are."""
+
+    op: str
+    calls: tuple[int, ...]
+    """By the bounds of :data:`zeromon.traffic.SIZE_BOUNDS`; the last is of those beyond."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What the links of a rank can do at most, one direction, bytes/s; None where unknown."""
+
+    device_bytes_per_second: float | None = None
+    """Between the devices of a node: all NVLinks, else PCIe."""
+    device_kind: str = ""
+    network_bytes_per_second: float | None = None
+    """All network adapters of the node together."""
+    network_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRow:
     """Totals of one FSDP unit."""
 
@@ -454,6 +506,10 @@ class RankSnapshot:
     """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
     expected: tuple[ExpectedRow, ...] = ()
     """Roles measured against predicted; empty while no model is known."""
+    traffic: tuple[TrafficRow, ...] = ()
+    """The most exposed first."""
+    sizes: tuple[SizeRow, ...] = ()
+    links: Links | None = None
     unsharded_peak_bytes: int = -1
     """Most bytes of gathered parameters at once so far; -1 where units do not say."""
     unseen: tuple[str, ...] = ()

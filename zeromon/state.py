@@ -13,12 +13,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeromon.comms import busbw, overlap_ratio
 from zeromon.events import (
     BackwardComm,
     Beat,
+    Bucket,
     Counted,
     Done,
     Dtype,
@@ -62,6 +63,20 @@ from zeromon.snapshot import (
     TransferRow,
     UnitRow,
 )
+from zeromon.traffic import (
+    BUSY,
+    CALLS,
+    EXPOSED,
+    NBYTES,
+    SIZE_BOUNDS,
+    TIMED_BYTES,
+    Key,
+    Traffic,
+    serial_spans,
+    size_bucket,
+    size_rows,
+)
+from zeromon.traffic import rows as traffic_rows
 
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the step-time histogram, seconds."""
@@ -77,6 +92,20 @@ _MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
 _NONE_ISSUED = (-1, Op.NONE, 0)
 _PAIRS = 128
+
+
+class Arrival(NamedTuple):
+    """A collective of a rank, for its reader to match with the other ranks'."""
+
+    group: int
+    sequence: int
+    start_ns: int
+    busy_ns: int
+    step: int
+    timed_step: int
+    """By the numbers of :class:`~zeromon.traffic.Traffic`."""
+    nbytes: int
+    traffic: Traffic
 
 
 @dataclass(slots=True)
@@ -164,6 +193,7 @@ class RankState:
 
     step: int = 0
     steps: int = 0
+    step_end_ns: int = 0
     phase: Phase = Phase.OTHER
     unit: int = 0
     first_event_ns: int = 0
@@ -180,10 +210,16 @@ class RankState:
     unit_totals: dict[int, UnitTotals] = field(default_factory=dict)
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
     last_done: dict[int, int] = field(default_factory=dict)
-    arrivals: deque[tuple[int, int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=_MOST_ARRIVALS)
-    )
-    """(group, sequence, nanoseconds, step) of collectives since a reader took them."""
+    arrivals: deque[Arrival] = field(default_factory=lambda: deque(maxlen=_MOST_ARRIVALS))
+    """Collectives that have ended since a reader took them."""
+    traffic: dict[Key, Traffic] = field(default_factory=dict)
+    sizes: dict[Op, list[int]] = field(default_factory=dict)
+    """Operation -> calls by size, then bytes."""
+    buckets: list[Bucket] = field(default_factory=list)
+    """DDP's, of a backward of which the end has not come."""
+    unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
+    """(operation, unit) -> the group that it communicates in."""
+    timed_steps: int = 0
     last_issued: dict[int, tuple[int, Op, int]] = field(default_factory=dict)
     """Group -> sequence number, operation and bytes of the last collective issued in it."""
     exposed_ns: int = 0
@@ -256,11 +292,37 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     state.window.nbytes += e.nbytes
     if e.sequence > state.last_issued.get(e.group, _NONE_ISSUED)[0]:
         state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
-    state.arrivals.append((e.group, e.sequence, e.t_ns, state.step + 1))
+    row = _traffic(state, e.op, e.group, e.phase, e.unit)
+    row.calls += 1
+    now = row.at(state.timed_steps)
+    now[CALLS] += 1
+    now[NBYTES] += e.nbytes
+    _sized(state, e.op, 1, e.nbytes)
     state.phase = e.phase
     state.unit = e.unit
     if len(state.in_flight) < _MOST_IN_FLIGHT:
         state.in_flight[e.group, e.sequence] = e
+
+
+def _traffic(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> Traffic:
+    row = state.traffic.get((op, group, phase, unit))
+    if row is None:
+        row = Traffic(op, group_size(state, group), state.timed_steps)
+        state.traffic[op, group, phase, unit] = row
+        if unit:
+            state.unit_groups[op, unit] = group
+    return row
+
+
+def _sized(state: RankState, op: Op, calls: int, nbytes: int) -> None:
+    """Counts calls of one size each."""
+    if op is Op.BARRIER:
+        return
+    counts = state.sizes.get(op)
+    if counts is None:
+        counts = state.sizes[op] = [0] * (len(SIZE_BOUNDS) + 2)
+    counts[size_bucket(nbytes // calls)] += calls
+    counts[-1] += nbytes
 
 
 def _fold_done(state: RankState, e: Done) -> None:
@@ -276,6 +338,19 @@ def _fold_done(state: RankState, e: Done) -> None:
     totals.exposed_ns += e.blocked_ns
     totals.recent_bytes += e.nbytes
     totals.recent_ns += duration
+    row = _traffic(state, e.op, e.group, e.phase, e.unit)
+    row.exposed_ns += e.blocked_ns
+    now = row.at(state.timed_steps)
+    now[TIMED_BYTES] += e.nbytes
+    now[BUSY] += duration
+    now[EXPOSED] += e.blocked_ns
+    if e.sequence > 0:  # what goes from one rank to another is not numbered by the group
+        step = state.step + 1 if e.issued_ns >= state.step_end_ns else state.step
+        state.arrivals.append(
+            Arrival(
+                e.group, e.sequence, e.issued_ns, duration, step, state.timed_steps, e.nbytes, row
+            )
+        )
     window = state.window
     window.communication.append((e.issued_ns, e.t_ns))
     if e.blocked_ns:
@@ -308,6 +383,8 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     totals = _totals(state, e.op, e.group)
     totals.count += e.calls
     totals.nbytes += e.nbytes
+    if e.calls > 0:
+        _sized(state, e.op, e.calls, e.nbytes)
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes
     if e.engine:
@@ -351,6 +428,8 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         state.history.append(summary)
         # a collector that was started again may have missed the first ones
         state.step, state.steps = e.step, max(state.steps + 1, e.step)
+        state.step_end_ns = e.t_ns
+        state.timed_steps += not summary.idle
         state.step_bucket_counts[_bucket(summary.seconds)] += 1
         _pair_idle(state)
     state.phase = Phase.OTHER
@@ -546,10 +625,13 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     state.window.stall_ns += e.blocked_ns
     state.exposed_ns += e.blocked_ns
     _unit(state, e.unit).exposed_ns += e.blocked_ns
-    for (op, _), totals in state.ops.items():
-        if op is e.op:
-            totals.exposed_ns += e.blocked_ns
-            return
+    group = state.unit_groups.get((e.op, e.unit))
+    if group is None:
+        return
+    _totals(state, e.op, group).exposed_ns += e.blocked_ns
+    row = _traffic(state, e.op, group, e.phase, e.unit)
+    row.exposed_ns += e.blocked_ns
+    row.at(state.timed_steps)[EXPOSED] += e.blocked_ns
 
 
 def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
@@ -558,6 +640,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     totals.duration_ns += max(0, e.t_ns - e.start_ns)
     exposed = max(0, e.t_ns - max(e.compute_end_ns, e.start_ns))
     totals.exposed_ns += exposed
+    _close_buckets(state, e)
     state.exposed_ns += exposed
     last = state.history[-1] if state.history else None
     belongs_to_last = last is not None and e.start_ns < last.end_ns
@@ -568,6 +651,43 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
         communication = union(window.communication)
         waits = intersection(union(window.blocked), communication)
         state.history[-1] = _with_communication(last, length(communication), length(waits))
+
+
+def _fold_bucket(state: RankState, e: Bucket) -> None:
+    if len(state.buckets) < _MOST_IN_FLIGHT:
+        state.buckets.append(e)
+
+
+def _close_buckets(state: RankState, e: BackwardComm) -> None:
+    """Gives each bucket of a backward its time; see :func:`zeromon.traffic.serial_spans`."""
+    buckets, state.buckets = sorted(state.buckets, key=lambda b: b.t_ns), []
+    ready = [bucket.t_ns for bucket in buckets]
+    spans = serial_spans(ready, [bucket.nbytes for bucket in buckets], e.t_ns)
+    for bucket, (start, end) in zip(buckets, spans, strict=False):
+        row = _traffic(state, Op.ALL_REDUCE, bucket.group, Phase.BACKWARD, bucket.unit)
+        exposed = max(0, end - max(start, e.compute_end_ns))
+        row.calls += 1
+        row.exposed_ns += exposed
+        _unit(state, bucket.unit).exposed_ns += exposed
+        now = row.at(state.timed_steps)
+        for at, value in (
+            (CALLS, 1), (NBYTES, bucket.nbytes), (TIMED_BYTES, bucket.nbytes),
+            (BUSY, end - start), (EXPOSED, exposed),
+        ):  # fmt: skip
+            now[at] += value
+        step = state.step if bucket.t_ns < state.step_end_ns else state.step + 1
+        state.arrivals.append(
+            Arrival(
+                bucket.group,
+                bucket.sequence,
+                bucket.t_ns,
+                end - start,
+                step,
+                state.timed_steps,
+                bucket.nbytes,
+                row,
+            )
+        )
 
 
 def _with_communication(summary: StepSummary, communication: int, exposed: int) -> StepSummary:
@@ -614,6 +734,7 @@ _FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
     Exit: _fold_exit,
     Stall: _fold_stall,
     BackwardComm: _fold_backward_comm,
+    Bucket: _fold_bucket,
     Precision: _fold_precision,
     RoleBytes: _fold_role,
     Transfer: _fold_transfer,
@@ -720,6 +841,16 @@ def summarize(
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
         roles=roles,
         groups=_group_rows(state),
+        traffic=traffic_rows(
+            state.traffic,
+            state.timed_steps,
+            {
+                number: (group_label(state, number), int(facts.get("nodes", 0)))
+                for number, facts in state.groups.items()
+            },
+            state.units,
+        ),
+        sizes=size_rows(state.sizes),
         models=tuple(models),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,

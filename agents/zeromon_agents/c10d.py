@@ -124,6 +124,7 @@ class Group:
         "extras",
         "id",
         "issued",
+        "point_to_point",
         "ref",
         "seen_sequences",
         "size",
@@ -137,7 +138,9 @@ class Group:
         self.base = base
         """The group's own sequence number when we began to watch."""
         self.issued = 0
-        """Collectives that passed our hooks."""
+        """Calls that passed our hooks."""
+        self.point_to_point = 0
+        """Sends and receives among them: they are numbered apart, for only two ranks call each."""
         self.extra = 0
         """By how much their sequence numbers exceed one each."""
         self.extras: dict[str, int] = {}
@@ -240,6 +243,7 @@ class Collectives:
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
+        point_to_point = op in (Op.SEND, Op.RECV)
 
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
             mode = recorder.mode
@@ -266,7 +270,12 @@ class Collectives:
                         dtype = dtypes.get(getattr(payload, "dtype", None), 0)
                     if per_rank:
                         nbytes *= group.size
-                group.issued = sequence = group.issued + 1
+                group.issued += 1
+                if point_to_point:
+                    group.point_to_point += 1
+                    sequence = -group.point_to_point
+                else:
+                    sequence = group.issued - group.point_to_point
                 if mode == ON:
                     # None: point-to-point, or a torch that does not say
                     called_async = getattr(args[-1] if args else None, "asyncOp", None)

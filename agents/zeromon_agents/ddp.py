@@ -1,8 +1,9 @@
 """DistributedDataParallel: forward, the reducer's buckets, and its own timing of backward.
 
 DDP's all-reduces are issued from C++, so no hook of ours sees them. The reducer keeps when each
-backward's communication began and ended and when its computation ended; that is read once a step
-(one call into C++ that copies about thirty integers).
+backward's communication began and ended, when its computation ended, and when each gradient was
+complete; that is read once a step (two calls into C++ that copy about thirty integers, and one a
+parameter). Buckets are reduced in order, so one begins when it and all before it are complete.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zeromon_agents.c10d import Collectives
 from zeromon_agents.guard import Guard
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
-from zeromon_agents.recorder import Recorder
+from zeromon_agents.recorder import ON, Recorder
 from zeromon_agents.step import Steps
 from zeromon_agents.torch_roles import Models
 
@@ -36,6 +37,9 @@ class Model:
         self.on_cpu = on_cpu
         self.iteration = -1
         self.buckets: list[int] = []
+        self.members: list[list[int]] = []
+        """Indices of the parameters in each bucket."""
+        self.units: list[int] = []
         self.rebuilt = False
 
 
@@ -131,6 +135,9 @@ class Ddp:
             return
         model.iteration = start
         shift = self._wall_to_monotonic
+        if self._recorder.mode == ON and model.units:
+            began = figures.get("backward_compute_time_start", 0)
+            self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))
         # fmt: off
         self._recorder.write(end + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
                              start + shift, compute_end + shift, len(model.buckets), 0)
@@ -140,3 +147,22 @@ class Ddp:
         model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
         text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
         model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
+        members = texts.get("rebuilt_per_bucket_param_indices") if model.rebuilt else ""
+        model.members = [[int(i) for i in part.split()] for part in (members or "").split(",")]
+        if len(model.members) == len(model.buckets):
+            model.units = [
+                self._recorder.unit_id(f"bucket {number}", {"kind": "ddp"})
+                for number in range(len(model.buckets))
+            ]
+
+    def _write_buckets(self, model: Model, reducer: Any, began_ns: int, iteration: int) -> None:
+        """When each bucket could be sent, by the moments at which its gradients were complete."""
+        moments, ready = reducer.get_backward_stats(), 0
+        write, count = self._recorder.write, len(model.units)
+        for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
+            ready = max(ready, max((moments[i] for i in members), default=0))
+            sequence = -(iteration * count + number + 1)
+            # fmt: off
+            write(began_ns + ready, Kind.BUCKET, 0, 0, 0, model.group, unit,
+                  model.buckets[number], sequence, number, 0)
+            # fmt: on

@@ -26,6 +26,16 @@ def test_live_overlap_is_within_five_percent_of_the_truth(node: Node, hidden: fl
     assert row.exposed_seconds == pytest.approx(waited, rel=0.05)
     assert row.seconds == pytest.approx(sum(left - issued for issued, _, left in timed), rel=0.05)
     assert 1 - row.exposed_seconds / row.seconds == pytest.approx(hidden, abs=0.05)
+    # rank 1 comes late: what rank 0's collectives last is waiting for it, and hardly any transfer
+    waits, late = (
+        next(t for t in r.traffic if t.op == "all_reduce") for r in result.snapshot.ranks
+    )
+    assert waits.wait_seconds is not None and late.wait_seconds is not None
+    assert waits.transfer_seconds is not None
+    parts = waits.wait_seconds + waits.transfer_seconds
+    assert parts == pytest.approx(waits.seconds, rel=0.05)
+    assert waits.wait_seconds > 0.8 * waits.seconds
+    assert late.wait_seconds < 0.05 * waits.wait_seconds
     assert statistics.median(s.exposed_ns for s in rank.recent if not s.idle) > 0
 
 

@@ -30,3 +30,13 @@ def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> N
     assert [f.rank for f in told] == [1]
     waits = node.metrics(result.run)["zeromon_wait_for_late_rank_seconds"]
     assert waits["0",] > 3 * waits["1",]
+
+
+def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
+    """DDP's collectives are issued from C++: only the reducer knows when."""
+    command = [*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "forward", "0.3", "60", "ddp"]
+    result = node.run(command)
+    assert result.code == 0, result.output
+    (late,) = result.snapshot.stragglers
+    assert (late.rank, late.phase) == (1, "forward")
+    assert late.share > 0.1

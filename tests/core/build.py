@@ -14,6 +14,7 @@ from zeromon.snapshot import (
     EngineRow,
     ExpectedRow,
     GatherRow,
+    Links,
     RankSnapshot,
     RoleRow,
     RunSnapshot,
@@ -164,6 +165,12 @@ def deepspeed_facts() -> dict[str, Any]:
         "engines": (engine,),
         "disk": disk,
         "collectives": (collective,),
+        "links": Links(
+            device_bytes_per_second=450e9,
+            device_kind="18 NVLinks",
+            network_bytes_per_second=50e9,
+            network_kind="InfiniBand",
+        ),
         "settings": (Setting(engine=1, name="zero.stage", effective="3", written="3"),),
         "gathers": (GatherRow(outcome="late", nbytes=5, exposed_seconds=0.1),),
         "transfers": (

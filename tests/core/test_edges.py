@@ -81,7 +81,8 @@ def full_run() -> RunSnapshot:
         op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4,
         issued_ns=-(10**12), group_id="world//0",
     )  # fmt: skip
-    one = replace(one, in_flight=(stuck,))
+    split = replace(one.traffic[0], wait_seconds=0.001, transfer_seconds=0.002)
+    one = replace(one, in_flight=(stuck,), traffic=(split,))
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
     return run(one, findings=(finding,))
 

@@ -8,10 +8,18 @@ import pytest
 
 from core.build import MS, rank, run, summary
 from zeromon.advice import advise
+from zeromon.events import Op
 from zeromon.skew import Skew, longer_phase, stragglers
 from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.state import Arrival
+from zeromon.traffic import MATCHED_BYTES, TRANSFER, WAIT, Traffic
 
 STEP_MS = 100
+
+
+def arrival(sequence: int, at_ns: int, step: int, end_ns: int = 0) -> Arrival:
+    row = Traffic(Op.ALL_REDUCE, 2, 0)
+    return Arrival(1, sequence, at_ns, end_ns - at_ns if end_ns else MS, step, 0, 1000, row)
 
 
 def steps(late: dict[int, float], count: int = 40, ranks: int = 4, noise: float = 0.3) -> Skew:
@@ -24,9 +32,8 @@ def steps(late: dict[int, float], count: int = 40, ranks: int = 4, noise: float 
             for number in range(ranks):
                 behind = late.get(number, 0.0) if step >= 10 and call == 0 else 0.0
                 jitter = chooser.uniform(0, noise)
-                skew.arrived(
-                    number, "g", step * 3 + call, round(at + (behind + jitter) * MS), step, ranks
-                )
+                called = round(at + (behind + jitter) * MS)
+                skew.arrived(number, "g", ranks, arrival(step * 3 + call, called, step))
     return skew
 
 
@@ -67,7 +74,7 @@ def test_recovery_is_noticed() -> None:
     assert stragglers(skew, ranks())
     for step in range(41, 61):
         for number in range(4):
-            skew.arrived(number, "g", 10_000 + step, step * MS + number % 2, step, 4)
+            skew.arrived(number, "g", 4, arrival(10_000 + step, step * MS + number % 2, step))
     assert stragglers(skew, ranks()) == ()
 
 
@@ -76,7 +83,7 @@ def test_too_little_to_say() -> None:
     assert stragglers(steps({1: 8.0}, count=15), ranks()) == ()
     assert stragglers(steps({1: 8.0}), ranks(1)) == ()
     alone = Skew()
-    alone.arrived(0, "g", 1, 1, 1, members=1)
+    alone.arrived(0, "g", 1, arrival(1, 1, 1))
     assert alone.steps == {} and alone.wait_seconds(0) is None
 
 
@@ -84,8 +91,29 @@ def test_what_never_completes_is_forgotten() -> None:
     """A rank that died: what the others called is not kept for ever."""
     skew = Skew()
     for sequence in range(20_000):
-        skew.arrived(0, "g", sequence, sequence, 1, members=2)
+        skew.arrived(0, "g", 2, arrival(sequence, sequence, 1))
     assert len(skew._pending) <= 8193
+
+
+def test_a_collective_is_split_into_transfer_and_wait() -> None:
+    """Rank 0 comes 8 ms before rank 1; both leave 2 ms after that."""
+    early, late = arrival(1, 10 * MS, 1, 20 * MS), arrival(1, 18 * MS, 1, 20 * MS)
+    skew = Skew()
+    skew.arrived(0, "g", 2, early)
+    skew.arrived(1, "g", 2, late)
+    for one, wait in ((early, 8 * MS), (late, 0)):
+        now = one.traffic.at(0)
+        assert (now[WAIT], now[TRANSFER], now[MATCHED_BYTES]) == (wait, 2 * MS, 1000)
+
+
+def test_an_end_that_is_seen_late_is_no_wait() -> None:
+    """Rank 1 looks 30 ms after the end: the transfer is the other's 2 ms, and nobody has waited."""
+    first, second = arrival(1, 10 * MS, 1, 12 * MS), arrival(1, 10 * MS, 1, 42 * MS)
+    skew = Skew()
+    skew.arrived(0, "g", 2, first)
+    skew.arrived(1, "g", 2, second)
+    assert [one.traffic.at(0)[WAIT] for one in (first, second)] == [0, 0]
+    assert second.traffic.at(0)[TRANSFER] == 2 * MS
 
 
 def phases(forward: int, exposed: int, data: int = 5) -> tuple[StepSummary, ...]:

@@ -1,4 +1,4 @@
-"""FSDP2 on gloo with one rank slowed: `slow_rank.py WHERE SHARE [STEPS]`.
+"""FSDP2 or DDP on gloo with one rank slowed: `slow_rank.py WHERE SHARE [STEPS] [ddp]`.
 
 WHERE is data, forward or none; rank 1 sleeps that SHARE of a usual step there, from step 10 on. A step
 sleeps 40 ms in forward on every rank, so that its length is known.
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 WHERE, SHARE = sys.argv[1], float(sys.argv[2])
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 60
+DDP = sys.argv[4:] == ["ddp"]
 USUAL_S = 0.04
 
 
@@ -48,10 +49,13 @@ class Net(nn.Module):
 
 dist.init_process_group("gloo")
 SLOW = dist.get_rank() == 1 and WHERE != "none"
-model = Net()
-for layer in model.layers:
-    fully_shard(layer)
-fully_shard(model)
+model: nn.Module = Net()
+if DDP:
+    model = nn.parallel.DistributedDataParallel(model)
+else:
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for batch in torch.utils.data.DataLoader(Batches(), batch_size=1):
     model(batch).sum().backward()

@@ -1,0 +1,198 @@
+"""Communication by operation, group, phase and unit: means a step, over the last steps. Pure arithmetic.
+
+Every figure of a row decays by :data:`DECAY` a timed step, so that it speaks of about the last ten; a
+step in progress is left out. Waits and transfers come later than the rest, when the collector has
+matched a collective across ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from zeromon.comms import algbw, busbw
+from zeromon.events import Op, Phase
+from zeromon.intervals import Interval
+from zeromon.snapshot import SizeRow, TrafficRow
+
+DECAY = 0.9
+MOST_ROWS = 400
+
+Key = tuple[Op, int, Phase, int]
+"""Operation, group, phase, unit."""
+
+CALLS, NBYTES, TIMED_BYTES, BUSY, EXPOSED, WAIT, TRANSFER, MATCHED_BYTES = range(8)
+"""What is summed up: counts, bytes and nanoseconds."""
+_FIELDS = 8
+
+
+class Traffic:
+    """The sums of one row. *now* is of the step with number *step*, *past* of all before it."""
+
+    __slots__ = ("best_busbw", "calls", "exposed_ns", "now", "op", "past", "size", "step")
+
+    def __init__(self, op: Op, size: int, step: int) -> None:
+        self.op = op
+        self.size = size
+        self.step = step
+        self.past = [0.0] * _FIELDS
+        self.now = [0.0] * _FIELDS
+        self.calls = 0
+        self.exposed_ns = 0
+        self.best_busbw = 0.0
+
+    def at(self, step: int) -> list[float]:
+        """The sums of *step*, to add to."""
+        if step > self.step:
+            self.past, self.now, self.step = self.before(step), [0.0] * _FIELDS, step
+            self.best_busbw = max(self.best_busbw, self.busbw(self.past) or 0.0)
+        return self.now
+
+    def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
+        """Adds what became known of a collective of *step*, which may be over."""
+        if step >= self.step:
+            sums, share = self.at(step), 1.0
+        else:
+            sums, share = self.past, DECAY ** (self.step - step)
+        sums[WAIT] += share * wait
+        sums[TRANSFER] += share * transfer
+        sums[MATCHED_BYTES] += share * nbytes
+
+    def before(self, step: int) -> list[float]:
+        """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""
+        if step <= self.step:
+            return self.past
+        faded = DECAY ** (step - self.step)
+        return [(a + b) * faded for a, b in zip(self.past, self.now, strict=True)]
+
+    def busbw(self, sums: list[float]) -> float | None:
+        """Bus bandwidth over *sums*, None for what moves nothing."""
+        nbytes, busy = moved(sums)
+        return busbw(self.op, nbytes, busy / 1e9, self.size) if nbytes else None
+
+
+def moved(sums: list[float]) -> tuple[float, float]:
+    """Bytes, and the nanoseconds they took: of the transfer where it is known, else of all."""
+    if sums[TRANSFER] > 0:
+        return sums[MATCHED_BYTES], sums[TRANSFER]
+    return sums[TIMED_BYTES], sums[BUSY]
+
+
+def weight(steps: int) -> float:
+    """The sum of the weights of that many steps."""
+    return DECAY * (1 - DECAY**steps) / (1 - DECAY)
+
+
+def rows(
+    traffic: Mapping[Key, Traffic],
+    steps: int,
+    group_names: Mapping[int, tuple[str, int]],
+    unit_names: Mapping[int, str],
+) -> tuple[TrafficRow, ...]:
+    """The rows, the most exposed first; *steps* timed steps have ended. Empty before the first.
+
+    *group_names*: id -> (label, nodes it spreads over, 0 where unknown).
+    """
+    if not steps:
+        return ()
+    found = [
+        _row(key, item, steps, group_names.get(key[1], ("unknown", 0)), unit_names)
+        for key, item in traffic.items()
+    ]
+    found = [row for row in found if row.calls >= _LEAST_CALLS or row.exposed_seconds > 1e-6]
+    return tuple(sorted(found, key=lambda row: -row.exposed_seconds)[:MOST_ROWS])
+
+
+_LEAST_CALLS = 0.01
+
+
+def _row(
+    key: Key, item: Traffic, steps: int, group: tuple[str, int], unit_names: Mapping[int, str]
+) -> TrafficRow:
+    op, _, phase, unit = key
+    sums, total = item.before(steps), weight(steps)
+    bandwidth = item.busbw(sums)
+    matched = sums[TRANSFER] > 0
+    nbytes, busy = moved(sums)
+    return TrafficRow(
+        op=op.label,
+        group=group[0],
+        group_size=item.size,
+        nodes=group[1],
+        phase=phase.label,
+        unit=unit_names.get(unit, f"unit {unit}") if unit else "",
+        count=item.calls,
+        calls=sums[CALLS] / total,
+        nbytes=sums[NBYTES] / total,
+        seconds=sums[BUSY] / total / 1e9,
+        exposed_seconds=sums[EXPOSED] / total / 1e9,
+        exposed_total_seconds=item.exposed_ns / 1e9,
+        wait_seconds=sums[WAIT] / total / 1e9 if matched else None,
+        transfer_seconds=sums[TRANSFER] / total / 1e9 if matched else None,
+        algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
+        busbw_bytes_per_second=bandwidth,
+        best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0),
+    )
+
+
+def serial_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) -> list[Interval]:
+    """When each of several transfers ran, if they ran one after another at one even rate.
+
+    Known are when each could begin (*ready_ns*, in the order of transfer), what it moved, and when the
+    last ended. The rate is the lowest that explains that end: from some transfer j on the queue was
+    never empty, so rate = max over j of sum(nbytes[j:]) / (end - ready[j]). Empty where that cannot be.
+    """
+    if not ready_ns or end_ns <= ready_ns[-1] or sum(nbytes) <= 0:
+        return []
+    rest, slowest = 0, 0.0
+    for ready, size in zip(reversed(ready_ns), reversed(nbytes), strict=True):
+        rest += size
+        slowest = max(slowest, rest / (end_ns - ready))
+    spans: list[Interval] = []
+    free = ready_ns[0]
+    for ready, size in zip(ready_ns, nbytes, strict=True):
+        begin = max(free, ready)
+        free = min(end_ns, begin + round(size / slowest))
+        spans.append((begin, free))
+    return spans
+
+
+# ---- sizes ----------------------------------------------------------------------------------------
+
+SIZE_BOUNDS = tuple(1 << bits for bits in range(10, 31, 2))
+"""Upper bounds of the size histogram: 1 KiB, 4 KiB, ... 1 GiB; what is larger comes after them."""
+
+
+def size_bucket(nbytes: int) -> int:
+    """The index of the first bound that *nbytes* does not exceed."""
+    return min(len(SIZE_BOUNDS), max(0, ((nbytes - 1).bit_length() - 9) // 2))
+
+
+def size_rows(sizes: Mapping[Op, list[int]]) -> tuple[SizeRow, ...]:
+    """Calls by payload, an operation a row; *sizes* holds calls by bucket, then bytes."""
+    return tuple(
+        SizeRow(op=op.label, calls=tuple(counts[:-1]), nbytes=counts[-1])
+        for op, counts in sorted(sizes.items())
+    )
+
+
+# ---- what rows say together ------------------------------------------------------------------------
+
+TINY_BYTES = 64 << 10
+
+
+def tiny(found: Iterable[TrafficRow]) -> tuple[float, float, float, float]:
+    """Shares of calls, bytes and time that move at most :data:`TINY_BYTES`, and their calls a step."""
+    moving = [row for row in found if row.op != "barrier" and row.calls > 0]
+    small = [row for row in moving if row.nbytes / row.calls <= TINY_BYTES]
+    calls, nbytes, seconds = (
+        sum(row.calls for row in moving),
+        sum(row.nbytes for row in moving),
+        sum(row.seconds for row in moving),
+    )
+    few = sum(row.calls for row in small)
+    return (
+        few / calls if calls else 0.0,
+        sum(row.nbytes for row in small) / nbytes if nbytes else 0.0,
+        sum(row.seconds for row in small) / seconds if seconds else 0.0,
+        few,
+    )
