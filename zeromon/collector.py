@@ -11,12 +11,13 @@ import argparse
 import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,10 @@ from typing import Any
 
 from zeromon import paths
 from zeromon.advice import advise
+from zeromon.capture import Captures
 from zeromon.device import Nvml
 from zeromon.disk import read_disk
-from zeromon.errors import CollectorError, RingError, ZeromonError
+from zeromon.errors import CaptureRefused, CollectorError, RingError, ZeromonError
 from zeromon.events import ExitKind, decode
 from zeromon.forecast import host_risk, rank_risks
 from zeromon.hangs import hangs
@@ -37,6 +39,7 @@ from zeromon.ring import NameKind, RingReader
 from zeromon.skew import Skew, stragglers
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
+    Capture,
     Disk,
     HostMemory,
     Links,
@@ -190,6 +193,7 @@ class RunFollower:
         self._host = HostReader()
         self._network = network_peak()
         self._links: dict[int, Links] = {}
+        self.captures: Captures | None = None
         self._skew = Skew()
         self._stragglers: tuple[Straggler, ...] = ()
         self._risks: dict[int, tuple[int, tuple[Risk, ...]]] = {}
@@ -221,6 +225,8 @@ class RunFollower:
         if self._launcher is not None and self._launcher.alive():
             return False
         if any(not follower.settled for follower in self.ranks.values()):
+            return False
+        if self.captures is not None and self.captures.busy:
             return False
         if self.ranks or self._launcher is not None:
             return True
@@ -262,6 +268,11 @@ class RunFollower:
         if all(rank.alive for rank in ranks):  # after that, as it was last
             self._stragglers = stragglers(self._skew, ranks)
         ranks = explain_kills([replace(r, risks=risks) for r, risks in self._forecast(ranks, now)])
+        capture = None
+        if self.captures is not None:
+            capture = self.captures.follow(ranks, now)
+            checks = self.captures.checks
+            ranks = [replace(rank, check=checks.get(rank.rank)) for rank in ranks]
         run = RunSnapshot(
             run=self.run,
             command=tuple(str(word) for word in self.info.get("command") or ()),
@@ -274,6 +285,7 @@ class RunFollower:
             findings=(),
             note=self._note(),
             stragglers=self._stragglers,
+            capture=capture,
         )
         run = replace(run, hangs=hangs(run))
         return replace(run, findings=advise(run))
@@ -342,6 +354,8 @@ class RunFollower:
         for pattern in ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
+        if self.captures is not None:
+            self.captures.withdraw()
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -370,6 +384,16 @@ class Collector:
         """A view has asked for the picture."""
         self._last_read = self._clock()
         self._read_since_end = True
+
+    def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
+        """Asks the live ranks of run *name* for a trace; raises :class:`CaptureRefused`."""
+        picture = next((run for run in self.view if run.run == name), None)
+        follower = next((run for run in list(self._runs.values()) if run.run == name), None)
+        if picture is None:
+            raise CaptureRefused(f"no run {name} is followed here")
+        if follower is None or follower.captures is None or picture.ended:
+            raise CaptureRefused(f"run {name} has ended", "A trace needs a live run.")
+        return follower.captures.ask(picture.ranks, steps, ranks, time.monotonic_ns())
 
     def tick(self) -> None:
         """Reads everything that is new and swaps the picture."""
@@ -404,6 +428,7 @@ class Collector:
             try:
                 run = RunFollower(folder)
                 run.run = self.store.free_name(name, run.started_wall)
+                run.captures = Captures(folder, self.store.runs / run.run / "traces")
             except _SICK:
                 self._stuck.add(name)
             else:
@@ -488,10 +513,12 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     from zeromon.exporter import start_server
 
     collector = Collector(root)
-    server = start_server(collector, host, port, token, strict_port=strict_port)
+    key = token or secrets.token_urlsafe(16)
+    server = start_server(collector, host, port, token, strict_port=strict_port, key=key)
     address = root / "collector.json"
-    facts = {"pid": os.getpid(), "host": host, "port": server.server_port}
+    facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
     temporary = root / f".collector.{os.getpid()}"
+    temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(facts))
     temporary.replace(address)
     stop = threading.Event()

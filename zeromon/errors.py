@@ -12,6 +12,7 @@
       LaunchError          the command cannot be started
       PlanError            a model, a configuration or a plan that makes no sense
       TraceError           a file that is no trace
+      CaptureRefused       a trace that cannot be taken now
 """
 
 from __future__ import annotations
@@ -82,3 +83,9 @@ class TraceError(ZeromonError):
     hint = (
         "zeromon trace analyze takes Kineto traces: .json or .json.gz, as torch.profiler exports."
     )
+
+
+class CaptureRefused(ZeromonError):
+    """A trace of a live run that cannot be taken, or not now."""
+
+    hint = "zeromon trace capture --help says what can be asked for."

@@ -162,6 +162,21 @@ class ExitKind(IntEnum):
     DETACHED = 3
 
 
+class TraceState(IntEnum):
+    """How far a rank is with a trace that was asked for."""
+
+    WAITING = 1
+    RECORDING = 2
+    SAVED = 3
+    REFUSED = 4
+    FAILED = 5
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        return self.name.lower()
+
+
 class Dtype(IntEnum):
     """The element type of a collective's payload, as a small number."""
 
@@ -223,6 +238,7 @@ class Kind(IntEnum):
     ROLE = 17
     TRANSFER = 18
     BUCKET = 19
+    TRACE = 20
 
 
 class Issued(NamedTuple):
@@ -413,6 +429,17 @@ class Bucket(NamedTuple):
     """Of the bucket within its model."""
 
 
+class TraceMark(NamedTuple):
+    """A rank has come further with a trace that was asked for."""
+
+    t_ns: int
+    state: TraceState
+    request: int
+    step: int
+    text: int
+    """Id of a text that says why, 0 for none."""
+
+
 class Precision(NamedTuple):
     """Mixed precision at the end of an optimizer step."""
 
@@ -468,6 +495,7 @@ Event = (
     | Stall
     | BackwardComm
     | Bucket
+    | TraceMark
     | Precision
     | RoleBytes
     | Transfer
@@ -511,6 +539,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {
     Kind.STALL: lambda r: Stall(r[1], _OPS[r[3]], _PHASES[r[4]], r[5], r[7], r[8]),
     Kind.BACKWARD_COMM: lambda r: BackwardComm(r[1], r[6], r[8], r[9], r[10]),
     Kind.BUCKET: lambda r: Bucket(r[1], r[6], r[7], r[8], r[9], r[10]),
+    Kind.TRACE: lambda r: TraceMark(r[1], TraceState(r[3]), r[8], r[9], r[10]),
     Kind.PRECISION: lambda r: Precision(r[1], r[6], from_bits(r[8]), r[9], from_bits(r[10]) if r[11] else None),
     Kind.ROLE: lambda r: RoleBytes(r[1], Role(r[3]), r[8], r[9], r[10], r[11]),
     Kind.TRANSFER: lambda r: Transfer(r[1], Path(r[3]), r[8], r[9], r[10], r[11]),

@@ -1,5 +1,9 @@
 """HTTP: ``/metrics`` for Prometheus and ``/api`` for the views, both from the same frozen picture.
 
+``POST /api/trace`` with ``{"run": ..., "steps": 2, "ranks": [0]}`` asks the live ranks for a trace. It
+is the one request that does something, so it needs a token also on loopback: ``ZEROMON_TOKEN``, or the
+key in the collector's file, which only its user can read.
+
 It binds to loopback; any other address needs a token. On loopback the Host header must name this
 machine, so that a web page elsewhere cannot read the API through the user's browser.
 """
@@ -10,19 +14,20 @@ import hmac
 import ipaddress
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector as PrometheusCollector
 
-from zeromon.errors import CollectorError
+from zeromon.errors import CaptureRefused, CollectorError
 from zeromon.metrics import collect
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.store import encode
 
 if TYPE_CHECKING:
@@ -34,6 +39,18 @@ Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
 
 _PORTS_TO_TRY = 20
+_MOST_BODY = 1 << 16
+
+
+class _Trace(msgspec.Struct):
+    """What ``POST /api/trace`` takes."""
+
+    run: str
+    steps: int = 2
+    ranks: list[int] = []
+
+
+_TRACE = msgspec.json.Decoder(_Trace)
 
 
 class View(Protocol):
@@ -43,6 +60,9 @@ class View(Protocol):
 
     def was_read(self) -> None:
         """Somebody has read the picture."""
+
+    def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
+        """Asks the live ranks of a run for a trace; raises :class:`CaptureRefused`."""
 
 
 class SnapshotCollector(PrometheusCollector):
@@ -59,12 +79,15 @@ class SnapshotCollector(PrometheusCollector):
 class Application:
     """The WSGI application."""
 
-    def __init__(self, view: View, token: str = "", *, any_host: bool = False) -> None:
+    def __init__(
+        self, view: View, token: str = "", *, any_host: bool = False, key: str = ""
+    ) -> None:
         registry = CollectorRegistry()
         registry.register(SnapshotCollector(view))
         self._metrics = make_wsgi_app(registry)
         self._view = view
         self._token = token
+        self._key = key or token
         self._any_host = any_host
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
@@ -73,6 +96,8 @@ class Application:
         if refusal:
             return _answer(respond, refusal, {"error": refusal.partition(" ")[2]})
         path = environ.get("PATH_INFO", "/")
+        if environ.get("REQUEST_METHOD") == "POST":
+            return self._trace(environ, respond)
         if path == "/metrics":
             self._view.was_read()
             body: Iterable[bytes] = self._metrics(environ, respond)
@@ -94,12 +119,26 @@ class Application:
                 return [body]
         return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
 
+    def _trace(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        try:
+            size = min(_MOST_BODY, int(environ.get("CONTENT_LENGTH") or 0))
+            asked = _TRACE.decode(environ["wsgi.input"].read(size))
+        except (ValueError, msgspec.DecodeError) as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+        try:
+            made = self._view.trace(asked.run, asked.steps, asked.ranks)
+        except CaptureRefused as error:
+            return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
+        return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
+
     def _refusal(self, environ: Environ) -> str:
-        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+        method, path = environ.get("REQUEST_METHOD"), environ.get("PATH_INFO")
+        if method not in ("GET", "HEAD") and (method, path) != ("POST", "/api/trace"):
             return "405 Method Not Allowed"
-        if self._token:
+        needed = self._key if method == "POST" else self._token
+        if needed or method == "POST":
             given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
+            if not needed or not hmac.compare_digest(given.encode(), needed.encode()):
                 return "401 Unauthorized"
         host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
         if not self._any_host and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
@@ -142,9 +181,15 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def start_server(
-    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False
+    view: View,
+    host: str,
+    port: int,
+    token: str = "",
+    *,
+    strict_port: bool = False,
+    key: str = "",
 ) -> WSGIServer:
-    """Serves *view* from a thread of its own.
+    """Serves *view* from a thread of its own. *key*: what a POST needs where there is no token.
 
     A port that is taken is stepped over to the next free one unless *strict_port*. Raises
     :class:`CollectorError` when there is none, or for a non-loopback address without a token.
@@ -155,7 +200,7 @@ def start_server(
             f"refusing to listen on {host} without a token",
             "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
         )
-    application = Application(view, token, any_host=not loopback)
+    application = Application(view, token, any_host=not loopback, key=key)
     candidates = [port] if strict_port or port == 0 else range(port, port + _PORTS_TO_TRY)
     for candidate in candidates:
         try:

@@ -219,6 +219,8 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps.",
          (), _one(lambda r: r.exposed_ratio)),
+    Spec("zeromon_exposed_communication_error_ratio", "gauge", "ratio", "By how much the live exposed time was off that of the last trace on demand, over the same steps; absent without one.",
+         (), _one(lambda r: r.check.error_ratio if r.check else None)),
     Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
          (), _in_flight),
     Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "How long the rank waits a step for ranks of its node that arrive later, mean of the last 20.", (), _one(lambda r: r.wait_seconds)),

@@ -106,7 +106,19 @@ def _ranks(run: RunSnapshot) -> str:
     ]
     more = len(run.ranks) - _MOST_RANKS
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
+    tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     return f"Steps (median of the last {20})\n{table(header, rows)}{tail}"
+
+
+def checked(rank: RankSnapshot) -> str:
+    """How far the live figure is from the last trace; "" without one."""
+    if rank.check is None or rank.check.error_ratio is None:
+        return ""
+    steps = ", ".join(map(str, rank.check.steps[:4])) + (", ..." if rank.check.steps[4:] else "")
+    return (
+        f"rank {rank.rank}: the live exposed time is {rank.check.error_ratio * 100:+.1f} % off the "
+        f"trace of step {steps}"
+    )
 
 
 def _phases(run: RunSnapshot) -> str:

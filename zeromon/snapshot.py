@@ -6,7 +6,7 @@ nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zeromon.comms import overlap_ratio
@@ -316,6 +316,52 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankCapture:
+    """How far a rank is with the trace that was asked for last."""
+
+    request: int
+    state: str
+    """``waiting``, ``recording``, ``saved``, ``refused`` or ``failed``."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCheck:
+    """Live figures beside those of a trace, over the same steps of one rank."""
+
+    steps: tuple[int, ...]
+    live_exposed_seconds: float
+    trace_exposed_seconds: float
+    live_communication_seconds: float
+    trace_communication_seconds: float
+
+    @property
+    def error_ratio(self) -> float | None:
+        """By how much the live exposed time is off, as a share of the trace's; None without any."""
+        if self.trace_exposed_seconds <= 0:
+            return None
+        return self.live_exposed_seconds / self.trace_exposed_seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A trace on demand."""
+
+    number: int
+    state: str
+    """``waiting`` for its first step, ``recording``, ``analysing``, ``done`` or ``failed``."""
+    first: int
+    """Number of the first step."""
+    steps: int
+    ranks: tuple[int, ...]
+    folder: str
+    files: tuple[str, ...] = ()
+    note: str = ""
+    checks: dict[int, TraceCheck] = field(default_factory=dict)
+    """By rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """The caching allocator and the device, bytes; -1 where unknown."""
 
@@ -509,6 +555,9 @@ class RankSnapshot:
     traffic: tuple[TrafficRow, ...] = ()
     """The most exposed first."""
     sizes: tuple[SizeRow, ...] = ()
+    capture: RankCapture | None = None
+    check: TraceCheck | None = None
+    """Of the last trace that was taken."""
     links: Links | None = None
     unsharded_peak_bytes: int = -1
     """Most bytes of gathered parameters at once so far; -1 where units do not say."""
@@ -535,3 +584,5 @@ class RunSnapshot:
     stragglers: tuple[Straggler, ...] = ()
     hangs: tuple[Hang, ...] = ()
     """Collectives that do not end, the oldest first."""
+    capture: Capture | None = None
+    """The last trace that was asked for."""

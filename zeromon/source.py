@@ -7,13 +7,15 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from zeromon import paths
-from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
 from zeromon.store import Store, decode
 
@@ -52,6 +54,12 @@ class LiveSource:
         """Asks the collector."""
         return decode(_get(self.address, f"/api/runs/{quote(self.run)}"))
 
+    def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
+        """Asks the collector for a trace and returns its number; raises :class:`CaptureRefused`."""
+        body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
+        made = json.loads(_send(self.address, "/api/trace", json.dumps(body).encode()))
+        return int(made["number"])
+
 
 class StoreSource:
     """A run as it was recorded."""
@@ -66,17 +74,26 @@ class StoreSource:
 
 
 def _get(address: str, path: str) -> bytes:
-    request = urllib.request.Request(f"http://{address}{path}")
-    token = os.environ.get("ZEROMON_TOKEN")
+    return _send(address, path, None)
+
+
+def _send(address: str, path: str, body: bytes | None) -> bytes:
+    """A GET, or with a *body* a POST."""
+    request = urllib.request.Request(f"http://{address}{path}", data=body)
+    token = os.environ.get("ZEROMON_TOKEN") or (key_of(address) if body is not None else "")
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     # a proxy has no business between a view and a collector
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-            body: bytes = answer.read()
-            return body
+            content: bytes = answer.read()
+            return content
     except urllib.error.HTTPError as error:
+        if error.code == 409:
+            raise _refused(error) from error
         if error.code == 401:
             raise SourceError(f"{address} wants a token", "Set ZEROMON_TOKEN.") from error
         if error.code == 404:
@@ -84,6 +101,23 @@ def _get(address: str, path: str) -> bytes:
         raise SourceError(f"{address} answers {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise SourceError(f"no collector answers at {address}") from error
+
+
+def _refused(error: urllib.error.HTTPError) -> CaptureRefused:
+    try:
+        said = json.loads(error.read())
+        return CaptureRefused(str(said["error"]), str(said.get("hint", "")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return CaptureRefused("the collector refuses")
+
+
+def key_of(address: str) -> str:
+    """What the collector at *address* wants from those who ask it to act; "" where it is not ours."""
+    for root in paths.ring_roots():
+        if collector_address(root) == address:
+            with suppress(OSError, ValueError, AttributeError):
+                return str(json.loads((root / "collector.json").read_text()).get("key", ""))
+    return ""
 
 
 def runs_at(address: str) -> list[LiveRun]:

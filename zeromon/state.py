@@ -42,6 +42,7 @@ from zeromon.events import (
     RoleBytes,
     Stall,
     StepMark,
+    TraceMark,
     Transfer,
     UnitEvent,
     UnitMark,
@@ -56,6 +57,7 @@ from zeromon.snapshot import (
     GroupProgress,
     InFlight,
     OutOfMemory,
+    RankCapture,
     RankSnapshot,
     RoleRow,
     Setting,
@@ -245,6 +247,7 @@ class RankState:
     pinned_bytes: int = -1
     oom: Oom | None = None
 
+    trace: TraceMark | None = None
     errors: int = 0
     dropped: int = 0
     exit: Exit | None = None
@@ -703,6 +706,10 @@ def _fold_precision(state: RankState, e: Precision) -> None:
         engine.nonfinite += 1
 
 
+def _fold_trace(state: RankState, e: TraceMark) -> None:
+    state.trace = e
+
+
 def _fold_role(state: RankState, e: RoleBytes) -> None:
     state.roles[e.role] = e
 
@@ -735,6 +742,7 @@ _FOLDERS: dict[type, Callable[[RankState, Any], None]] = {
     Stall: _fold_stall,
     BackwardComm: _fold_backward_comm,
     Bucket: _fold_bucket,
+    TraceMark: _fold_trace,
     Precision: _fold_precision,
     RoleBytes: _fold_role,
     Transfer: _fold_transfer,
@@ -851,6 +859,7 @@ def summarize(
             state.units,
         ),
         sizes=size_rows(state.sizes),
+        capture=_capture(state),
         models=tuple(models),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
@@ -945,6 +954,15 @@ def _out_of_memory(state: RankState) -> OutOfMemory | None:
         free_bytes=oom.free_bytes,
         total_bytes=oom.total_bytes,
         largest_block_bytes=oom.largest_block_bytes,
+    )
+
+
+def _capture(state: RankState) -> RankCapture | None:
+    mark = state.trace
+    if mark is None:
+        return None
+    return RankCapture(
+        request=mark.request, state=mark.state.label, why=state.texts.get(mark.text, "")
     )
 
 

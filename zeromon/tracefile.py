@@ -8,8 +8,9 @@ cut short gives what is whole. gzip is told by its first bytes.
 from __future__ import annotations
 
 import re
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError
-from zeromon.traces import DeviceEvent, Kind, Mark, TraceData, classify
+from zeromon.traces import DeviceEvent, Kind, Mark, TraceData, classify, classify_on_host
 
 _CHUNK = 1 << 20
 _MOST_HEAD = 64 << 20
@@ -48,6 +49,7 @@ class _Event(msgspec.Struct):
     ph: str = ""
     cat: str = ""
     name: str = ""
+    tid: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"")
     dur: msgspec.Raw = msgspec.Raw(b"")
     args: msgspec.Raw = msgspec.Raw(b"")
@@ -59,18 +61,29 @@ _ARGS = msgspec.json.Decoder(_Args)
 
 
 def read(path: Path) -> TraceData:
-    """The trace in *path*; raises :class:`TraceError` when it is none at all."""
-    data = TraceData(name=path.name)
-    try:
-        for chunk in _event_chunks(_content(path, data), data):
-            _take(chunk, data)
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    """The trace in *path*; raises :class:`TraceError` when it is none at all.
+
+    One without device events is read again for what it says of the host.
+    """
+    data = _read(path, TraceData(name=path.name), _keep)
+    if data.events_seen and not data.device:
+        host: dict[Any, list[DeviceEvent]] = {}
+        data = _read(path, TraceData(name=path.name), lambda e, d: _keep_on_host(e, d, host))
+        _use_host(host, data)
     if not data.events_seen:
         raise TraceError(
             f"{path} holds no trace events",
             hint="It should be a Kineto trace: JSON with traceEvents, as torch.profiler exports it.",
         )
+    return data
+
+
+def _read(path: Path, data: TraceData, keep: Callable[[_Event, TraceData], None]) -> TraceData:
+    try:
+        for chunk in _event_chunks(_content(path, data), data):
+            _take(chunk, data, keep)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     return data
 
 
@@ -180,7 +193,7 @@ def _end_of_list(pending: bytes) -> int:
 # ---- events ---------------------------------------------------------------------------------------
 
 
-def _take(chunk: bytes, data: TraceData) -> None:
+def _take(chunk: bytes, data: TraceData, keep: Callable[[_Event, TraceData], None]) -> None:
     """Decodes one piece of the list and keeps what is looked at."""
     body = chunk.strip().rstrip(b",")
     if not body:
@@ -191,12 +204,47 @@ def _take(chunk: bytes, data: TraceData) -> None:
         events = list(_one_by_one(body, data))
     data.events_seen += len(events)
     for event in events:
-        if event.ph != "X":
+        if event.ph == "X":
+            keep(event, data)
+
+
+def _keep(event: _Event, data: TraceData) -> None:
+    if event.cat in _DEVICE:
+        _keep_device(event, data)
+    elif event.cat in _MARKS:
+        _keep_mark(event, data)
+
+
+def _keep_on_host(event: _Event, data: TraceData, host: dict[Any, list[DeviceEvent]]) -> None:
+    """Operators, and what a backend on the host says of its collectives; by thread."""
+    if event.cat in _MARKS:
+        _keep_mark(event, data)
+    elif event.cat != "cpu_op":
+        return
+    kind = classify_on_host(event.cat, event.name)
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if kind is None or start is None or duration is None or duration < 0:
+        return
+    found = DeviceEvent(kind, start, start + duration, sys.intern(event.name), None)
+    host.setdefault(str(event.tid), []).append(found)
+
+
+def _use_host(host: dict[Any, list[DeviceEvent]], data: TraceData) -> None:
+    """Communication, and the outermost operators of the threads that do not communicate themselves."""
+    if not any(e.kind is Kind.COMMUNICATION for events in host.values() for e in events):
+        data.notes.append("no device events: was the trace taken with ProfilerActivity.CUDA?")
+        return
+    data.notes.append("no device events: these are the host's operators, and what gloo reports")
+    for events in host.values():
+        own = [e for e in events if e.kind is Kind.COMMUNICATION]
+        if own:
+            data.device += own
             continue
-        if event.cat in _DEVICE:
-            _keep_device(event, data)
-        elif event.cat in _MARKS:
-            _keep_mark(event, data)
+        end = -(1 << 62)
+        for event in sorted(events, key=lambda e: (e.start_ns, -e.end_ns)):
+            if event.start_ns >= end:
+                data.device.append(event)
+                end = event.end_ns
 
 
 def _one_by_one(body: bytes, data: TraceData) -> Iterator[_Event]:

@@ -28,6 +28,9 @@ class Kind(Enum):
 
 
 _COMMUNICATION = re.compile(r"nccl|rccl|mscclKernel|oneccl|ncclx|c10d_nvshmem", re.IGNORECASE)
+_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
+_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
+_OPERATOR = re.compile(r"[\w.:]+::\w")
 _COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
 _UNIT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
 
@@ -37,6 +40,16 @@ def classify(category: str, name: str) -> Kind:
     if category in _COPIES:
         return Kind.COPY
     return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
+
+
+def classify_on_host(category: str, name: str) -> Kind | None:
+    """The kind of an event on a CPU: what a backend reports, or an operator; None for what encloses."""
+    if category != "cpu_op":
+        return Kind.COMMUNICATION if _ON_HOST.match(name) else None
+    # a node of the autograd graph encloses hooks that wait; the operators in it are there themselves
+    if name.startswith(_NOT_COMPUTE) or not _OPERATOR.match(name):
+        return None
+    return Kind.COMPUTE
 
 
 class DeviceEvent(NamedTuple):
@@ -98,6 +111,17 @@ class UnitTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The parts of one profiler step."""
+
+    step: int
+    span_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
     """One kernel by name."""
 
@@ -125,6 +149,8 @@ class RankTrace:
     ops: tuple[OpTime, ...]
     units: tuple[UnitTime, ...]
     kernels: tuple[KernelTime, ...]
+    steps: tuple[StepTime, ...] = ()
+    """Where the trace marks steps."""
     wait_seconds: float | None = None
     """What this rank's collectives lasted beyond the shortest of all ranks; None for a single file."""
     notes: tuple[str, ...] = ()
@@ -147,7 +173,7 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
     if data.skipped:
         notes.append(f"{data.skipped} events could not be read")
     if not data.device:
-        notes.append("no device events: was the trace taken with ProfilerActivity.CUDA?")
+        notes.append("neither device events nor communication on the host")
     parts = length(compute), length(exposed), length(exposed_copies)
     return RankTrace(
         rank=rank,
@@ -162,6 +188,7 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         events=data.events_seen,
         ops=_ops(data, compute),
         units=_units(data, compute),
+        steps=_steps(data.marks, compute, communication),
         kernels=_kernels(data.device),
         notes=tuple(notes),
     )
@@ -239,6 +266,34 @@ def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+
+
+def _steps(
+    marks: Iterable[Mark], compute: list[Interval], communication: list[Interval]
+) -> tuple[StepTime, ...]:
+    """By the profiler's own marks: those on the device where there are some, for work runs later."""
+    spans: dict[bool, dict[int, list[Interval]]] = {True: {}, False: {}}
+    for mark in marks:
+        found = _STEP.match(mark.name)
+        if found:
+            of_step = spans[mark.on_device].setdefault(int(found.group(1)), [])
+            of_step.append((mark.start_ns, mark.end_ns))
+    exposed = subtract(communication, compute)
+    return tuple(
+        StepTime(
+            step=step,
+            span_seconds=length(window) / 1e9,
+            compute_seconds=length(intersection(compute, window)) / 1e9,
+            communication_seconds=length(intersection(communication, window)) / 1e9,
+            exposed_seconds=length(intersection(exposed, window)) / 1e9,
+        )
+        for step, window in sorted(
+            (step, union(found)) for step, found in (spans[True] or spans[False]).items()
+        )
+    )
 
 
 def _kernels(device: Iterable[DeviceEvent]) -> tuple[KernelTime, ...]:

@@ -29,6 +29,7 @@ from zeromon.ring import RingWriter
 from zeromon_agents import model_facts
 from zeromon_agents.allocator import Allocator, cuda_ready
 from zeromon_agents.c10d import Collectives
+from zeromon_agents.capture import PROFILER, Capture
 from zeromon_agents.census import Census, census_step
 from zeromon_agents.ddp import DISTRIBUTED, Ddp
 from zeromon_agents.deepspeed import DeepSpeed, group_label
@@ -86,6 +87,7 @@ class Agent:
             self.recorder, self.steps, self.collectives, self.device, self.patches, self.models
         )
         self.collectives.framework_label = group_label
+        self.capture = Capture(self.recorder, self.steps, run_dir, place.rank)
         self.census = Census(self.recorder)
         self.census.add(self.models.claims)
         self._census_of = -1
@@ -132,6 +134,7 @@ class Agent:
             (STATE, fsdp2.watch_state),
             (RUNTIME, fsdp1.watch_runtime),
             (WRAPPER, fsdp1.watch_wrapper),
+            (PROFILER, lambda m: self.capture.watch_profiler(m, self.patches)),
         ):
             self.imports.when_imported(module, self.guard.guarded(watch))
         self.deepspeed.watch(self.imports)
@@ -150,6 +153,7 @@ class Agent:
             return []
         self._stopping.set()
         self.recorder.mode = OFF
+        self.guard.guarded(self.capture.close)("the agent was stopped")
         self.ddp.stop()
         self.imports.close()
         kept = self.patches.restore()
@@ -264,6 +268,7 @@ class Agent:
         self.imports.sweep()
         self._describe_device()
         self._show_hang_in_idle_step()
+        self.capture.look()
         message = self.guard.message()
         if message:
             tell(message)
@@ -290,6 +295,7 @@ class Agent:
         """A forked worker shares the mapping: it must not write into its parent's record."""
         self.ring.mute()
         self.recorder.mode = OFF
+        self.steps.on_boundary = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
@@ -297,6 +303,7 @@ class Agent:
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        self.guard.guarded(self.capture.flush)()
         with suppress(Guard.CAUGHT):
             text = self.recorder.text(f"{kind.__name__}: {error}")
             self.recorder.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
@@ -307,6 +314,8 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._stopping.set()
             self.recorder.mode = OFF
+            self.capture.close("the script ended before those steps did")
+            self.capture.flush()
             self.recorder.emit(Kind.EXIT, op=ExitKind.CLEAN)
             self.collectives.settle()
 

@@ -63,6 +63,8 @@ class Steps:
         self._data_from = 0
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before its step; must not raise."""
+        self.on_boundary: Callable[[int], None] | None = None
+        """Called between two steps with the number of the one that begins; must not raise."""
         self.on_backward: Callable[[], None] | None = None
         """Called when the first backward of a step begins, when activations are at their most."""
 
@@ -224,7 +226,11 @@ class Steps:
         self._engine_of_last = engine
         following = recorder.step + 1
         if recorder.mode != OFF:  # the agent may have been switched off meanwhile
-            recorder.mode = IDLE if idle_step(following) else ON
+            recorder.mode = IDLE if idle_step(following) and self.on_boundary is None else ON
+        if self.on_boundary is not None:
+            self.on_boundary(following)
+            # what a trace costs between two steps belongs to neither
+            self.step_start_ns = self._free_since = time.monotonic_ns()
         recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
 
     # ---- data ---------------------------------------------------------------------------------

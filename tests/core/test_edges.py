@@ -30,7 +30,7 @@ from zeromon.exporter import start_server
 from zeromon.metrics import METRICS
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingWriter
-from zeromon.snapshot import Device, Finding, HostMemory, InFlight, Risk, RunSnapshot
+from zeromon.snapshot import Device, Finding, HostMemory, InFlight, Risk, RunSnapshot, TraceCheck
 from zeromon.source import LiveSource, find, only, runs_at
 from zeromon.store import Store
 
@@ -82,7 +82,11 @@ def full_run() -> RunSnapshot:
         issued_ns=-(10**12), group_id="world//0",
     )  # fmt: skip
     split = replace(one.traffic[0], wait_seconds=0.001, transfer_seconds=0.002)
-    one = replace(one, in_flight=(stuck,), traffic=(split,))
+    check = TraceCheck(
+        steps=(3,), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
+        live_communication_seconds=2.0, trace_communication_seconds=2.0,
+    )  # fmt: skip
+    one = replace(one, in_flight=(stuck,), traffic=(split,), check=check)
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
     return run(one, findings=(finding,))
 

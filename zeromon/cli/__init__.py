@@ -31,7 +31,7 @@ VERBS = {
     "report": "print what a run did and how it ended",
     "doctor": "why a run stands still: what hangs, who waits, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",
-    "trace": "read Kineto traces: compute, exposed communication, idle",
+    "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
 }
 
 

@@ -1,11 +1,10 @@
-"""Reads Kineto traces: where the time of each rank's device went, to the nanosecond.
+"""Takes traces of a live run, and reads Kineto traces of any: where the time of each rank's device went.
 
-  zeromon trace analyze trace.json.gz                 one file, or one a rank
-  zeromon trace analyze rank*.json --json             for scripts
-  zeromon trace analyze rank*.json --html trace.html  a timeline to zoom into
-
-The parts add up: compute + exposed communication + exposed copies + idle = span. Exposed is what no
-compute hides. A file that is cut short gives what is whole, and says so. Exit code 2 when one is none.
+zeromon trace capture                               two steps of the only live run, all ranks
+zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
+zeromon trace analyze trace.json.gz                 one file, or one a rank
+zeromon trace analyze rank*.json --json             for scripts
+zeromon trace analyze rank*.json --html trace.html  a timeline to zoom into
 """
 
 from __future__ import annotations
@@ -14,35 +13,161 @@ import argparse
 import importlib
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from zeromon.errors import TraceError
+from zeromon.capture import progress
+from zeromon.errors import CaptureRefused, TraceError
 from zeromon.report import table
+from zeromon.snapshot import Capture
+from zeromon.source import LiveSource, find, only
 from zeromon.tracefile import read
 from zeromon.traces import RankTrace, TraceData, analyze, lanes, waits
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
+ANALYZE = """Where the time of each rank's device went, to the nanosecond.
+
+The parts add up: compute + exposed communication + exposed copies + idle = span. Exposed is what no
+compute hides. A file that is cut short gives what is whole, and says so. Exit code 2 when one is none.
+"""
+
+CAPTURE = """Records exactly the next steps of a live run with torch.profiler, and analyses them.
+
+RUN is a run id (or its beginning), the pid of a rank, or host:port; without one, the only live run. All
+ranks record the same steps; only those steps pay for it. The files (Kineto JSON, for Perfetto and for
+zeromon trace analyze) lie in the run's own folder, which is printed. The live figures of the same steps
+stand beside the trace's: that is their error. One capture at a time; a rank whose script has a profiler
+of its own running is left alone. Ctrl-C stops the waiting, not the capture. Exit code 1 when no rank
+could record.
+"""
+
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _MOST_ROWS = 10
+_LOOK_SECONDS = 0.5
+_MOST_UNKNOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon trace analyze FILE... [--json] [--html FILE]``"""
+    """``zeromon trace capture [RUN] ...`` and ``zeromon trace analyze FILE...``"""
     verbs = parser.add_subparsers(metavar="ACTION", required=True)
+    sub = verbs.add_parser(
+        "capture",
+        help="record the next steps of a live run",
+        description=CAPTURE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
+    sub.add_argument("--steps", type=int, default=2, metavar="N", help="how many (default: 2)")
+    sub.add_argument(
+        "--ranks", type=_ranks, default=(), metavar="0,3", help="which (default: all of this node)"
+    )
+    sub.add_argument("--json", action="store_true", help="the outcome as JSON")
+    sub.set_defaults(call=capture)
     sub = verbs.add_parser(
         "analyze",
         help="where the time went",
-        description=__doc__,
+        description=ANALYZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip")
     sub.add_argument("--json", action="store_true", help="the same as JSON")
     sub.add_argument("--html", metavar="FILE", help="a timeline by rank (needs plotly)")
     sub.set_defaults(call=call)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"ranks are numbers like 0,3, not {text}") from None
+
+
+def capture(options: argparse.Namespace) -> int:
+    """Asks for a trace, waits for it, and says what it shows."""
+    source = only(find(options.target))
+    number = source.trace(options.steps, options.ranks)
+    made = _await(source, number)
+    ranks = [] if made.state == "failed" else _read_ranks(made)
+    if options.json:
+        content = {"run": source.run, "capture": made, "ranks": ranks}
+        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    else:
+        sys.stdout.write(captured(made, ranks))
+    return 1 if made.state == "failed" else 0
+
+
+def _await(source: LiveSource, number: int) -> Capture:
+    """Follows capture *number* to its end, with a line that says how far it is."""
+    told, unknown = "", 0
+    while True:
+        run = source.latest()
+        made = run.capture
+        if made is None or made.number != number:
+            unknown += 1  # its next picture will have it, unless the collector was started again
+            if unknown > _MOST_UNKNOWN:
+                raise CaptureRefused(f"the collector knows nothing of trace {number} any more")
+            time.sleep(_LOOK_SECONDS)
+            continue
+        if made.state in ("done", "failed"):
+            if told and sys.stderr.isatty():
+                sys.stderr.write("\r\x1b[K")
+            return made
+        text = progress(made, max((rank.step for rank in run.ranks), default=0))
+        if text != told:
+            ahead, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
+            sys.stderr.write(f"{ahead}zeromon: {text}{end}")
+            sys.stderr.flush()
+            told = text
+        time.sleep(_LOOK_SECONDS)
+
+
+def _read_ranks(made: Capture) -> list[RankTrace]:
+    """The analysis, where its folder can be read from here."""
+    try:
+        content = (Path(made.folder) / "analysis.json").read_bytes()
+        return msgspec.json.decode(content, type=dict[str, list[RankTrace]])["ranks"]
+    except (OSError, msgspec.DecodeError, KeyError):
+        return []
+
+
+def captured(made: Capture, ranks: list[RankTrace]) -> str:
+    """What came of a capture."""
+    if made.state == "failed":
+        return f"trace {made.number} failed: {made.note}\n"
+    last = made.first + made.steps - 1
+    steps = f"step {made.first}" if made.steps == 1 else f"steps {made.first} to {last}"
+    lines = [f"Trace {made.number}: {steps} of {len(made.files)} ranks, in {made.folder}"]
+    lines += [f"  {Path(file).name}" for file in made.files]
+    if made.note:
+        lines.append(f"  {made.note}")
+    blocks = ["\n".join(lines)]
+    if made.checks:
+        blocks.append(checks(made))
+    if ranks:
+        blocks.append(as_text(ranks).rstrip("\n"))
+    return "\n\n".join(blocks) + "\n"
+
+
+def checks(made: Capture) -> str:
+    """The live figures beside the trace's."""
+    rows = [
+        (
+            str(rank),
+            ", ".join(map(str, check.steps)),
+            human_seconds(check.live_exposed_seconds),
+            human_seconds(check.trace_exposed_seconds),
+            "n/a" if check.error_ratio is None else f"{check.error_ratio * 100:+.1f} %",
+            human_seconds(check.live_communication_seconds),
+            human_seconds(check.trace_communication_seconds),
+        )
+        for rank, check in sorted(made.checks.items())
+    ]
+    header = ("rank", "steps", "exposed live", "in trace", "error", "comm live", "in trace")
+    return f"The live figures against the trace\n{table(header, rows)}"
 
 
 def call(options: argparse.Namespace) -> int:
