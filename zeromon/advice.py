@@ -147,6 +147,7 @@ def straggler(run: RunSnapshot) -> Iterable[Finding]:
     for late in run.stragglers:
         by = human_seconds(late.longer_seconds)
         why = f"; its {late.phase.replace('_', ' ')} is longer by {by}" if late.phase else ""
+        why += f"; {late.cause}" if late.cause else ""
         yield Finding(
             rule="straggler",
             severity="warning" if late.share >= 0.05 else "info",

@@ -165,7 +165,12 @@ class Captures:
     @property
     def busy(self) -> bool:
         """Whether a trace is under way."""
-        return self.last is not None and self.last.state not in ("done", "failed")
+        return self.last is not None and is_open(self.last)
+
+
+def is_open(made: Capture) -> bool:
+    """Whether a capture has not come to its end."""
+    return made.state not in ("done", "failed")
 
 
 def progress(made: Capture, step: int) -> str:

@@ -34,6 +34,7 @@ from zeromon.forecast import host_risk, rank_risks
 from zeromon.hangs import hangs
 from zeromon.hostmemory import HostReader
 from zeromon.links import network_peak
+from zeromon.pressure import PressureReader
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingReader
 from zeromon.skew import Skew, stragglers
@@ -75,6 +76,7 @@ class RankFollower:
         self.alive = True
         self._dead_ticks = 0
         self._disk: Disk | None = None
+        self._pressure = PressureReader(header.pid)
         self._host: HostMemory | None = None
         self._host_is_final = False
         self._kills_before = self._kills_last = 0
@@ -131,7 +133,8 @@ class RankFollower:
         """The picture of this rank."""
         ended, failed = self.ending()
         picture = summarize(self.state, alive=self.alive, ended=ended, failed=failed)
-        return replace(picture, disk=self._read_disk())
+        pressure = self._pressure.read(time.monotonic_ns()) if self.alive else None
+        return replace(picture, disk=self._read_disk(), pressure=pressure)
 
     def host(self, reader: HostReader) -> HostMemory | None:
         """The host's memory now; of a dead rank as it was when its end was settled."""

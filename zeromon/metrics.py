@@ -275,6 +275,8 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "MemAvailable of the node.", (), _one(lambda r: _known(r.host_available_bytes))),
     Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "What the tightest cgroup, or the machine, would still give.", (), _host(lambda h: _known(h.headroom_bytes))),
     Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes of its cgroup that the kernel killed for memory since the run is watched.", (), _host(lambda h: _known(h.oom_kills))),
+    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last ten seconds during which the rank's main thread could run and had no CPU.", (), _one(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
+    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Pages of the rank that had to come from disk, over the last ten seconds.", (), _one(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
     Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "0: no end in sight; 1: out of memory now. By pool: device, host.",
          ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),

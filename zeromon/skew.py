@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from zeromon.snapshot import RankSnapshot, StepSummary, Straggler
 from zeromon.state import Arrival
+from zeromon.units import human_ratio
 
 WINDOW = 20
 LEAST_OF_WINDOW = 16
@@ -111,6 +112,9 @@ def stragglers(skew: Skew, ranks: Iterable[RankSnapshot]) -> tuple[Straggler, ..
             since_step=_since(steps, rank, late * 1e9 / 2),
             phase=phase,
             longer_seconds=longer,
+            cause=cause(
+                known[rank], [r for r in known.values() if r.rank != rank], late / step_seconds
+            ),
         ),
     )
 
@@ -130,6 +134,30 @@ def _since(steps: list[tuple[int, StepSkew]], rank: int, least_ns: float) -> int
             if misses > WINDOW - LEAST_OF_WINDOW:
                 break
     return since
+
+
+_MANY_FAULTS = 20.0
+
+
+def cause(late: RankSnapshot, others: list[RankSnapshot], share: float) -> str:
+    """What sets a late rank's host or device apart from the others', in words; "" where nothing does."""
+    reasons = late.device_stats.throttle_reasons if late.device_stats else ()
+    if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in others):
+        return f"the clocks of its device are held down ({', '.join(reasons)})"
+    theirs = [r.pressure for r in others if r.pressure is not None]
+    mine = late.pressure
+    if mine is None or not theirs:
+        return ""
+    usual = statistics.median(p.cpu_wait_ratio for p in theirs)
+    if mine.cpu_wait_ratio - usual >= max(LEAST_SHARE, share / 2):
+        return (
+            f"its main thread had no CPU to run on for {human_ratio(mine.cpu_wait_ratio)} of the time, "
+            f"the others' {human_ratio(usual)}"
+        )
+    faults = statistics.median(p.major_faults_per_second for p in theirs)
+    if mine.major_faults_per_second >= max(_MANY_FAULTS, 10 * faults):
+        return f"{mine.major_faults_per_second:.0f} of its pages a second come from disk"
+    return ""
 
 
 _PHASES = ("other", "forward", "backward", "optimizer", "data_wait", "cpu_optimizer")

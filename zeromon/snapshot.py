@@ -299,6 +299,8 @@ class Straggler:
     """Where it spends more time than the others, "" where that is not to be seen."""
     longer_seconds: float
     """By how much, a step."""
+    cause: str = ""
+    """What of its host or device explains it, in words; "" where nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,6 +437,16 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """What a process waits for on its host, over the last seconds."""
+
+    cpu_wait_ratio: float
+    """The share of the time that its main thread could run and had no CPU."""
+    major_faults_per_second: float
+    """Pages that had to come from disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """The host's memory around a process, as the kernel accounts it; -1 where unknown."""
 
@@ -533,6 +545,7 @@ class RankSnapshot:
     device_stats: Device | None = None
     disk: Disk | None = None
     host: HostMemory | None = None
+    pressure: Pressure | None = None
     out_of_memory: OutOfMemory | None = None
     """The last allocation that failed."""
     micro_steps: int = 0

@@ -45,6 +45,8 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "_get_ddp_logging_data"),
         ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__"),
         ("torch.autograd", "", "_engine_run_backward"),
+        ("torch.autograd", "", "_profiler_enabled"),
+        ("torch.autograd.profiler", "profile", "_prepare_trace _start_trace __exit__"),
         ("torch.distributed.distributed_c10d", "", "init_process_group _world"),
         ("torch.optim.optimizer", "", "register_optimizer_step_pre_hook"),
         ("torch.optim.optimizer", "", "register_optimizer_step_post_hook"),

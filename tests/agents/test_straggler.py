@@ -40,3 +40,14 @@ def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
     (late,) = result.snapshot.stragglers
     assert (late.rank, late.phase) == (1, "forward")
     assert late.share > 0.1
+
+
+def test_a_rank_that_shares_its_cpu_is_told_so(node: Node) -> None:
+    """A busy process beside rank 1, on the same CPU: the forward takes longer, and why is the host."""
+    result = node.run([*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "120"])
+    assert result.code == 0, result.output
+    (late,) = result.snapshot.stragglers
+    assert (late.rank, late.phase) == (1, "forward")
+    assert late.cause.startswith("its main thread had no CPU to run on for ")
+    (told,) = [f for f in result.snapshot.findings if f.rule == "straggler"]
+    assert late.cause in told.text

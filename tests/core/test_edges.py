@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
@@ -24,13 +25,30 @@ from zeromon import collector as collector_module
 from zeromon import paths
 from zeromon.collector import Collector, RankFollower
 from zeromon.device import Nvml
-from zeromon.errors import CollectorError, RingError, RunAmbiguous, RunNotFound, SourceError
+from zeromon.errors import (
+    CaptureRefused,
+    CollectorError,
+    RingError,
+    RunAmbiguous,
+    RunNotFound,
+    SourceError,
+)
 from zeromon.events import ExitKind, Kind, head
 from zeromon.exporter import start_server
 from zeromon.metrics import METRICS
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.ring import NameKind, RingWriter
-from zeromon.snapshot import Device, Finding, HostMemory, InFlight, Risk, RunSnapshot, TraceCheck
+from zeromon.snapshot import (
+    Capture,
+    Device,
+    Finding,
+    HostMemory,
+    InFlight,
+    Pressure,
+    Risk,
+    RunSnapshot,
+    TraceCheck,
+)
 from zeromon.source import LiveSource, find, only, runs_at
 from zeromon.store import Store
 
@@ -75,6 +93,7 @@ def full_run() -> RunSnapshot:
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
         host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
         wait_seconds=0.1, late_seconds=0.0,
+        pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
     stuck = InFlight(
@@ -107,6 +126,71 @@ def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> Non
         assert all({"run", "rank"} <= set(s.labels) for s in samples)
         assert not any("fqn" in s.labels or "unit" in s.labels for s in samples)
     assert view.reads == 2
+
+
+class Tracing(Fixed):
+    """A view that takes requests for traces."""
+
+    def __init__(self, *runs: RunSnapshot) -> None:
+        super().__init__(*runs)
+        self.asked: list[tuple[str, int, tuple[int, ...]]] = []
+
+    def trace(self, name: str, steps: int, ranks: list[int]) -> Capture:
+        if steps > 100:
+            raise CaptureRefused("too many", "Ask for fewer.")
+        self.asked.append((name, steps, tuple(ranks)))
+        return Capture(number=7, state="waiting", first=12, steps=steps, ranks=(0,), folder="/f")
+
+
+def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_a_trace_is_asked_for_with_the_key_only() -> None:
+    """Also on loopback: a web page, or another user of the machine, must not start one."""
+    view = Tracing(run(rank(0)))
+    server = start_server(view, "127.0.0.1", 0, key="secret")
+    port, good = server.server_port, {"Authorization": "Bearer secret"}
+    body = json.dumps({"run": "train-1", "steps": 3, "ranks": [0]}).encode()
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "secre\u0301t".encode().decode("latin-1")},
+    ):
+        assert post(port, "/api/trace", body, **headers)[0] == 401
+    assert view.asked == []
+    assert post(port, "/api/trace", body, **good | {"Host": "evil.example"})[0] == 403
+    assert post(port, "/metrics", body, **good)[0] == 405
+    for wrong in (
+        b"",
+        b"{",
+        b'{"steps": 2}',
+        b'{"run": 1}',
+        b'{"run": "a", "ranks": ["0"]}',
+        b"\xff",
+    ):
+        status, said = post(port, "/api/trace", wrong, **good)
+        assert (status, said["error"].startswith("not a request")) == (400, True), wrong
+    status, said = post(port, "/api/trace", body, **good)
+    assert (status, said["number"], said["first"]) == (202, 7, 12)
+    assert view.asked == [("train-1", 3, (0,))]
+    many = json.dumps({"run": "train-1", "steps": 101}).encode()
+    status, said = post(port, "/api/trace", many, **good)
+    assert (status, said) == (409, {"error": "too many", "hint": "Ask for fewer."})
+    server.shutdown()
+
+
+def test_without_a_key_nobody_asks_for_traces() -> None:
+    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0)
+    body = json.dumps({"run": "train-1"}).encode()
+    assert post(server.server_port, "/api/trace", body, Authorization="Bearer ")[0] == 401
+    server.shutdown()
 
 
 def test_what_is_unknown_is_absent() -> None:

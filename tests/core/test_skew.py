@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.build import MS, rank, run, summary
 from zeromon.advice import advise
 from zeromon.events import Op
-from zeromon.skew import Skew, longer_phase, stragglers
-from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.pressure import PressureReader
+from zeromon.skew import Skew, cause, longer_phase, stragglers
+from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 from zeromon.state import Arrival
 from zeromon.traffic import MATCHED_BYTES, TRANSFER, WAIT, Traffic
 
@@ -141,3 +144,38 @@ def test_the_finding_says_it_in_words() -> None:
     told = [f for f in advise(run(*ranks(), stragglers=found)) if f.rule == "straggler"]
     assert [f.rank for f in told] == [2]
     assert "for it since step 10" in told[0].text
+
+
+def pressed(number: int, waits: float = 0.01, faults: float = 0.0, **facts: Any) -> RankSnapshot:
+    found = Pressure(cpu_wait_ratio=waits, major_faults_per_second=faults)
+    return rank(number, pressure=found, **facts)
+
+
+def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
+    others = [pressed(0), pressed(2)]
+    assert cause(pressed(1), others, 0.1) == ""
+    assert cause(pressed(1, waits=0.07), others, 0.1).startswith("its main thread had no CPU")
+    assert cause(pressed(1, waits=0.04), others, 0.1) == ""  # not enough for a tenth of a step
+    assert cause(pressed(1, faults=500), others, 0.1) == "500 of its pages a second come from disk"
+    assert cause(pressed(1, faults=500), [pressed(0, faults=100)], 0.1) == ""
+    hot = Device(throttle_reasons=("thermal",))
+    assert "held down (thermal)" in cause(pressed(1, device_stats=hot), others, 0.1)
+    assert cause(pressed(1, device_stats=hot), [pressed(0, device_stats=hot)], 0.1) == ""
+    assert cause(rank(1), others, 0.1) == ""
+
+
+def test_pressure_is_read_from_proc(tmp_path: Path) -> None:
+    """Over the last ten seconds; a name with spaces and parentheses does not shift the fields."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    reader = PressureReader(7, tmp_path)
+    for second in range(30):
+        (folder / "schedstat").write_text(f"5 {second * 250_000_000} 9\n")
+        fields = " ".join(["S", *"123456789"[:8], str(second * 4), "0"])
+        (folder / "stat").write_text(f"7 (a) b) c) {fields}\n")
+        found = reader.read(second * 1_000_000_000)
+        assert (found is None) == (second == 0)
+    assert found is not None
+    assert found.cpu_wait_ratio == pytest.approx(0.25)
+    assert found.major_faults_per_second == pytest.approx(4)
+    assert PressureReader(8, tmp_path).read(1) is None

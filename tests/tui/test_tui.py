@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 from core.build import deepspeed_facts, device_memory, rank, run, summary
 from rich.text import Text
+from textual.pilot import Pilot
 
 from zeromon.advice import advise
-from zeromon.errors import RunNotFound, SourceError
-from zeromon.snapshot import Finding, InFlight, Risk, RunSnapshot
+from zeromon.errors import CaptureRefused, RunNotFound, SourceError
+from zeromon.exporter import start_server
+from zeromon.snapshot import Capture, Finding, InFlight, Risk, RunSnapshot, TraceCheck
+from zeromon.source import LiveSource
 from zeromon.tui import renderables
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.widgets.ranks import Ranks
@@ -233,3 +236,80 @@ async def test_c_shows_the_configuration_and_c_goes_back() -> None:
         assert "OOM risk" in screen_text(app)
         source.answer = run(rank(0), run="plain")
     assert "nothing to show" in renderables.details(run(rank(0))).plain
+
+
+async def test_u_shows_what_communicates_by_unit() -> None:
+    check = TraceCheck(
+        steps=(3, 4), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
+        live_communication_seconds=2.0, trace_communication_seconds=2.0,
+    )  # fmt: skip
+    app = ZeromonApp(FixedSource(run(rank(0, check=check))))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert "± 10 %" in screen_text(app)
+        await pilot.press("u")
+        await pilot.pause()
+        text = screen_text(app)
+        for part in ("What rank 0 waits for", "layers.0", "all_gather", "by size", "+10.0 % off"):
+            assert part in text, (part, text)
+        await pilot.press("u")
+        await pilot.pause()
+        assert "OOM risk" in screen_text(app)
+    assert "no collective" in renderables.communication(run(rank(0, traffic=(), sizes=()))).plain
+
+
+class Collector:
+    """Takes a request for a trace, and goes on with it picture by picture."""
+
+    def __init__(self) -> None:
+        self.view = (run(rank(0)),)
+        self.refuses = ""
+
+    def was_read(self) -> None:
+        pass
+
+    def trace(self, name: str, steps: int, ranks: list[int]) -> Capture:
+        if self.refuses:
+            raise CaptureRefused(self.refuses)
+        made = Capture(number=1, state="waiting", first=30, steps=steps, ranks=(0,), folder="/f")
+        self.view = (replace(self.view[0], capture=made),)
+        return made
+
+
+async def told(app: ZeromonApp, pilot: Pilot[int], part: str) -> bool:
+    """Whether a notification says so, soon."""
+    for _ in range(100):
+        await pilot.pause()
+        if any(part in note.message for note in app._notifications):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_t_asks_for_a_trace_and_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
+    collector = Collector()
+    server = start_server(collector, "127.0.0.1", 0, "secret")
+    source = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
+    app = ZeromonApp(source, every_seconds=0.02)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("t")
+        assert await told(app, pilot, "trace 1: begins with step 30, step 20 has ended")
+        made = collector.view[0].capture
+        assert made is not None and made.steps == 2
+        done = replace(made, state="done", files=("/f/rank0.json",))
+        collector.view = (replace(collector.view[0], capture=done),)
+        assert await told(app, pilot, "trace 1: 1 files in /f")
+        collector.refuses = "trace 1 of this run is still recording"
+        await pilot.press("t")
+        assert await told(app, pilot, "still recording")
+    server.shutdown()
+
+
+async def test_without_a_live_run_t_says_why_not() -> None:
+    app = ZeromonApp(FixedSource(run(rank(0))))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("t")
+        assert await told(app, pilot, "needs a live run")

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.capture import progress
+from zeromon.capture import is_open, progress
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.report import table
 from zeromon.snapshot import Capture
@@ -112,7 +112,7 @@ def _await(source: LiveSource, number: int) -> Capture:
                 raise CaptureRefused(f"the collector knows nothing of trace {number} any more")
             time.sleep(_LOOK_SECONDS)
             continue
-        if made.state in ("done", "failed"):
+        if not is_open(made):
             if told and sys.stderr.isatty():
                 sys.stderr.write("\r\x1b[K")
             return made

@@ -11,14 +11,17 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Footer, Static
 
+from zeromon.capture import is_open, progress
 from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.source import Source
+from zeromon.source import LiveSource, Source
 from zeromon.tui import renderables
 from zeromon.tui.details import Details
-from zeromon.tui.messages import SnapshotArrived, SourceFailed
+from zeromon.tui.messages import SnapshotArrived, SourceFailed, Told
 from zeromon.tui.widgets.chart import Chart
 from zeromon.tui.widgets.ranks import Ranks
+
+_TRACED_STEPS = 2
 
 _ORDERS: tuple[tuple[str, Callable[[RankSnapshot], float]], ...] = (
     ("rank", lambda rank: rank.rank),
@@ -43,7 +46,9 @@ class ZeromonApp(App[int]):
         Binding("q", "quit", "Quit"),
         Binding("space", "pause", "Pause"),
         Binding("s", "sort", "Sort ranks"),
+        Binding("u", "units", "Units"),
         Binding("c", "config", "Configuration"),
+        Binding("t", "trace", "Trace 2 steps"),
         Binding("ctrl+c", "quit", show=False),
     ]
 
@@ -55,6 +60,7 @@ class ZeromonApp(App[int]):
         self._paused = False
         self._order = 0
         self._stale = ""
+        self._trace_told: tuple[int, str] | None = None
         self.run_shown: RunSnapshot | None = None
 
     def compose(self) -> ComposeResult:
@@ -95,6 +101,7 @@ class ZeromonApp(App[int]):
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         """Shows it, unless paused."""
         self._stale = ""
+        self._tell_trace(message.run)
         if not self._paused:
             self.run_shown = message.run
             self._show()
@@ -120,7 +127,44 @@ class ZeromonApp(App[int]):
 
     def action_config(self) -> None:
         """Shows the configuration, the engines, and where the bytes are."""
-        self.push_screen(Details(lambda: self.run_shown))
+        self.push_screen(Details(lambda: self.run_shown, renderables.details))
+
+    def action_units(self) -> None:
+        """Shows what communicates, by unit and bucket."""
+        self.push_screen(Details(lambda: self.run_shown, renderables.communication))
+
+    def action_trace(self) -> None:
+        """Asks for a trace of the next steps of all ranks; its progress is shown as it comes."""
+        if not isinstance(self._source, LiveSource):
+            self.notify("a trace needs a live run", severity="warning")
+            return
+        threading.Thread(target=self._ask_trace, args=(self._source,), daemon=True).start()
+
+    def _ask_trace(self, source: LiveSource) -> None:
+        try:
+            source.trace(_TRACED_STEPS)
+        except ZeromonError as error:
+            self.post_message(Told(str(error), "warning"))
+
+    def on_told(self, message: Told) -> None:
+        """Says it in a corner of the screen."""
+        self.notify(message.text, severity=message.severity, markup=False)
+
+    def _tell_trace(self, run: RunSnapshot) -> None:
+        """Says when a trace has come further; not what was over before the view was opened."""
+        made = run.capture
+        if made is None:
+            return
+        before, self._trace_told = self._trace_told, (made.number, made.state)
+        if before == self._trace_told or (before is None and not is_open(made)):
+            return
+        if made.state == "done":
+            text = f"trace {made.number}: {len(made.files)} files in {made.folder}"
+        elif made.state == "failed":
+            text = f"trace {made.number} failed: {made.note}"
+        else:
+            text = progress(made, max((rank.step for rank in run.ranks), default=0))
+        self.post_message(Told(text, "warning" if made.state == "failed" else "information"))
 
     def _show(self) -> None:
         run, width = self.run_shown, self.size.width

@@ -1,10 +1,11 @@
-"""The screen that shows a run's configuration, its engines, its memory by role, its offload."""
+"""A screen with one text that scrolls: the configuration, or what communicates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -12,25 +13,29 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from zeromon.snapshot import RunSnapshot
-from zeromon.tui import renderables
 
 _EVERY_SECONDS = 1.0
 
 
 class Details(Screen[None]):
-    """*latest* gives the picture that the app shows, or None while there is none."""
+    """*latest* gives the picture that the app shows, or None while there is none; *render* its text."""
 
     CSS = """
     #details { padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,c", "app.pop_screen", "Back"),
+        Binding("escape,c,u", "app.pop_screen", "Back"),
         Binding("q", "app.quit", "Quit"),
     ]
 
-    def __init__(self, latest: Callable[[], RunSnapshot | None]) -> None:
+    def __init__(
+        self,
+        latest: Callable[[], RunSnapshot | None],
+        render: Callable[[RunSnapshot | None], Text],
+    ) -> None:
         super().__init__()
         self._latest = latest
+        self._text = render
 
     def compose(self) -> ComposeResult:
         """One text that scrolls, and the keys."""
@@ -45,4 +50,4 @@ class Details(Screen[None]):
         self.set_interval(_EVERY_SECONDS, self._show)
 
     def _show(self) -> None:
-        self.query_one("#details", Static).update(renderables.details(self._latest()))
+        self.query_one("#details", Static).update(self._text(self._latest()))

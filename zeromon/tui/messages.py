@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from textual.message import Message
 
@@ -25,3 +26,11 @@ class SourceFailed(Message):
     """The source gave no picture; *reason* is for the user."""
 
     reason: str
+
+
+@dataclass
+class Told(Message):
+    """Something that the user should read once."""
+
+    text: str
+    severity: Literal["information", "warning"]

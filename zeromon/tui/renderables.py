@@ -62,6 +62,16 @@ def risk_line(run: RunSnapshot, width: int) -> Text:
     text.append("   exposed ", DIM)
     share = highest(run, lambda rank: rank.exposed_ratio)
     text.append(human_ratio(share), level_style(share, 0.10, 0.25))
+    error = max(
+        (
+            abs(r.check.error_ratio)
+            for r in run.ranks
+            if r.check and r.check.error_ratio is not None
+        ),
+        default=None,
+    )
+    if error is not None:
+        text.append(f" ± {error * 100:.0f} %", DIM)
     text.append("   overlap ", DIM)
     text.append(human_ratio(lowest(run, lambda rank: rank.overlap_ratio)))
     if worst is not None:
@@ -169,15 +179,35 @@ def details(run: RunSnapshot | None) -> Text:
         return Text("waiting for the first picture", style=DIM)
     blocks = [report.engines(run), report.roles(run), report.offload(run)]
     blocks.append(report.settings(run, written_only=False))
-    text = Text()
-    parts = [part for block in blocks for part in block.split("\n\n") if part]
-    for part in parts:
-        title, _, rest = part.partition("\n")
-        text.append(f"{title}\n", BOLD)
-        text.append(f"{rest}\n\n")
+    text = _titled(blocks)
     if not text:
         first = run.ranks[0].strategy if run.ranks else "this run"
         text.append(f"{first} has no configuration file of its own: nothing to show here", DIM)
+    return text
+
+
+def communication(run: RunSnapshot | None) -> Text:
+    """What communicates by unit and bucket, how large it is, and how far that is from a trace."""
+    if run is None:
+        return Text("waiting for the first picture", style=DIM)
+    lines = [line for line in map(report.checked, run.ranks) if line]
+    checks = (
+        "\n".join(["Against the last trace", *(f"  {line}" for line in lines)]) if lines else ""
+    )
+    text = _titled([report.units(run, _MOST_UNITS), report.sizes(run), checks])
+    return text if text else Text("no collective has been timed yet", style=DIM)
+
+
+_MOST_UNITS = 60
+
+
+def _titled(blocks: Sequence[str]) -> Text:
+    """Blocks of a report, their first lines bold."""
+    text = Text()
+    for part in (part for block in blocks for part in block.split("\n\n") if part):
+        title, _, rest = part.partition("\n")
+        text.append(f"{title}\n", BOLD)
+        text.append(f"{rest}\n\n")
     return text
 
 
