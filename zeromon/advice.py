@@ -271,7 +271,7 @@ def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:
     for hang in run.hangs:
         blamed = (*hang.dead, *hang.missing, *hang.waiting)
         yield Finding(
-            rule="collective_in_flight",
+            rule="collective_in_flight" if hang.seconds else "collective_mismatch",
             severity="critical",
             rank=blamed[0],
             text=in_words(hang, where),

@@ -36,7 +36,48 @@ def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
         if run.taken_ns - oldest.issued_ns > limit:
             found.append(_hang(run, inside, oldest))
     found = _deadlocks(sorted(found, key=lambda h: -h.seconds))
-    return tuple(found)
+    return (*found, *_broken_off(run))
+
+
+def _broken_off(run: RunSnapshot) -> list[Hang]:
+    """Collectives that their members called differently, and that a backend ended with an error.
+
+    What each member called last in a group is compared when one of them has died.
+    """
+    groups: dict[str, dict[int, GroupProgress]] = {}
+    for rank in run.ranks:
+        for group in rank.groups:
+            groups.setdefault(group.group_id, {})[rank.rank] = group
+    failed = {rank.rank for rank in run.ranks if rank.failed}
+    found = []
+    for members in groups.values():
+        newest = max(group.sequence for group in members.values())
+        last = {r: g for r, g in members.items() if g.sequence == newest and g.op != "none"}
+        calls = {rank: (group.op, group.nbytes) for rank, group in last.items()}
+        kind = _kind(calls, [], [])
+        if failed.intersection(last) and kind.startswith("mismatched"):
+            first = last[min(last)]
+            found.append(
+                Hang(
+                    kind=kind,
+                    op=first.op,
+                    group=first.label,
+                    group_id=first.group_id,
+                    sequence=first.sequence,
+                    nbytes=first.nbytes,
+                    seconds=0.0,
+                    waiting=tuple(sorted(last)),
+                    missing=(),
+                    dead=(),
+                    elsewhere=(),
+                    calls=_in_calls(calls),
+                )
+            )
+    return found
+
+
+def _in_calls(calls: dict[int, tuple[str, int]]) -> tuple[str, ...]:
+    return tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items()))
 
 
 def _step_ns(run: RunSnapshot, inside: Iterable[int]) -> float:
@@ -77,7 +118,7 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
         missing=tuple(missing),
         dead=tuple(dead),
         elsewhere=tuple(elsewhere),
-        calls=tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items())),
+        calls=_in_calls(calls),
     )
 
 
@@ -148,7 +189,8 @@ def _as_deadlock(hang: Hang) -> Hang:
 def in_words(hang: Hang, where: dict[int, str]) -> str:
     """One line; *where*: what each rank was last seen doing."""
     what = f"{hang.op} #{abs(hang.sequence)} of group {hang.group} ({hang.nbytes:,} B)"
-    parts = [f"{what} has not ended for {hang.seconds:.0f} s: {hang.kind}"]
+    lasts = f"has not ended for {hang.seconds:.0f} s" if hang.seconds else "broke off"
+    parts = [f"{what} {lasts}: {hang.kind}"]
     if hang.kind.startswith("mismatched"):
         parts.append("; ".join(hang.calls))
     else:

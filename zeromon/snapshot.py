@@ -265,7 +265,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A collective that does not end; see :mod:`zeromon.hangs`."""
+    """A collective that does not end, or broke off; see :mod:`zeromon.hangs`."""
 
     kind: str
     op: str
@@ -274,6 +274,7 @@ class Hang:
     sequence: int
     nbytes: int
     seconds: float
+    """0 for one that broke off."""
     waiting: tuple[int, ...]
     """Ranks that are in it."""
     missing: tuple[int, ...]

@@ -12,7 +12,9 @@ NAMES = (
     "bench_collector.py",
     "bench_forecast.py",
     "bench_prediction.py",
+    "bench_exposed.py",
     "bench_step.py",
+    "bench_stragglers.py",
     "bench_traces.py",
 )
 

@@ -104,3 +104,38 @@ def test_it_is_said_once_with_who_and_where() -> None:
 def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert stack_of(1) == "py-spy is not installed: pip install py-spy"
+
+
+def dead(number: int, nbytes: int, op: str = "all_reduce", sequence: int = 7) -> RankSnapshot:
+    group = GroupProgress(
+        group_id=WORLD, label="world", ranks=(0, 1), sequence=sequence, op=op, nbytes=nbytes
+    )
+    return rank(number, groups=(group,), alive=False, ended="exception", failed=True)
+
+
+def test_a_mismatch_that_the_backend_ended_is_told_from_the_record() -> None:
+    """gloo raises on both ranks; nothing is in flight any more."""
+    (hang,) = found(dead(0, 64), dead(1, 128))
+    assert (hang.kind, hang.seconds, hang.sequence) == ("mismatched sizes", 0.0, 7)
+    told = [f for f in advise(run(dead(0, 64), dead(1, 128))) if f.rule == "collective_mismatch"]
+    assert told[0].text == (
+        "all_reduce #7 of group world (64 B) broke off: mismatched sizes; "
+        "rank 0: all_reduce of 64 B; rank 1: all_reduce of 128 B"
+    )
+    (hang,) = found(dead(0, 64), dead(1, 64, "broadcast"))
+    assert hang.kind == "mismatched operations"
+
+
+def test_deaths_for_other_reasons_are_no_mismatch() -> None:
+    assert found(dead(0, 64), dead(1, 64)) == ()
+    assert found(dead(0, 64), dead(1, 128, sequence=6)) == ()
+    assert found(dead(0, 64, "gather"), dead(1, 128, "gather")) == ()
+
+
+def test_a_send_without_an_answer_accuses_no_member() -> None:
+    """Only two ranks take part in it: the others have not missed it."""
+    ranks = [at(0, entry("send", -5), members=(0, 1, 2)), at(1), at(2)]
+    (hang,) = found(*ranks)
+    assert (hang.kind, hang.waiting, hang.missing) == ("its peer has not answered", (0,), ())
+    text = next(f.text for f in advise(run(*ranks, taken_ns=NOW)) if "in_flight" in f.rule)
+    assert text.startswith("send #5 of group world")

@@ -336,3 +336,77 @@ def test_clock_jumps_and_negative_durations_are_noted(tmp_path: Path) -> None:
     found = analyzed(write(tmp_path, [event("gemm", 0, 5), event("gemm", 10, -3)]))
     assert parts(found)[0] == 5000
     assert found.notes == ("1 events could not be read",)
+
+
+# ---- traces of a CPU, and steps -------------------------------------------------------------------
+
+
+def host(name: str, start: float, duration: float, tid: int, cat: str = "cpu_op") -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration,
+        "args": {},
+    }  # fmt: skip
+
+
+def test_a_trace_of_a_cpu_says_what_its_operators_hide(tmp_path: Path) -> None:
+    """gloo reports 100 us on a thread of its own; 30 of them lie under operators, nested ones once."""
+    events = [
+        host("ProfilerStep#4", 0, 200, 1, "user_annotation"),
+        host("FSDP::pre_forward (0)", 0, 190, 1, "user_annotation"),
+        host("autograd::engine::evaluate_function: X", 0, 150, 1),  # encloses hooks that wait
+        host("c10d::_allgather_base_", 9, 2, 1),
+        host("aten::linear", 20, 30, 1),
+        host("aten::addmm", 25, 20, 1),
+        host("AddmmBackward0", 18, 100, 1),
+        host("aten::relu", 160, 20, 1),
+        host("gloo:all_gather", 10, 100, 9, "user_annotation"),
+        host("aten::copy_", 90, 15, 9),  # gloo's own thread: no compute
+    ]
+    found = analyzed(write(tmp_path, events))
+    assert parts(found) == [170_000, 50_000, 70_000, 0, 50_000, 100_000]
+    assert found.overlap_ratio == pytest.approx(0.3)
+    assert [(op.op, op.count) for op in found.ops] == [("all_gather", 1)]
+    assert {kernel.name for kernel in found.kernels} == {
+        "aten::linear",
+        "aten::relu",
+        "gloo:all_gather",
+    }
+    (step,) = found.steps
+    assert (step.step, round(step.exposed_seconds * 1e9)) == (4, 70_000)
+    assert any("what gloo reports" in note for note in found.notes)
+
+
+def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:
+    """A kernel runs after its call: step 1's all-gather lies beyond the host's mark of it."""
+    events = [
+        host("ProfilerStep#1", 0, 50, 1, "user_annotation"),
+        host("ProfilerStep#2", 50, 50, 1, "user_annotation"),
+        event("ProfilerStep#1", 20, 60, cat="gpu_user_annotation"),
+        event("ProfilerStep#2", 80, 60, cat="gpu_user_annotation"),
+        event("gemm", 20, 30),
+        event(NCCL, 40, 35, stream=9),
+        event("gemm", 80, 50),
+        event(NCCL, 125, 15, stream=9),
+    ]
+    found = analyzed(write(tmp_path, events)).steps
+    rows = [
+        (s.step, round(s.communication_seconds * 1e6), round(s.exposed_seconds * 1e6))
+        for s in found
+    ]
+    assert rows == [(1, 35, 25), (2, 15, 10)]
+    assert [round(s.compute_seconds * 1e6) for s in found] == [30, 50]
+
+
+def test_the_steps_of_a_real_trace_add_up(tmp_path: Path) -> None:
+    """Of random events in adjoining steps: what they have is what the whole has."""
+    chooser = random.Random(5)
+    events = [
+        event(NCCL if chooser.random() < 0.4 else "gemm", chooser.randrange(9000), chooser.randrange(90))
+        for _ in range(500)
+    ]  # fmt: skip
+    events += [
+        event(f"ProfilerStep#{n}", n * 1000, 1000, cat="gpu_user_annotation") for n in range(10)
+    ]
+    found = analyzed(write(tmp_path, events))
+    assert sum(s.exposed_seconds for s in found.steps) == pytest.approx(found.exposed_seconds)
+    assert sum(s.compute_seconds for s in found.steps) == pytest.approx(found.compute_seconds)

@@ -1,0 +1,99 @@
+"""What is exposed, and what moves it: `python tests/bench/bench_exposed.py`.
+
+Two ranks on gloo (tests/programs/exposed.py): FSDP2 without and with prefetch, DDP with one large and
+with six small buckets, ZeRO-2 without and with overlap_comm; the two in turns. What the unit table of
+the first names, what the change leaves of it, and how far the live figure is from a trace of its steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support import Node, train_command
+
+from zeromon.errors import CaptureRefused
+from zeromon.snapshot import RunSnapshot, TrafficRow
+
+STEPS, ROUNDS = 120, 3
+CASES = {
+    "fsdp2": "FSDP2, prefetch",
+    "ddp": "DDP, small buckets",
+    "zero2": "ZeRO-2, overlap_comm",
+}
+
+
+class Measured(NamedTuple):
+    """One run: seconds a step, and the error of the live exposed time against the trace."""
+
+    step: float
+    exposed: float
+    rows: tuple[TrafficRow, ...]
+    error: float | None
+
+
+def measure(kind: str, setting: str) -> Measured:
+    asked = False
+
+    def look(run: RunSnapshot) -> None:
+        nonlocal asked
+        if not asked and run.ranks and min(rank.steps for rank in run.ranks) >= 30:
+            asked = True
+            try:
+                node.collector.trace(run.run, 4, ())
+            except CaptureRefused as error:
+                print(f"  no trace: {error}")
+
+    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
+    try:
+        command = train_command(2, kind, setting, str(STEPS), program="exposed.py")
+        result = node.run(command, seen=look)
+        assert result.code == 0, result.output
+    finally:
+        node.close()
+    ranks = result.snapshot.ranks
+    errors = [r.check.error_ratio for r in ranks if r.check and r.check.error_ratio is not None]
+    return Measured(
+        statistics.median(rank.step_seconds or 0.0 for rank in ranks),
+        statistics.mean(rank.exposed_seconds or 0.0 for rank in ranks),
+        ranks[0].traffic,
+        max(errors, key=abs, default=None),
+    )
+
+
+def by_op(rows: tuple[TrafficRow, ...]) -> str:
+    """``all_gather 12.0 of 13.0 ms``: exposed time a step of its duration, by operation."""
+    ops = dict.fromkeys(row.op for row in rows if row.exposed_seconds > 1e-4)
+    parts = []
+    for op in ops:
+        own = [row for row in rows if row.op == op]
+        exposed, spent = sum(r.exposed_seconds for r in own), sum(r.seconds for r in own)
+        parts.append(f"{op} {exposed * 1e3:.1f} of {spent * 1e3:.1f}")
+    return ", ".join(parts)
+
+
+def main() -> None:
+    for kind, name in CASES.items():
+        print(f"{name} (median of {ROUNDS} in turns; ms a step)")
+        runs: dict[str, list[Measured]] = {"off": [], "on": []}
+        for _ in range(ROUNDS):
+            for setting, found in runs.items():
+                found.append(measure(kind, setting))
+        for setting, found in runs.items():
+            middle = sorted(found, key=lambda m: m.exposed)[ROUNDS // 2]
+            step = statistics.median(m.step for m in found)
+            errors = ", ".join("n/a" if m.error is None else f"{m.error:+.1%}" for m in found)
+            print(
+                f"  {setting:<4} step {step * 1e3:.1f}, exposed {middle.exposed * 1e3:.1f}"
+                f" ({by_op(middle.rows)}); against the trace {errors}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
