@@ -13,6 +13,8 @@
       PlanError            a model, a configuration or a plan that makes no sense
       TraceError           a file that is no trace
       CaptureRefused       a trace that cannot be taken now
+      RuleNotFound         no rule of that code or name
+      CheckError           a file that zeromon check cannot look at
 """
 
 from __future__ import annotations
@@ -89,3 +91,15 @@ class CaptureRefused(ZeromonError):
     """A trace of a live run that cannot be taken, or not now."""
 
     hint = "zeromon trace capture --help says what can be asked for."
+
+
+class RuleNotFound(ZeromonError):
+    """There is no such rule."""
+
+    hint = "zeromon rule lists them all."
+
+
+class CheckError(ZeromonError):
+    """A path that cannot be checked, or options that make no sense together."""
+
+    hint = "zeromon check --help says what can be given."

@@ -1,0 +1,30 @@
+"""Explains a rule: what is meant, why it matters, what to change, and what that costs.
+
+  zeromon rule                 all rules, one a line
+  zeromon rule ZM302           by its code, as findings and zeromon check print it
+  zeromon rule overlap_comm_off    or by its name
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from zeromon.rules import page, pages
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon rule [CODE]``"""
+    parser.add_argument("rule", nargs="?", metavar="CODE", help="a code or a name")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Prints a page, or the list of all."""
+    if options.rule:
+        found = page(options.rule)
+        sys.stdout.write(f"{found.code} {found.name}\n{found.text.rstrip()}\n")
+        return 0
+    width = max(len(found.name) for found in pages().values())
+    for found in pages().values():
+        sys.stdout.write(f"{found.code}  {found.name.ljust(width)}  {found.summary}\n")
+    return 0
