@@ -168,6 +168,15 @@ class Node:
         return found
 
 
+def over_link(command: list[str], rate: str) -> list[str]:
+    """*command* in a network namespace of its own, whose loopback carries no more than *rate*.
+
+    So that communication takes time and no CPU. Needs root and the kernel's token bucket filter.
+    """
+    limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 512kb latency 1s"
+    return ["unshare", "-n", "bash", "-c", f'{limit} && exec "$@"', "over_link", *command]
+
+
 def train_command(nproc: int, *arguments: str, program: str = "train_counted.py") -> list[str]:
     """The command that trains tests/programs/*program* on *nproc* ranks."""
     return [*TORCHRUN, str(nproc), str(PROGRAMS / program), *arguments]

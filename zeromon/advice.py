@@ -5,11 +5,20 @@ Pure: a snapshot in, findings out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from zeromon import remedies
 from zeromon.hangs import in_words
-from zeromon.snapshot import KILLED_FOR_MEMORY, Finding, RankSnapshot, Risk, RunSnapshot
-from zeromon.traffic import TINY_BYTES, tiny
+from zeromon.snapshot import (
+    KILLED_FOR_MEMORY,
+    Finding,
+    RankSnapshot,
+    Remedy,
+    Risk,
+    RunSnapshot,
+)
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
@@ -19,7 +28,6 @@ _LEAST_STEPS = 10
 _LAST_STEPS = 50
 _WARM_UP = 3
 _MANY_BACKWARDS = 64
-_MANY_TINY = 16
 
 
 def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
@@ -107,24 +115,6 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
             return
 
 
-def tiny_collectives(run: RunSnapshot) -> Iterable[Finding]:
-    """Communication is many small pieces, whose latency is what is waited for. Said once."""
-    timed = [r for r in run.ranks if r.exposed_seconds and r.steps >= _LEAST_STEPS]
-    for rank in sorted(timed, key=lambda r: -(r.exposed_seconds or 0.0))[:1]:
-        calls, nbytes, seconds, many = tiny(rank.traffic)
-        waits = seconds * (rank.exposed_ratio or 0.0)
-        if many < _MANY_TINY or seconds < 0.5 or nbytes > 0.5 * seconds or waits < 0.03:
-            continue
-        yield Finding(
-            rule="tiny_collectives",
-            severity="warning" if waits >= 0.10 else "info",
-            rank=rank.rank,
-            text=f"{human_count(many)} collectives a step ({human_ratio(calls)}) move "
-            f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
-            f"{human_ratio(seconds)} of the time",
-        )
-
-
 def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
     """fp16 gradients overflow so often that training stands still. Said once."""
     for rank in run.ranks:
@@ -138,8 +128,22 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
             rule="overflow_storm",
             severity="critical" if all(last[-_LEAST_STEPS:]) else "warning",
             text=f"{skipped} of the last {len(last)} steps were skipped for overflow{at}",
+            remedy=_lower_scale(scale, skipped),
         )
         return
+
+
+def _lower_scale(scale: float | None, skipped: int) -> Remedy:
+    """Begins where the scale has come to, or leaves fp16."""
+    power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
+    return Remedy(
+        cause="gradients times the loss scale do not fit into fp16",
+        dialect="DeepSpeed JSON",
+        diff=f'+ "fp16": {{"initial_scale_power": {power}}}\n'
+        '  or, where the device has it:\n- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
+        effect=f"the {skipped} steps are not lost",
+        price="none; bf16 has fewer bits of mantissa and needs no scale",
+    )
 
 
 def straggler(run: RunSnapshot) -> Iterable[Finding]:
@@ -183,7 +187,22 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
         rank=rank.rank,
         text=f"{human_ratio(share)} of the gathered parameter bytes are asked for only when they are "
         f"needed, which waits {human_ratio(waits)} of a step ({name} is {value})",
+        remedy=Remedy(
+            cause="no more than the prefetch bucket is asked for ahead",
+            dialect="DeepSpeed JSON",
+            diff=f'- "{name}": {value}\n+ "{name}": {_larger(value)}',
+            gain_low_seconds=0.2 * waits * (rank.step_seconds or 0.0),
+            gain_high_seconds=0.9 * waits * (rank.step_seconds or 0.0),
+            price="so many more elements are gathered at once",
+        ),
     )
+
+
+def _larger(value: str) -> str:
+    try:
+        return f"{4 * float(value):.0f}"
+    except ValueError:
+        return "200000000"
 
 
 def offload_waits(run: RunSnapshot) -> Iterable[Finding]:
@@ -205,6 +224,30 @@ def offload_waits(run: RunSnapshot) -> Iterable[Finding]:
         rank=rank.rank,
         text=f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
         f"{path.path}, at {human_rate(path.bytes_per_second)}",
+        remedy=_faster_path(path.path, share * (rank.step_seconds or 0.0)),
+    )
+
+
+def _faster_path(path: str, waits: float) -> Remedy:
+    """For the disk its queue, for the host page-locked memory."""
+    if path.startswith("disk"):
+        return Remedy(
+            cause="the disk gives no more at this depth and block size",
+            dialect="DeepSpeed JSON",
+            diff='+ "aio": {"block_size": 8388608, "queue_depth": 32, "intra_op_parallelism": 8,\n'
+            '+         "single_submit": false, "overlap_events": true}',
+            gain_low_seconds=0.0,
+            gain_high_seconds=0.7 * waits,
+            effect="ds_nvme_tune finds the best of this machine's disk",
+            price="threads of the CPU",
+        )
+    return Remedy(
+        cause="copies to and from pageable memory wait for each other",
+        dialect="DeepSpeed JSON",
+        diff='- "pin_memory": false\n+ "pin_memory": true',
+        gain_low_seconds=0.2 * waits,
+        gain_high_seconds=0.6 * waits,
+        price="page-locked memory on the host, as much as is offloaded",
     )
 
 
@@ -313,6 +356,26 @@ def record_incomplete(run: RunSnapshot) -> Iterable[Finding]:
             )
 
 
+CODES = {
+    "rank_died": "ZM001",
+    "collective_in_flight": "ZM002",
+    "collective_mismatch": "ZM003",
+    "no_step": "ZM004",
+    "events_dropped": "ZM005",
+    "agent_errors": "ZM006",
+    "unknown_version": "ZM007",
+    "untimed_collectives": "ZM008",
+    "oom_risk": "ZM201",
+    "disk_space": "ZM211",
+    "exposed_communication": "ZM301",
+    "straggler": "ZM309",
+    "starved_prefetch": "ZM313",
+    "poor_overlap": "ZM314",
+    "overflow_storm": "ZM401",
+    "offload_waits": "ZM503",
+}
+"""The pages of the rules in here."""
+
 RULES: tuple[Rule, ...] = (
     rank_died,
     oom_risk,
@@ -320,20 +383,29 @@ RULES: tuple[Rule, ...] = (
     straggler,
     overflow_storm,
     exposed_communication,
-    tiny_collectives,
     starved_prefetch,
     offload_waits,
     disk_space,
     poor_overlap,
     no_step,
     record_incomplete,
+    *remedies.RULES,
 )
 
 
 def advise(run: RunSnapshot) -> tuple[Finding, ...]:
     """All findings, the gravest first."""
-    found = [finding for rule in RULES for finding in rule(run)]
-    return tuple(sorted(found, key=lambda f: (_SEVERITIES.index(f.severity), f.rank)))
+    found = [
+        finding if finding.code else replace(finding, code=CODES.get(finding.rule, ""))
+        for rule in RULES
+        for finding in rule(run)
+    ]
+    return tuple(sorted(found, key=_by_gravity))
+
+
+def _by_gravity(finding: Finding) -> tuple[int, bool, int]:
+    """What has a way out comes first among equals."""
+    return _SEVERITIES.index(finding.severity), finding.remedy is None, finding.rank
 
 
 def doing(rank: RankSnapshot) -> str:
@@ -345,3 +417,21 @@ def doing(rank: RankSnapshot) -> str:
         oldest = rank.in_flight[0]
         parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
     return ", ".join(parts)
+
+
+LINGER_NS = 10_000_000_000
+"""For how long a finding stays that holds no more: one at the edge of its rule would flap."""
+
+
+class Settled:
+    """What is shown of what holds: it comes at once, and goes when it has not held for a while."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[int, Finding]] = {}
+
+    def shown(self, found: Iterable[Finding], now_ns: int) -> tuple[Finding, ...]:
+        """*found*, and what held less than :data:`LINGER_NS` ago, the gravest first."""
+        for finding in found:
+            self._seen[finding.rule, finding.rank] = now_ns, finding
+        self._seen = {key: item for key, item in self._seen.items() if now_ns - item[0] < LINGER_NS}
+        return tuple(sorted((f for _, f in self._seen.values()), key=_by_gravity))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon import paths
-from zeromon.advice import advise
+from zeromon.advice import Settled, advise
 from zeromon.capture import Captures
 from zeromon.device import Nvml
 from zeromon.disk import read_disk
@@ -198,6 +198,7 @@ class RunFollower:
         self._links: dict[int, Links] = {}
         self.captures: Captures | None = None
         self._skew = Skew()
+        self._settled = Settled()
         self._stragglers: tuple[Straggler, ...] = ()
         self._risks: dict[int, tuple[int, tuple[Risk, ...]]] = {}
         """Rank -> when its risks were made, and what they were."""
@@ -291,7 +292,8 @@ class RunFollower:
             capture=capture,
         )
         run = replace(run, hangs=hangs(run))
-        return replace(run, findings=advise(run))
+        found = advise(run)
+        return replace(run, findings=found if run.ended else self._settled.shown(found, now))
 
     def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:
         """The peaks of a rank's links; a rank on the host has none of its own."""

@@ -11,6 +11,7 @@ from zeromon.snapshot import (
     ExpectedRow,
     Finding,
     RankSnapshot,
+    Remedy,
     RunSnapshot,
     Setting,
     StepSummary,
@@ -496,8 +497,26 @@ def _before_death(rank: RankSnapshot) -> list[str]:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    lines = [
-        f"{_MARKS[f.severity]} {'rank ' + str(f.rank) + ': ' if f.rank >= 0 else ''}{f.text}"
-        for f in findings
-    ]
-    return "Findings\n" + "\n".join(lines)
+    lines = []
+    for f in findings:
+        who = f"rank {f.rank}: " if f.rank >= 0 else ""
+        lines.append(f"{_MARKS[f.severity]} {f.code} {who}{f.text}")
+        if f.remedy is not None:
+            lines += [f"     {line}" for line in remedy_lines(f.remedy)]
+    return "Findings (zeromon rule CODE explains them)\n" + "\n".join(lines)
+
+
+def remedy_lines(remedy: Remedy) -> list[str]:
+    """Cause, change, what it is expected to do, and its price."""
+    lines = [f"because {remedy.cause}; {remedy.dialect}:"]
+    lines += [f"  {line}" for line in remedy.diff.splitlines()]
+    effects = []
+    if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
+        low, high = human_seconds(remedy.gain_low_seconds), human_seconds(remedy.gain_high_seconds)
+        effects.append(f"a step {low} to {high} shorter")
+    if remedy.frees_bytes is not None:
+        effects.append(f"{human_bytes(remedy.frees_bytes)} less a rank")
+    if remedy.effect:
+        effects.append(remedy.effect)
+    lines.append(f"expected: {', '.join(effects)}; price: {remedy.price or 'none'}")
+    return lines

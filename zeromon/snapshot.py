@@ -407,6 +407,25 @@ class Risk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A way out of a finding."""
+
+    cause: str
+    dialect: str
+    """What *diff* changes: ``DeepSpeed JSON``, ``Python (FSDP2)``, ``environment``, ..."""
+    diff: str
+    """Lines that go begin with ``-``, lines that come with ``+``."""
+    gain_low_seconds: float | None = None
+    """What a step is expected to become shorter by, at least and at most; None where it will not."""
+    gain_high_seconds: float | None = None
+    frees_bytes: int | None = None
+    """Memory of a rank that is expected to become free."""
+    effect: str = ""
+    """What else is expected, in words."""
+    price: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that a person should know."""
 
@@ -416,6 +435,9 @@ class Finding:
     text: str
     rank: int = -1
     """-1: the whole run."""
+    code: str = ""
+    """Of the rule's page: ``zeromon rule CODE``."""
+    remedy: Remedy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,6 +584,8 @@ class RankSnapshot:
     """How long it waits a step for ranks that arrive later, on this node."""
     late_seconds: float | None = None
     """How long the others wait for it alone."""
+    loader: dict[str, Any] = field(default_factory=dict)
+    """Settings of its newest DataLoader."""
     models: tuple[dict[str, Any], ...] = ()
     """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
     expected: tuple[ExpectedRow, ...] = ()

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from zeromon.comms import busbw, overlap_ratio
@@ -650,10 +650,13 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     window = state.last_window if belongs_to_last else state.window
     window.communication.append((e.start_ns, e.t_ns))
     window.blocked.append((max(e.compute_end_ns, e.start_ns), e.t_ns))
+    window.phase_exposed_ns[Phase.BACKWARD] += exposed
     if last is not None and belongs_to_last:
         communication = union(window.communication)
         waits = intersection(union(window.blocked), communication)
-        state.history[-1] = _with_communication(last, length(communication), length(waits))
+        state.history[-1] = _with_communication(
+            last, length(communication), length(waits), window.phase_exposed_ns
+        )
 
 
 def _fold_bucket(state: RankState, e: Bucket) -> None:
@@ -693,10 +696,15 @@ def _close_buckets(state: RankState, e: BackwardComm) -> None:
         )
 
 
-def _with_communication(summary: StepSummary, communication: int, exposed: int) -> StepSummary:
-    values = {name: getattr(summary, name) for name in StepSummary.__dataclass_fields__}
-    values.update(communication_ns=communication, exposed_ns=exposed)
-    return StepSummary(**values)
+def _with_communication(
+    summary: StepSummary, communication: int, exposed: int, by_phase: list[int]
+) -> StepSummary:
+    return replace(
+        summary,
+        communication_ns=communication,
+        exposed_ns=exposed,
+        phase_exposed_ns=tuple(by_phase),
+    )
 
 
 def _fold_precision(state: RankState, e: Precision) -> None:
@@ -860,6 +868,7 @@ def summarize(
         ),
         sizes=size_rows(state.sizes),
         capture=_capture(state),
+        loader=_facts_of(state, "loader"),
         models=tuple(models),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
@@ -893,9 +902,13 @@ def _models(state: RankState) -> list[dict[str, Any]]:
     return models
 
 
-def _engine_facts(state: RankState, number: int) -> dict[str, Any]:
-    facts = state.meta.get(f"engine{number}")
+def _facts_of(state: RankState, name: str) -> dict[str, Any]:
+    facts = state.meta.get(name)
     return facts if isinstance(facts, dict) else {}
+
+
+def _engine_facts(state: RankState, number: int) -> dict[str, Any]:
+    return _facts_of(state, f"engine{number}")
 
 
 def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:

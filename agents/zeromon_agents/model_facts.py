@@ -31,6 +31,7 @@ def of_module(module: Any, optimizers: list[Any]) -> Facts | None:
         facts = _whole(module)
     if not facts["numel"]:
         return None
+    facts["blocks"] = blocks(module)
     facts["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
     mine = {id(p) for p in module.parameters()}
     for optimizer in optimizers:
@@ -39,6 +40,25 @@ def of_module(module: Any, optimizers: list[Any]) -> Facts | None:
             facts.update(of_optimizer(optimizer))
             break
     return facts
+
+
+def blocks(module: Any) -> list[int]:
+    """[how many, elements of the largest] of the longest list of layers in *module*; [0, 0] without one.
+
+    Sharded parameters count as whole ones.
+    """
+    lists = [
+        m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
+    ]
+    longest = max(lists, key=len, default=None)
+    if longest is None or len(longest) < 2:
+        return [0, 0]
+    return [len(longest), max(sum(_whole_numel(p) for p in m.parameters()) for m in longest)]
+
+
+def _whole_numel(param: Any) -> int:
+    """A DTensor says the whole shape; FSDP1 has none of single parameters."""
+    return math.prod(param.shape)
 
 
 def of_optimizer(optimizer: Any) -> Facts:

@@ -9,6 +9,7 @@ between the data and the backward; data wait from the DataLoader's iterator.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,9 @@ class Steps:
         self.offloads_optimizer = False
         """Whether the optimizer of the engine that steps now runs on the host."""
         self._data_from = 0
+        self._loader: Callable[[], Any] = lambda: None
+        """A weak reference to the iterator that was asked last."""
+        self._loader_facts: dict[str, Any] = {}
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before its step; must not raise."""
         self.on_boundary: Callable[[int], None] | None = None
@@ -286,6 +290,9 @@ class Steps:
 
         def next_batch(loader: Any) -> Any:
             try:
+                if loader is not self._loader():
+                    self._loader = weakref.ref(loader)
+                    self._describe_loader(loader)
                 self.data_begins()
             except Guard.CAUGHT as error:
                 note(error, "DataLoader")
@@ -298,3 +305,13 @@ class Steps:
                     note(error, "DataLoader")
 
         patches.set(iterator, "__next__", next_batch)
+
+    def _describe_loader(self, iterator: Any) -> None:
+        """Told again only when it differs: a loop makes a new iterator each epoch."""
+        facts = {
+            "num_workers": int(getattr(iterator, "_num_workers", 0)),
+            "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+        }
+        if facts != self._loader_facts:
+            self._loader_facts = facts
+            self._recorder.meta(loader=facts)

@@ -1,12 +1,14 @@
-"""What is exposed, and what moves it: `python tests/bench/bench_exposed.py`.
+"""What is exposed, and what moves it: `python tests/bench/bench_exposed.py` (as root, for the link).
 
-Two ranks on gloo (tests/programs/exposed.py): FSDP2 without and with prefetch, DDP with one large and
-with six small buckets, ZeRO-2 without and with overlap_comm; the two in turns. What the unit table of
-the first names, what the change leaves of it, and how far the live figure is from a trace of its steps.
+Two ranks on gloo (tests/programs/exposed.py), as they are and over a link of 2 Gbit/s: FSDP2 without and
+with prefetch, DDP with one large and with six small buckets, ZeRO-2 without and with overlap_comm; the
+two in turns. What the unit table of the first names, what the change leaves of it, and how far the live
+figure is from a trace of its steps.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import tempfile
@@ -15,12 +17,12 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support import Node, train_command
+from support import Node, over_link, train_command
 
 from zeromon.errors import CaptureRefused
 from zeromon.snapshot import RunSnapshot, TrafficRow
 
-STEPS, ROUNDS = 120, 3
+STEPS, ROUNDS, LINK = 120, 3, "2gbit"
 CASES = {
     "fsdp2": "FSDP2, prefetch",
     "ddp": "DDP, small buckets",
@@ -37,7 +39,7 @@ class Measured(NamedTuple):
     error: float | None
 
 
-def measure(kind: str, setting: str) -> Measured:
+def measure(kind: str, setting: str, rate: str) -> Measured:
     asked = False
 
     def look(run: RunSnapshot) -> None:
@@ -52,7 +54,7 @@ def measure(kind: str, setting: str) -> Measured:
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
     try:
         command = train_command(2, kind, setting, str(STEPS), program="exposed.py")
-        result = node.run(command, seen=look)
+        result = node.run(over_link(command, rate) if rate else command, seen=look)
         assert result.code == 0, result.output
     finally:
         node.close()
@@ -78,12 +80,13 @@ def by_op(rows: tuple[TrafficRow, ...]) -> str:
 
 
 def main() -> None:
-    for kind, name in CASES.items():
-        print(f"{name} (median of {ROUNDS} in turns; ms a step)")
+    for rate, (kind, name) in itertools.product(("", LINK), CASES.items()):
+        link = f", over {rate}" if rate else ""
+        print(f"{name}{link} (median of {ROUNDS} in turns; ms a step)")
         runs: dict[str, list[Measured]] = {"off": [], "on": []}
         for _ in range(ROUNDS):
             for setting, found in runs.items():
-                found.append(measure(kind, setting))
+                found.append(measure(kind, setting, rate))
         for setting, found in runs.items():
             middle = sorted(found, key=lambda m: m.exposed)[ROUNDS // 2]
             step = statistics.median(m.step for m in found)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.build import MS, deepspeed_facts, device_memory, rank, run, summary
+from zeromon import remedies
 from zeromon.advice import RULES, advise, risk_in_words
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.forecast import host_capacity, host_risk, rank_risks
@@ -90,7 +91,8 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     late = 60_000 * MS
     for rule, one in fired.items():
         assert rule in rules_of(replace(one, step_seconds=0.1), taken_ns=late), rule
-    assert len(RULES) == 13  # the others are below, and in test_skew
+    # the others are below, in test_skew, test_traffic and test_remedies
+    assert len(RULES) == 12 + len(remedies.RULES)
 
 
 def test_the_gravest_finding_comes_first() -> None:

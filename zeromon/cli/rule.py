@@ -1,8 +1,7 @@
 """Explains a rule: what is meant, why it matters, what to change, and what that costs.
 
-  zeromon rule                 all rules, one a line
-  zeromon rule ZM302           by its code, as findings and zeromon check print it
-  zeromon rule overlap_comm_off    or by its name
+CODE is what findings and zeromon check print (ZM302), or the rule's name (overlap_comm_off); without
+one, all rules are listed, one a line.
 """
 
 from __future__ import annotations

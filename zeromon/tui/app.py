@@ -47,8 +47,9 @@ class ZeromonApp(App[int]):
         Binding("space", "pause", "Pause"),
         Binding("s", "sort", "Sort ranks"),
         Binding("u", "units", "Units"),
-        Binding("c", "config", "Configuration"),
-        Binding("t", "trace", "Trace 2 steps"),
+        Binding("f", "findings", "Findings"),
+        Binding("c", "config", "Config"),
+        Binding("t", "trace", "Trace"),
         Binding("ctrl+c", "quit", show=False),
     ]
 
@@ -128,6 +129,10 @@ class ZeromonApp(App[int]):
     def action_config(self) -> None:
         """Shows the configuration, the engines, and where the bytes are."""
         self.push_screen(Details(lambda: self.run_shown, renderables.details))
+
+    def action_findings(self) -> None:
+        """Shows every finding with its way out."""
+        self.push_screen(Details(lambda: self.run_shown, renderables.findings_page))
 
     def action_units(self) -> None:
         """Shows what communicates, by unit and bucket."""

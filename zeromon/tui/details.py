@@ -24,7 +24,7 @@ class Details(Screen[None]):
     #details { padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,c,u", "app.pop_screen", "Back"),
+        Binding("escape,c,f,u", "app.pop_screen", "Back"),
         Binding("q", "app.quit", "Quit"),
     ]
 

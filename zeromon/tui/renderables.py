@@ -186,6 +186,22 @@ def details(run: RunSnapshot | None) -> Text:
     return text
 
 
+def findings_page(run: RunSnapshot | None) -> Text:
+    """Every finding with its evidence, its cause, what to change and what that will do."""
+    if run is None:
+        return Text("waiting for the first picture", style=DIM)
+    text = Text()
+    for finding in run.findings:
+        style, mark = _LEVELS[finding.severity]
+        who = f"rank {finding.rank}: " if finding.rank >= 0 else ""
+        text.append(f" {mark} {finding.code} {who}{finding.text}\n", style or BOLD)
+        for line in report.remedy_lines(finding.remedy) if finding.remedy else ():
+            change = line.strip()[:1]
+            text.append(f"      {line}\n", {"+": GOOD, "-": "red"}.get(change, ""))
+        text.append("\n")
+    return text if text else Text("nothing to report", style=DIM)
+
+
 def communication(run: RunSnapshot | None) -> Text:
     """What communicates by unit and bucket, how large it is, and how far that is from a trace."""
     if run is None:

@@ -1,0 +1,112 @@
+"""Does advice help? `python tests/bench/bench_advice.py` (as root, for the limited link).
+
+Each case of tests/programs/advised.py is a real run with a problem: the rule must fire. Then the same
+with the finding's diff applied: the finding must be gone, and what it gained stands beside what was
+predicted. The two in turns, medians of some rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support import Node, over_link, train_command
+
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.units import human_bytes
+
+ROUNDS = 1
+
+
+class Case(NamedTuple):
+    """A case of the program, the rule that must fire, and the link it runs over."""
+
+    rule: str
+    steps: int = 60
+    link: str = ""
+
+
+CASES = {
+    "fsdp_prefetch_off": Case("fsdp_prefetch_off", link="2gbit"),
+    "reshard_without_need": Case("reshard_without_need", link="2gbit"),
+    "whole_model_unit": Case("whole_model_unit"),
+    "ddp_bucket_large": Case("ddp_bucket_large", link="2gbit"),
+    "tiny_collectives": Case("tiny_collectives"),
+    "tiny_units": Case("tiny_collectives"),
+    "accumulation_communicates": Case("accumulation_communicates", link="2gbit"),
+    "accumulation_fsdp": Case("accumulation_communicates", link="2gbit"),
+    "data_wait": Case("data_wait"),
+    "stage_too_high": Case("stage_too_high", link="2gbit"),
+    "tiny_buckets": Case("tiny_collectives"),
+    "overflow_storm": Case("overflow_storm", steps=40),
+}
+
+
+def measure(name: str, case: Case, state: str) -> RunSnapshot:
+    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
+    try:
+        command = train_command(2, name, state, str(case.steps), program="advised.py")
+        command = over_link(command, case.link) if case.link else command
+        result = node.run(command)
+        assert result.code == 0, result.output
+    finally:
+        node.close()
+    return result.snapshot
+
+
+def step_of(run: RunSnapshot) -> float:
+    return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
+
+
+def found(run: RunSnapshot, rule: str) -> Finding | None:
+    return next((f for f in run.findings if f.rule == rule), None)
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(CASES)
+    for name in chosen:
+        case = CASES[name]
+        before: list[RunSnapshot] = []
+        after: list[RunSnapshot] = []
+        for _ in range(ROUNDS):
+            before.append(measure(name, case, "before"))
+            after.append(measure(name, case, "after"))
+        fired = [f for f in (found(run, case.rule) for run in before) if f is not None]
+        gone = sum(found(run, case.rule) is None for run in after)
+        told = f"fired {len(fired)}, gone {gone} of {ROUNDS}"
+        print(f"{name}: {told}; {effect(fired, before, after)}", flush=True)
+
+
+def effect(fired: list[Finding], before: list[RunSnapshot], after: list[RunSnapshot]) -> str:
+    remedies = [f.remedy for f in fired if f.remedy is not None]
+    steps = [statistics.median(map(step_of, runs)) for runs in (before, after)]
+    took = f"step {steps[0] * 1e3:.1f} -> {steps[1] * 1e3:.1f} ms"
+    if not remedies:
+        return f"{took}; nothing predicted"
+    first = remedies[0]
+    if first.frees_bytes is not None:
+        peaks = [max(r.unsharded_peak_bytes for r in runs[0].ranks) for runs in (before, after)]
+        freed = human_bytes(peaks[0] - peaks[1])
+        return f"predicted {human_bytes(first.frees_bytes)} less, achieved {freed}; {took}"
+    if first.gain_low_seconds is None or first.gain_high_seconds is None:
+        skipped = [sum(r.skipped_steps for r in runs[0].ranks) for runs in (before, after)]
+        return f"skipped steps {skipped[0]} -> {skipped[1]}; {took}"
+    middle = statistics.median(
+        ((r.gain_low_seconds or 0) + (r.gain_high_seconds or 0)) / 2 for r in remedies
+    )
+    low = statistics.median(r.gain_low_seconds or 0.0 for r in remedies)
+    high = statistics.median(r.gain_high_seconds or 0.0 for r in remedies)
+    achieved = steps[0] - steps[1]
+    return (
+        f"predicted {low * 1e3:.1f} to {high * 1e3:.1f} ms, achieved {achieved * 1e3:.1f} ms "
+        f"({achieved / middle:.2f} of the middle); {took}"
+    )
+
+
+if __name__ == "__main__":
+    main()

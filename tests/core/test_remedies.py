@@ -1,0 +1,255 @@
+"""Ways out: each rule fires on the picture that it is about, names a gain, and is silent beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from core.build import MS, device_memory, rank, run, summary
+from zeromon import remedies
+from zeromon.advice import CODES, LINGER_NS, Settled, advise
+from zeromon.report import render
+from zeromon.rules import pages
+from zeromon.snapshot import (
+    Device,
+    Finding,
+    HostMemory,
+    Links,
+    RankSnapshot,
+    Risk,
+    RoleRow,
+    RunSnapshot,
+    Setting,
+    TrafficRow,
+)
+from zeromon.tui.renderables import findings_page
+
+MIB, GIB = 1 << 20, 1 << 30
+ROOM = HostMemory(headroom_bytes=64 * GIB)
+MODEL = {"framework": "fsdp2", "numel": 100 * MIB, "compute_bytes": 4, "blocks": [10, 10 * MIB],
+         "units": [10 * MIB] * 4, "kept_numel": 0}  # fmt: skip
+
+
+def row(
+    op: str = "all_gather", unit: str = "layers.0", phase: str = "forward", **more: Any
+) -> TrafficRow:
+    """10 ms a step of a collective of 10 MiB, all of it exposed."""
+    facts: dict[str, Any] = {
+        "op": op, "group": "world", "group_size": 8, "nodes": 1, "phase": phase, "unit": unit,
+        "count": 100, "calls": 1.0, "nbytes": 10.0 * MIB, "seconds": 0.010,
+        "exposed_seconds": 0.010, "exposed_total_seconds": 1.0, "wait_seconds": None,
+        "transfer_seconds": None, "algbw_bytes_per_second": 1e9, "busbw_bytes_per_second": 1e9,
+        "best_busbw_bytes_per_second": 1e9,
+    }  # fmt: skip
+    return TrafficRow(**(facts | more))
+
+
+def units(op: str, phase: str, count: int = 4, **more: Any) -> list[TrafficRow]:
+    return [row(op, f"layers.{n}", phase, **more) for n in range(count)]
+
+
+def one(*traffic: TrafficRow, **facts: Any) -> RankSnapshot:
+    """A rank with steps of 200 ms, of which the traffic is what it says."""
+    waits = sum(t.exposed_seconds for t in traffic)
+    recent = tuple(
+        summary(n, start_ns=n * 200 * MS, end_ns=(n + 1) * 200 * MS, exposed_ns=round(waits * 1e9),
+                phase_ns=(5 * MS, 70 * MS, 110 * MS, 10 * MS, 0, 0), phase_exposed_ns=(0,) * 6)
+        for n in range(40)
+    )  # fmt: skip
+    base: dict[str, Any] = {
+        "traffic": traffic, "recent": recent, "step_seconds": 0.2, "exposed_seconds": waits,
+        "exposed_ratio": waits / 0.2, "overlap_ratio": 0.5, "steps": 40, "world_size": 8,
+        "host": ROOM, "models": (MODEL,),
+    }  # fmt: skip
+    return rank(0, **(base | facts))
+
+
+def found(picture: RankSnapshot, rule: str) -> Finding | None:
+    return next((f for f in advise(run(picture)) if f.rule == rule), None)
+
+
+GATHERS = [*units("all_gather", "forward"), *units("all_gather", "backward")]
+REDUCES = units("reduce_scatter", "backward")
+FULL = Risk(pool="device", ratio=0.9, cause="static", used_bytes=70 * GIB, capacity_bytes=80 * GIB)
+TIGHT = device_memory(free_bytes=1 * GIB)
+CPU_STEP = (
+    summary(1, end_ns=300 * MS, start_ns=100 * MS, phase_ns=(0, 40 * MS, 60 * MS, 20 * MS, 0, 80 * MS)),
+)  # fmt: skip
+WAITING = (
+    summary(1, end_ns=300 * MS, start_ns=100 * MS, phase_ns=(0, 40 * MS, 60 * MS, 20 * MS, 80 * MS, 0)),
+)  # fmt: skip
+
+
+def role(name: str, nbytes: int) -> RoleRow:
+    return RoleRow(role=name, device_bytes=nbytes, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+
+
+FIRES: dict[str, RankSnapshot] = {
+    "fsdp_prefetch_off": one(*GATHERS),
+    "reshard_without_need": one(*GATHERS),
+    "whole_model_unit": one(
+        models=({**MODEL, "units": [], "kept_numel": 100 * MIB},), unsharded_peak_bytes=400 * MIB
+    ),
+    "ddp_bucket_large": one(
+        row("all_reduce", "bucket 0", "backward", nbytes=40.0 * MIB, exposed_seconds=0.05, seconds=0.05),
+        strategy="ddp",
+    ),
+    "accumulation_communicates": one(
+        *units("reduce_scatter", "backward", calls=4.0), recent=(summary(1, micro_steps=4),) * 30
+    ),
+    "tiny_collectives": one(
+        *units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
+    ),
+    "stage_too_high": one(*GATHERS, strategy="deepspeed-zero3"),
+    "full_shard_across_nodes": one(
+        *units("all_gather", "forward", nodes=2), roles=(role("sharded_param", MIB),)
+    ),
+    "zero_plus_plus": one(*units("all_gather", "forward", nodes=2), strategy="deepspeed-zero3"),
+    "stage_too_low": one(
+        strategy="deepspeed-zero1", risks=(FULL,), memory=TIGHT,
+        roles=(role("unsharded_grad", 20 * GIB),),
+    ),
+    "activations_dominate": one(
+        risks=(FULL,),
+        memory=device_memory(),
+        roles=(role("sharded_param", GIB),),
+        recent=(summary(1, allocated_bytes=60 * GIB),) * 30,
+    ),
+    "overlap_comm_off": one(
+        *[replace(r, unit=f"bucket {n}") for n, r in enumerate(REDUCES)],
+        strategy="deepspeed-zero2", device="cuda:0",
+        settings=(Setting(engine=1, name="zero.overlap_comm", effective="False", written=""),),
+    ),
+    "cpu_optimizer_slow": one(recent=CPU_STEP * 30),
+    "offload_without_need": one(
+        recent=CPU_STEP * 30, memory=device_memory(),
+        roles=(replace(role("optimizer_state", 0), host_bytes=GIB),),
+    ),
+    "data_wait": one(recent=WAITING * 30),
+    "fragmentation": one(
+        risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9)
+    ),
+    "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
+    "slow_link": one(
+        row(nbytes=64.0 * MIB, exposed_seconds=0.03),
+        links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
+    ),
+}  # fmt: skip
+
+SILENT: dict[str, RankSnapshot] = {
+    "fsdp_prefetch_off": one(*[replace(r, exposed_seconds=0.002) for r in GATHERS]),
+    "reshard_without_need": one(*GATHERS, host=HostMemory(headroom_bytes=100 * MIB)),
+    "whole_model_unit": one(unsharded_peak_bytes=80 * MIB),
+    "ddp_bucket_large": one(
+        *[row("all_reduce", f"bucket {n}", "backward") for n in range(6)], strategy="ddp"
+    ),
+    "accumulation_communicates": one(*REDUCES),
+    "tiny_collectives": one(*units("all_gather", "forward", 40, exposed_seconds=0.002)),
+    "stage_too_high": one(*GATHERS, strategy="deepspeed-zero3", host=HostMemory(headroom_bytes=GIB)),
+    "full_shard_across_nodes": one(*GATHERS),
+    "zero_plus_plus": one(*GATHERS, strategy="deepspeed-zero3"),
+    "stage_too_low": one(
+        strategy="deepspeed-zero1", risks=(replace(FULL, cause="growth"),), memory=TIGHT,
+        roles=(role("unsharded_grad", 20 * GIB),),
+    ),
+    "activations_dominate": one(risks=(FULL,), memory=device_memory()),
+    "overlap_comm_off": replace(FIRES["overlap_comm_off"], device="cpu"),
+    "cpu_optimizer_slow": one(),
+    "offload_without_need": replace(FIRES["offload_without_need"], memory=TIGHT),
+    "data_wait": one(),
+    "fragmentation": one(risks=(FULL,), memory=device_memory(retries=9)),
+    "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
+    "slow_link": one(
+        row(nbytes=64.0 * MIB, best_busbw_bytes_per_second=300e9),
+        links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_a_rule_fires_with_evidence_cause_change_effect_and_price(rule: str) -> None:
+    finding = found(FIRES[rule], rule)
+    assert finding is not None, [f.rule for f in advise(run(FIRES[rule]))]
+    remedy = finding.remedy
+    assert remedy is not None
+    assert any(letter.isdigit() for letter in finding.text) and remedy.cause and remedy.dialect
+    changed = [line[0] for line in remedy.diff.splitlines()]
+    assert "+" in changed or "-" in changed
+    said = remedy.gain_high_seconds is not None or remedy.frees_bytes or remedy.effect
+    assert said and remedy.price
+    if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
+        assert 0 <= remedy.gain_low_seconds < remedy.gain_high_seconds <= 0.2
+    text = render(run(FIRES[rule], findings=(finding,)))
+    assert finding.code in text and "price: " in text and "expected: " in text
+    assert remedy.diff.splitlines()[0] in findings_page(run(FIRES[rule], findings=(finding,))).plain
+
+
+@pytest.mark.parametrize("rule", SILENT)
+def test_a_rule_is_silent_where_its_cause_is_not(rule: str) -> None:
+    assert found(SILENT[rule], rule) is None
+
+
+def test_every_rule_with_a_remedy_is_here() -> None:
+    names = {rule.__name__ for rule in remedies.RULES}
+    two = {"crosses_nodes": {"full_shard_across_nodes", "zero_plus_plus"},
+           "cpu_optimizer_slow": {"cpu_optimizer_slow", "offload_without_need"}}  # fmt: skip
+    wanted = set().union(*(two.get(name, {name}) for name in names))
+    assert wanted == set(FIRES) == set(SILENT)
+
+
+def test_every_rule_has_its_page() -> None:
+    """Under its code, with its name, and said in which words it is meant, changed, paid for and known."""
+    known = {found.name: code for code, found in pages().items()}
+    for picture in FIRES.values():
+        for finding in advise(run(picture)):
+            assert known.get(finding.rule) == finding.code, finding.rule
+    assert {name: known.get(name) for name in CODES} == CODES
+    for code, page in pages().items():
+        assert page.summary.endswith("."), code
+        for part in (
+            "## Why",
+            "## What to change",
+            "## What it costs",
+            "## Where it is known from",
+        ):
+            assert part in page.text, (code, part)
+
+
+def test_the_gain_of_prefetch_is_bounded_by_the_compute_it_can_hide_behind() -> None:
+    """40 ms of gathers a phase, and only 10 ms of compute in forward, 110 in backward."""
+    short = summary(1, start_ns=0, end_ns=200 * MS, phase_ns=(0, 10 * MS, 110 * MS, 0, 0, 0),
+                    phase_exposed_ns=(0,) * 6)  # fmt: skip
+    finding = found(one(*GATHERS, recent=(short,) * 30), "fsdp_prefetch_off")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.gain_high_seconds == pytest.approx(0.010 + 0.030)
+
+
+# ---- without flapping -----------------------------------------------------------------------------
+
+FINDING = Finding(rule="data_wait", severity="info", text="x", rank=0)
+
+
+def test_a_finding_comes_at_once_and_goes_when_it_has_not_held_for_a_while() -> None:
+    settled = Settled()
+    assert settled.shown([FINDING], 0) == (FINDING,)
+    assert settled.shown([], LINGER_NS - 1) == (FINDING,)
+    newer = replace(FINDING, text="y")
+    assert settled.shown([newer], LINGER_NS) == (newer,)
+    assert settled.shown([], 2 * LINGER_NS - 1) == (newer,)
+    assert settled.shown([], 2 * LINGER_NS) == ()
+
+
+def test_one_at_the_edge_of_its_rule_does_not_flap() -> None:
+    settled = Settled()
+    shown = [settled.shown([FINDING] if n % 3 == 0 else [], n * 10**9) for n in range(60)]
+    assert all(found == (FINDING,) for found in shown)
+
+
+def healthy() -> RunSnapshot:
+    return run(one(*[replace(r, exposed_seconds=0.0005) for r in GATHERS]))
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert advise(healthy()) == ()
