@@ -125,6 +125,17 @@ class Nvml:
             ),
         )
 
+    def uuids(self) -> list[str]:
+        """Of the devices that it knows."""
+        return list(self._handles) if self._nvml else []
+
+    def driver(self) -> str:
+        """The driver's version, "" without one."""
+        if not self._nvml:
+            return ""
+        found = self._ask(lambda: self._nvml.nvmlSystemGetDriverVersion()) or ""
+        return found.decode() if isinstance(found, bytes) else str(found)
+
     def links(self, uuid: str) -> tuple[float | None, str]:
         """Bytes/s that the device's links can do in one direction, and what they are."""
         handle = self._handles.get(bare_uuid(uuid)) if self._nvml and uuid else None

@@ -19,6 +19,8 @@ def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> N
     assert result.code == 0, result.output
     if where == "none":
         assert [s for picture in seen for s in picture.stragglers] == []
+        told = {(f.rule, f.severity) for picture in seen for f in picture.findings}
+        assert [rule for rule, severity in told if severity != "info"] == []
         return
     (late,) = result.snapshot.stragglers
     assert (late.rank, late.phase) == (1, PHASE[where])

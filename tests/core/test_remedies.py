@@ -200,7 +200,7 @@ def test_every_rule_with_a_remedy_is_here() -> None:
 
 
 def test_every_rule_has_its_page() -> None:
-    """Under its code, with its name, and said in which words it is meant, changed, paid for and known."""
+    """Under its code, with its name, and with what is meant, changed, paid for and known."""
     known = {found.name: code for code, found in pages().items()}
     for picture in FIRES.values():
         for finding in advise(run(picture)):

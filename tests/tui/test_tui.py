@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from zeromon.advice import advise
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.exporter import start_server
-from zeromon.snapshot import Capture, Finding, InFlight, Risk, RunSnapshot, TraceCheck
+from zeromon.snapshot import Capture, Finding, InFlight, Remedy, Risk, RunSnapshot, TraceCheck
 from zeromon.source import LiveSource
 from zeromon.tui import renderables
 from zeromon.tui.app import ZeromonApp
@@ -313,3 +313,28 @@ async def test_without_a_live_run_t_says_why_not() -> None:
         await settled(pilot)
         await pilot.press("t")
         assert await told(app, pilot, "needs a live run")
+
+
+async def test_f_shows_every_finding_with_its_way_out() -> None:
+    """Cause, diff, what it is expected to do and its price; it scrolls."""
+    found = Finding(
+        rule="data_wait", code="ZM601", severity="warning", text="20.0 ms a step", rank=1,
+        remedy=Remedy(
+            cause="no workers", dialect="Python (DataLoader)",
+            diff="- DataLoader(data)\n+ DataLoader(data, num_workers=4)",
+            gain_low_seconds=0.01, gain_high_seconds=0.02, price="4 processes",
+        ),
+    )  # fmt: skip
+    app = ZeromonApp(FixedSource(run(rank(0), findings=(found,))))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settled(pilot)
+        await pilot.press("f")
+        await pilot.pause()
+        text = screen_text(app)
+        for part in ("ZM601 rank 1: 20.0 ms", "because no workers", "+ DataLoader(data, num_workers=4)",
+                     "a step 10.0 ms to 20.0 ms shorter", "price: 4 processes"):  # fmt: skip
+            assert part in text, (part, text)
+        await pilot.press("f")
+        await pilot.pause()
+        assert "OOM risk" in screen_text(app)
+    assert "nothing to report" in renderables.findings_page(run(rank(0))).plain

@@ -1,8 +1,13 @@
-"""Says why a live run stands still: which collective hangs, who waits, and where the missing ranks are.
+"""Looks at this machine and at the runs on it: what they need, what zeromon can see, and what hangs.
 
-TARGET is a run id (or its beginning), the pid of a rank, or host:port; without one, the only live run.
-When py-spy is installed, the Python stack of each missing rank is shown, too: it reads the process's
-memory from outside and stops it for a moment only. Exit code 0 when nothing hangs, else 1.
+Without TARGET: torch, NCCL, driver, DeepSpeed, launchers, links, shared memory, limits, ptrace, and
+what the agent can and cannot see here; then each live run. With a TARGET, a run id (or its beginning),
+the pid of a rank, or host:port: that run only.
+
+For a run that stands still it says which collective hangs, who waits and where the missing ranks are;
+when py-spy is installed with the Python stack of each: it reads the process's memory from outside and
+stops it for a moment only. Exit code 1 when something hangs, or something here is in the way of runs,
+else 0.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import sys
 import msgspec
 
 from zeromon.advice import doing
+from zeromon.environment import Fact, survey
 from zeromon.hangs import in_words
 from zeromon.report import verdict
 from zeromon.snapshot import Hang, RunSnapshot
-from zeromon.source import find, only
+from zeromon.source import LiveSource, find, node_runs, only
 
 _PATIENCE_SECONDS = 10.0
 _MOST_STACKS = 8
@@ -32,8 +38,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the run, and says what is wrong with it."""
-    run = only(find(options.target)).latest()
+    """Surveys the machine, or finds the run and says what is wrong with it."""
+    if options.target is None:
+        return _survey(options)
+    return _examine(only(find(options.target)).latest(), options)
+
+
+def _survey(options: argparse.Namespace) -> int:
+    """The machine, then its live runs."""
+    if sys.stderr.isatty():
+        sys.stderr.write("zeromon: asking torch ...")
+        sys.stderr.flush()
+    facts = survey()
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    live = [run for run in node_runs() if not run.ended]
+    if options.json:
+        runs = [run.run for run in live]
+        sys.stdout.write(msgspec.json.encode({"facts": facts, "runs": runs}).decode() + "\n")
+        return int(any(fact.severity == "warning" for fact in facts))
+    sys.stdout.write(facts_as_text(facts))
+    bad = any(fact.severity == "warning" for fact in facts)
+    for run in live:
+        sys.stdout.write("\n")
+        bad = bool(_examine(LiveSource(run.address, run.run).latest(), options)) or bad
+    return int(bad)
+
+
+_MARKS = {"fine": " ", "note": "·", "warning": "!"}
+
+
+def facts_as_text(facts: list[Fact]) -> str:
+    """One screen: a line a fact, and below it what to do."""
+    width = max((len(fact.name) for fact in facts), default=0)
+    lines = []
+    for fact in facts:
+        lines.append(f"{_MARKS[fact.severity]} {fact.name.ljust(width)}  {fact.value}")
+        if fact.hint:
+            lines.append(f"  {' ' * width}  -> {fact.hint}")
+    return "\n".join(lines) + "\n"
+
+
+def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
+    """What hangs in one run."""
     found = run.hangs
     asked = [] if options.no_stacks else _suspects(found, run)
     stacks = {rank: stack_of(pid) for rank, pid in asked}
