@@ -42,8 +42,33 @@ def oom_risk(run: RunSnapshot) -> Iterable[Finding]:
                 rule="oom_risk",
                 severity="critical" if risk.ratio >= 0.8 else "warning",
                 rank=rank.rank,
-                text=risk_in_words(risk, rank),
+                text=risk_in_words(risk, rank) + _what_grows(risk, rank),
+                remedy=_of_growth() if risk.cause == "growth" else None,
             )
+
+
+def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
+    """The role that grows, where the census sees one; "" without a trend."""
+    if risk.cause != "growth" or not rank.roles:
+        return ""
+    most = max(rank.roles, key=lambda row: row.grown_bytes)
+    grown = risk.growth_bytes_per_step or 0.0
+    if most.grown_bytes > 4 * grown:
+        return (
+            f"; what grows is {most.role.replace('_', ' ')}, {human_bytes(most.grown_bytes)} so far"
+        )
+    return "; parameters, gradients and optimizer state do not grow: something else is kept"
+
+
+def _of_growth() -> Remedy:
+    return Remedy(
+        cause="each step leaves something behind: most often a list of losses or outputs that hold "
+        "their graph, or a cache without a bound",
+        dialect="Python",
+        diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
+        effect="the growth ends",
+        price="none",
+    )
 
 
 def risk_in_words(risk: Risk, rank: RankSnapshot) -> str:

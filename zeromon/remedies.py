@@ -230,7 +230,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Finding]:
     hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
     yield Finding(
         rule="ddp_bucket_large",
-        code="ZM303",
+        code="ZM315",
         severity=severity(share),
         rank=rank.rank,
         text=f"{human_bytes(total)} of gradients go in {len(buckets)} "

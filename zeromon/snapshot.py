@@ -208,6 +208,8 @@ class RoleRow:
     host_bytes: int
     disk_bytes: int
     pinned_bytes: int
+    grown_bytes: int = 0
+    """On device and host, since the first census after the warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,7 @@ _MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
 _NONE_ISSUED = (-1, Op.NONE, 0)
 _PAIRS = 128
+_WARM_UP = 5
 
 
 class Arrival(NamedTuple):
@@ -232,6 +233,8 @@ class RankState:
     """Unsharded bytes and exposed nanoseconds of gathers; by whether they were issued ahead."""
     transfers: dict[Path, PathTotals] = field(default_factory=dict)
     roles: dict[Role, RoleBytes] = field(default_factory=dict)
+    first_roles: dict[Role, int] = field(default_factory=dict)
+    """Bytes on device and host at the first census after the warm-up."""
     unsharded: dict[int, int] = field(default_factory=dict)
     """Bytes that are gathered now, by unit."""
     unsharded_now: int = 0
@@ -720,6 +723,8 @@ def _fold_trace(state: RankState, e: TraceMark) -> None:
 
 def _fold_role(state: RankState, e: RoleBytes) -> None:
     state.roles[e.role] = e
+    if state.steps >= _WARM_UP:
+        state.first_roles.setdefault(e.role, e.device_bytes + e.host_bytes)
 
 
 def _fold_transfer(state: RankState, e: Transfer) -> None:
@@ -885,6 +890,9 @@ def _role_rows(state: RankState) -> tuple[RoleRow, ...]:
             host_bytes=found.host_bytes,
             disk_bytes=found.disk_bytes,
             pinned_bytes=found.pinned_bytes,
+            grown_bytes=found.device_bytes
+            + found.host_bytes
+            - state.first_roles.get(role, found.device_bytes + found.host_bytes),
         )
         for role, found in sorted(state.roles.items())
     )

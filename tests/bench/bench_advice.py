@@ -20,7 +20,7 @@ from support import Node, over_link, train_command
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.units import human_bytes
 
-ROUNDS = 1
+ROUNDS = 3
 
 
 class Case(NamedTuple):

@@ -13,6 +13,7 @@ NAMES = (
     "bench_forecast.py",
     "bench_prediction.py",
     "bench_exposed.py",
+    "bench_advice.py",
     "bench_step.py",
     "bench_stragglers.py",
     "bench_traces.py",

@@ -14,6 +14,7 @@ from zeromon.events import (
     Counted,
     Done,
     Dtype,
+    Event,
     Exit,
     ExitKind,
     Flag,
@@ -328,3 +329,15 @@ def test_the_new_records_keep_their_values_through_the_ring() -> None:
     counted = decode(raw)
     assert isinstance(counted, Counted)
     assert (counted.dtype, counted.engine, counted.calls) == (Dtype.INT8, 3, 5)
+
+
+def test_a_role_has_grown_since_the_first_census_after_the_warm_up() -> None:
+    made = state()
+    for n in range(1, 31):
+        nbytes = 1000 if n < 8 else 1000 + 10 * n
+        events: list[Event] = [step(n, n * 100, n * 100 + 100)]
+        if n % 4 == 0:
+            events.insert(0, RoleBytes(n * 100 * MS, Role.OPTIMIZER_STATE, nbytes, 0, 0, 0))
+        folded(events, made)
+    (row,) = summarize(made, alive=True).roles
+    assert row.grown_bytes == (1000 + 10 * 28) - (1000 + 10 * 8)

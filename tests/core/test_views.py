@@ -290,3 +290,21 @@ def test_a_failed_allocation_on_the_device_is_explained() -> None:
     assert "optimizer state 20.0 GiB" in text.split("most of it")[1].splitlines()[0]
     assert "reserved and not allocated at the last sample" in text
     assert "before  step" in text
+
+
+def test_growth_names_the_role_that_grows_or_says_that_none_does() -> None:
+    risk = Risk(
+        pool="host", ratio=0.9, cause="growth", steps_left=50.0, used_bytes=9 * GIB,
+        capacity_bytes=10 * GIB, growth_bytes_per_step=1 << 20,
+    )  # fmt: skip
+    kept = RoleRow(
+        role="optimizer_state", device_bytes=0, host_bytes=GIB, disk_bytes=0, pinned_bytes=0
+    )
+    for grown, words in (
+        (0, "something else is kept"),
+        (64 << 20, "what grows is optimizer state"),
+    ):
+        one = rank(0, risks=(risk,), roles=(replace(kept, grown_bytes=grown),))
+        (told,) = [f for f in advise(run(one)) if f.rule == "oom_risk"]
+        assert words in told.text
+        assert told.remedy is not None and "loss.item()" in told.remedy.diff
