@@ -56,7 +56,8 @@ class Captures:
                 )
             chosen = _chosen(ranks, steps, wanted)
             first = first_step(chosen)
-            number = max((int(p.name) for p in self._traces.glob("[0-9]*")), default=0) + 1
+            taken = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
+            number = max(taken, default=0) + 1
             folder = paths.make_private(self._traces / str(number))
             made = Capture(
                 number=number,
@@ -105,7 +106,9 @@ class Captures:
         ]
         begun = any(answer.state != "waiting" for answer in answers.values())
         waited = (now_ns - self._asked_ns) / 1e9
-        patience = max(_PATIENCE_SECONDS, 20 * max((r.step_seconds or 0.0) for r in ranks))
+        patience = max(
+            _PATIENCE_SECONDS, 20 * max((r.step_seconds or 0.0 for r in ranks), default=0.0)
+        )
         if open_ones and waited < (_SAVE_PATIENCE_SECONDS if begun else patience):
             return replace(made, state="recording") if begun else made
         self.withdraw()
@@ -124,7 +127,11 @@ class Captures:
         if not files:
             why = note or f"no rank came to step {made.first} in {waited:.0f} s"
             return replace(made, state="failed", note=why)
-        self._analyse(made.folder, files)
+        try:
+            self._analyse(made.folder, files)
+        except OSError as error:
+            note = f"the traces are there, but cannot be analysed: {error.strerror}"
+            return replace(made, state="done", files=files, note=note)
         return replace(made, state="analysing", files=files, note=note)
 
     def _analyse(self, folder: str, files: Sequence[str]) -> None:

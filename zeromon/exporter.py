@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector as PrometheusCollector
 
-from zeromon.errors import CaptureRefused, CollectorError
+from zeromon.errors import CollectorError, ZeromonError
 from zeromon.metrics import collect
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.store import encode
@@ -127,7 +127,7 @@ class Application:
             return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         try:
             made = self._view.trace(asked.run, asked.steps, asked.ranks)
-        except CaptureRefused as error:
+        except ZeromonError as error:
             return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
         return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
 

@@ -124,7 +124,7 @@ class Ddp:
         data = ddp.logger._get_ddp_logging_data()
         figures = data.ints_map
         if not model.rebuilt:
-            self._read_buckets(model, data.strs_map, figures)
+            self._read_buckets(model, data.strs_map, figures, ddp.reducer)
         if not model.on_cpu:
             return
         start, end = figures.get("backward_comm_time_start", 0), 0
@@ -143,13 +143,17 @@ class Ddp:
                              start + shift, compute_end + shift, len(model.buckets), 0)
         # fmt: on
 
-    def _read_buckets(self, model: Model, texts: dict[str, str], figures: dict[str, int]) -> None:
+    def _read_buckets(
+        self, model: Model, texts: dict[str, str], figures: dict[str, int], reducer: Any
+    ) -> None:
         model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
         text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
         model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
         members = texts.get("rebuilt_per_bucket_param_indices") if model.rebuilt else ""
         model.members = [[int(i) for i in part.split()] for part in (members or "").split(",")]
-        if len(model.members) == len(model.buckets):
+        # without the moments of an older or newer torch, buckets are counted and not timed
+        timed = hasattr(reducer, "get_backward_stats")
+        if timed and len(model.members) == len(model.buckets):
             model.units = [
                 self._recorder.unit_id(f"bucket {number}", {"kind": "ddp"})
                 for number in range(len(model.buckets))

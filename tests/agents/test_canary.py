@@ -43,6 +43,7 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         (WRAPPER, "FullyShardedDataParallel", "forward"),
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "forward"),
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "_get_ddp_logging_data"),
+        ("torch._C._distributed_c10d", "Reducer", "get_backward_stats"),
         ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__"),
         ("torch.autograd", "", "_engine_run_backward"),
         ("torch.autograd", "", "_profiler_enabled"),

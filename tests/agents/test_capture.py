@@ -113,3 +113,17 @@ def test_what_cannot_be_asked_for(node: Node) -> None:
     result = node.run(train_command(1, "none", "3", program="profiled.py"))
     with pytest.raises(CaptureRefused, match="has ended"):
         node.collector.trace(result.run, 2, ())
+
+
+def test_a_trace_that_cannot_be_analysed_is_kept_and_said(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for its result, or no process can be started: the run goes on, and so do we."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("zeromon.capture.subprocess.Popen", fails)
+    made, _ = profiled(node, "none", 250, 1)
+    assert (made.state, len(made.files)) == ("done", 1)
+    assert "cannot be analysed: No space left" in made.note
