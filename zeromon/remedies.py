@@ -438,7 +438,8 @@ def crosses_nodes(run: RunSnapshot) -> Iterable[Finding]:
             diff=f'+ "zero_hpz_partition_size": {local}\n'
             '+ "zero_quantized_weights": true  # needs its CUDA kernels'
             if deepspeed
-            else f'+ mesh = init_device_mesh("cuda", ({nodes}, {local}), mesh_dim_names=("dp", "shard"))\n'
+            else f'+ mesh = init_device_mesh("cuda", ({nodes}, {local}),\n'
+            '+                         mesh_dim_names=("replicate", "shard"))\n'
             "- fully_shard(layer)\n+ fully_shard(layer, mesh=mesh)",
             gain_low_seconds=0.3 * exposed(far),
             gain_high_seconds=0.9 * exposed(far),
