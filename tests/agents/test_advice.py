@@ -1,0 +1,51 @@
+"""Advice on real runs: a rule fires, its diff is applied, the finding is gone, the step is shorter.
+
+What was predicted stands beside what was achieved in docs/advice.md (tests/bench/bench_advice.py); here,
+on a machine with other work, only the sign and the order of magnitude are held.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from support import Node, train_command
+
+from zeromon.snapshot import Finding, RunSnapshot
+
+STEPS = 40
+
+
+def ran(node: Node, case: str, state: str) -> RunSnapshot:
+    result = node.run(train_command(2, case, state, str(STEPS), program="advised.py"))
+    assert result.code == 0, result.output
+    return result.snapshot
+
+
+def told(run: RunSnapshot, rule: str) -> Finding | None:
+    return next((f for f in run.findings if f.rule == rule), None)
+
+
+def step_seconds(run: RunSnapshot) -> float:
+    return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
+
+
+@pytest.mark.parametrize("rule", ["tiny_collectives", "accumulation_communicates", "data_wait"])
+def test_what_it_says_to_change_shortens_the_step(node: Node, rule: str) -> None:
+    before, after = ran(node, rule, "before"), ran(node, rule, "after")
+    finding = told(before, rule)
+    assert finding is not None and finding.remedy is not None
+    assert told(after, rule) is None
+    low, high = finding.remedy.gain_low_seconds, finding.remedy.gain_high_seconds
+    assert low is not None and high is not None
+    achieved = step_seconds(before) - step_seconds(after)
+    assert 0.25 * low < achieved < 4 * high
+
+
+def test_units_a_layer_free_what_the_whole_model_took(node: Node) -> None:
+    before, after = (ran(node, "whole_model_unit", state) for state in ("before", "after"))
+    finding = told(before, "whole_model_unit")
+    assert finding is not None and finding.remedy is not None
+    assert told(after, "whole_model_unit") is None
+    freed = before.ranks[0].unsharded_peak_bytes - after.ranks[0].unsharded_peak_bytes
+    assert finding.remedy.frees_bytes == pytest.approx(freed, rel=0.05)
