@@ -347,7 +347,13 @@ def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:
 
 
 def record_incomplete(run: RunSnapshot) -> Iterable[Finding]:
-    """What zeromon itself could not see."""
+    """What zeromon itself could not see, or not keep."""
+    if run.history_note:
+        yield Finding(
+            rule="history_stopped",
+            severity="warning",
+            text=f"the run's history on disk has stopped: {run.history_note}",
+        )
     for rank in run.ranks:
         if rank.dropped:
             yield Finding(
@@ -390,6 +396,7 @@ CODES = {
     "agent_errors": "ZM006",
     "unknown_version": "ZM007",
     "untimed_collectives": "ZM008",
+    "history_stopped": "ZM009",
     "oom_risk": "ZM201",
     "disk_space": "ZM211",
     "exposed_communication": "ZM301",

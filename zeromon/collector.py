@@ -28,10 +28,17 @@ from zeromon.advice import Settled, advise
 from zeromon.capture import Captures
 from zeromon.device import Nvml
 from zeromon.disk import read_disk
-from zeromon.errors import CaptureRefused, CollectorError, RingError, ZeromonError
+from zeromon.errors import (
+    CaptureRefused,
+    CollectorError,
+    HistoryError,
+    RingError,
+    ZeromonError,
+)
 from zeromon.events import ExitKind, decode
 from zeromon.forecast import host_risk, rank_risks
 from zeromon.hangs import hangs
+from zeromon.history import Row, Writer, row_of
 from zeromon.hostmemory import HostReader
 from zeromon.links import network_peak
 from zeromon.pressure import PressureReader
@@ -76,6 +83,8 @@ class RankFollower:
         self.alive = True
         self._dead_ticks = 0
         self._disk: Disk | None = None
+        self._kept_ns = 0
+        """Start of the newest step that was given to the history."""
         self._pressure = PressureReader(header.pid)
         self._host: HostMemory | None = None
         self._host_is_final = False
@@ -114,6 +123,16 @@ class RankFollower:
                 state.unit_bytes[name.id] = nbytes if isinstance(nbytes, int) else 0
             elif name.kind == NameKind.TEXT:
                 state.texts[name.id] = str(name.payload.get("text", ""))
+
+    def new_rows(self, wall_minus_mono_ns: int, *, final: bool) -> list[Row]:
+        """Steps since the last call. The newest waits: what comes with the next one may belong to it."""
+        steps = list(self.state.history)
+        if not final:
+            steps = steps[:-1]
+        fresh = [step for step in steps if step.start_ns > self._kept_ns]
+        if fresh:
+            self._kept_ns = fresh[-1].start_ns
+        return [row_of(self.state.rank, step, wall_minus_mono_ns) for step in fresh]
 
     def ending(self) -> tuple[str, bool]:
         """How it ended (empty while it lives), and whether that was a failure."""
@@ -197,6 +216,8 @@ class RunFollower:
         self._network = network_peak()
         self._links: dict[int, Links] = {}
         self.captures: Captures | None = None
+        self.history: Writer | None = None
+        self.history_note = ""
         self._skew = Skew()
         self._settled = Settled()
         self._stragglers: tuple[Straggler, ...] = ()
@@ -290,10 +311,25 @@ class RunFollower:
             note=self._note(),
             stragglers=self._stragglers,
             capture=capture,
+            history_note=self.history_note,
         )
         run = replace(run, hangs=hangs(run))
         found = advise(run)
         return replace(run, findings=found if run.ended else self._settled.shown(found, now))
+
+    def keep_history(self) -> None:
+        """Writes the steps that have come since. When that fails it stops, and the run goes on."""
+        if self.history is None:
+            return
+        shift = time.time_ns() - time.monotonic_ns()
+        try:
+            for follower in self.newest():
+                self.history.append(follower.new_rows(shift, final=self.ended))
+            if self.ended:
+                self.history.close()
+                self.history = None
+        except (HistoryError, OSError) as error:
+            self.history_note, self.history = str(error), None
 
     def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:
         """The peaks of a rank's links; a rank on the host has none of its own."""
@@ -407,6 +443,7 @@ class Collector:
         for name, run in list(self._runs.items()):
             try:
                 run.poll()
+                run.keep_history()
                 picture = run.snapshot(self._nvml)
             except _SICK as error:  # one broken run must not hide the others
                 del self._runs[name]
@@ -433,6 +470,7 @@ class Collector:
             try:
                 run = RunFollower(folder)
                 run.run = self.store.free_name(name, run.started_wall)
+                run.history, run.history_note = open_history(self.store.history(run.run))
                 run.captures = Captures(folder, self.store.runs / run.run / "traces")
             except _SICK:
                 self._stuck.add(name)
@@ -471,6 +509,14 @@ _SICK = (
     RecursionError,
 )
 """What broken files and hostile contents raise."""
+
+
+def open_history(folder: Path) -> tuple[Writer | None, str]:
+    """A writer, or why there is none."""
+    try:
+        return Writer(folder), ""
+    except (ZeromonError, OSError, ImportError) as error:
+        return None, str(error)
 
 
 def is_run_folder(folder: Path) -> bool:

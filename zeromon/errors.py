@@ -13,6 +13,7 @@
       PlanError            a model, a configuration or a plan that makes no sense
       TraceError           a file that is no trace
       CaptureRefused       a trace that cannot be taken now
+      HistoryError         the history of a run cannot be written
       RuleNotFound         no rule of that code or name
       CheckError           a file that zeromon check cannot look at
 """
@@ -91,6 +92,12 @@ class CaptureRefused(ZeromonError):
     """A trace of a live run that cannot be taken, or not now."""
 
     hint = "zeromon trace capture --help says what can be asked for."
+
+
+class HistoryError(ZeromonError):
+    """The history of a run cannot be written: it stops, and the run goes on."""
+
+    hint = "Free space where ZEROMON_STORE points, or point it somewhere else."
 
 
 class RuleNotFound(ZeromonError):

@@ -15,6 +15,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Setting,
     StepSummary,
+    Stretch,
 )
 from zeromon.traffic import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
@@ -42,11 +43,14 @@ def verdict(run: RunSnapshot) -> str:
     return f"running, step {human_count(steps)}"
 
 
-def render(run: RunSnapshot) -> str:
-    """The whole report."""
+def render(run: RunSnapshot, stretches: Sequence[Stretch] = ()) -> str:
+    """The whole report; *stretches*: of a long run, what it was like over time."""
     blocks = [_head(run)]
     if run.ranks:
-        blocks += [_ranks(run), _phases(run), _communication(run)]
+        blocks.append(_ranks(run))
+        if stretches:
+            blocks.append(_over_time(stretches))
+        blocks += [_phases(run), _communication(run)]
         blocks += [block for block in (units(run, 8), sizes(run)) if block]
         blocks.append(_memory(run))
         blocks += [block for block in (roles(run), offload(run), engines(run)) if block]
@@ -109,6 +113,22 @@ def _ranks(run: RunSnapshot) -> str:
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     return f"Steps (median of the last {20})\n{table(header, rows)}{tail}"
+
+
+def _over_time(stretches: Sequence[Stretch]) -> str:
+    """How step time, exposed share and memory went over a long run."""
+    rows = [
+        (
+            f"{human_count(part.first_step)} to {human_count(part.last_step)}",
+            human_seconds(part.step_seconds),
+            human_ratio(part.exposed_ratio),
+            human_bytes(part.rss_bytes),
+            human_bytes(part.reserved_bytes) if part.reserved_bytes >= 0 else "-",
+        )
+        for part in stretches
+    ]
+    header = ("steps", "step", "exposed", "RSS", "reserved")
+    return f"Over the whole run (median step; the most bytes on any rank)\n{table(header, rows)}"
 
 
 def checked(rank: RankSnapshot) -> str:

@@ -56,6 +56,21 @@ class StepSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Some of a run's steps, over all its ranks."""
+
+    first_step: int
+    last_step: int
+    step_seconds: float
+    """Median."""
+    exposed_ratio: float | None
+    """Over the steps whose communication was timed."""
+    rss_bytes: int
+    reserved_bytes: int
+    """The most on any rank; -1 where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
     """Totals of one operation in one group."""
 
@@ -626,3 +641,5 @@ class RunSnapshot:
     """Collectives that do not end, the oldest first."""
     capture: Capture | None = None
     """The last trace that was asked for."""
+    history_note: str = ""
+    """Why no history is written any more, "" while it is."""

@@ -1,7 +1,8 @@
 """The run store: what is kept of a run on disk, ``<store>/runs/<run>/``.
 
 ``snapshot.json`` is the last picture, replaced atomically; ``rank*.ring.gz`` are the rings as they
-were at the end. Reading never unpickles and never trusts: a broken file is an error with a name.
+were at the end; ``history/`` has every step (:mod:`zeromon.history`), ``traces/`` those on demand.
+Reading never unpickles and never trusts: a broken file is an error with a name.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Store:
 
     def __init__(self, root: Path | None = None) -> None:
         self.runs = (root or paths.store_root()) / "runs"
+
+    def history(self, run: str) -> Path:
+        """The folder of its history; see :mod:`zeromon.history`."""
+        return self.runs / run / "history"
 
     def save(self, run: RunSnapshot) -> None:
         """Replaces the kept picture of *run*."""

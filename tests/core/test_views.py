@@ -23,6 +23,7 @@ from zeromon.snapshot import (
     Risk,
     RoleRow,
     Setting,
+    Stretch,
     TransferRow,
 )
 from zeromon.store import Store, decode, encode
@@ -308,3 +309,14 @@ def test_growth_names_the_role_that_grows_or_says_that_none_does() -> None:
         (told,) = [f for f in advise(run(one)) if f.rule == "oom_risk"]
         assert words in told.text
         assert told.remedy is not None and "loss.item()" in told.remedy.diff
+
+
+def test_a_long_run_is_told_over_time() -> None:
+    part = Stretch(
+        first_step=1, last_step=5000, step_seconds=0.1, exposed_ratio=0.25, rss_bytes=GIB,
+        reserved_bytes=-1,
+    )  # fmt: skip
+    text = render(run(rank(0)), [part, replace(part, first_step=5001, last_step=9999)])
+    assert "Over the whole run" in text
+    assert "1 to 5,000" in text and "5,001 to 9,999" in text and "25.0 %" in text
+    assert "Over the whole run" not in render(run(rank(0)))

@@ -14,8 +14,9 @@ from pathlib import Path
 from zeromon import paths
 from zeromon.collector import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound
+from zeromon.history import slices
 from zeromon.report import render
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RunSnapshot, Stretch
 from zeromon.source import LiveSource, node_runs
 from zeromon.store import Store, encode
 
@@ -36,8 +37,21 @@ def call(options: argparse.Namespace) -> int:
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
         run = newest_picture(options.run)
-    sys.stdout.write(encode(run).decode() + "\n" if options.json else render(run))
+    if options.json:
+        sys.stdout.write(encode(run).decode() + "\n")
+    else:
+        sys.stdout.write(render(run, over_time(run)))
     return 1 if any(f.severity != "info" for f in run.findings) else 0
+
+
+_LONG_STEPS = 1000
+
+
+def over_time(run: RunSnapshot) -> list[Stretch]:
+    """The run in ten stretches, where it is so long that its last steps do not tell it."""
+    if max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
+        return []
+    return slices(Store().history(run.run))
 
 
 def newest_picture(name: str | None) -> RunSnapshot:

@@ -1,0 +1,366 @@
+"""The history of a run on disk: one row a rank and step, kept through ``kill -9``, small for months.
+
+``<run>/history/`` holds numbered segments. The newest is a log (``000007.log``) of fixed records with a
+checksum each; what was written is kept whatever becomes of the writer, and a torn end is cut off. A
+full log becomes Parquet (``000007.parquet``, written aside and renamed; only then the log goes). When
+all take more than a limit, the oldest rows are merged by sixteen, and by sixteen again: means of times,
+maxima of bytes, and how many steps a row is of.
+
+polars reads and writes Parquet, and is imported only for that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeromon import paths
+from zeromon.errors import HistoryError
+from zeromon.snapshot import StepSummary, Stretch
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAGIC = b"ZMHIST\0\1"
+COLUMNS = (
+    ("rank", "I"), ("step", "I"), ("steps", "I"), ("flags", "I"), ("start_us", "q"),
+    ("duration_us", "Q"), ("other_us", "Q"), ("forward_us", "Q"), ("backward_us", "Q"),
+    ("optimizer_us", "Q"), ("data_wait_us", "Q"), ("cpu_optimizer_us", "Q"),
+    ("communication_us", "Q"), ("exposed_us", "Q"), ("offload_blocked_us", "Q"),
+    ("collectives", "I"), ("micro_steps", "I"), ("collective_bytes", "q"), ("allocated_bytes", "q"),
+    ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"),
+)  # fmt: skip
+"""Names and :mod:`struct` codes. Times of a row are means over its *steps*, bytes are maxima."""
+
+IDLE, SKIPPED = 1, 2
+"""Bits of ``flags``."""
+
+NAMES = tuple(name for name, _ in COLUMNS)
+_BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
+_CRC = struct.Struct("<I")
+RECORD_SIZE = _BODY.size + _CRC.size
+SEGMENT_ROWS = 200_000
+LIMIT_BYTES = 1 << 30
+MERGED = 16
+_KEPT_WHOLE = 2
+_TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_us")
+_PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+
+Row = tuple[int, ...]
+"""In the order of :data:`COLUMNS`."""
+
+
+def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
+    """The row of one step; its start on the wall's clock."""
+    phases = [_us(ns) for ns in (*step.phase_ns, 0, 0, 0, 0, 0, 0)[:6]]
+    return (
+        rank, step.step, 1, IDLE * step.idle | SKIPPED * step.skipped,
+        (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns), *phases,
+        _us(step.communication_ns), _us(step.exposed_ns), _us(step.offload_blocked_ns),
+        step.collectives, step.micro_steps, step.collective_bytes, step.allocated_bytes,
+        step.reserved_bytes, step.rss_bytes, step.other_bytes,
+    )  # fmt: skip
+
+
+def _us(ns: int) -> int:
+    return max(0, ns) // 1000
+
+
+def pack(row: Row) -> bytes:
+    """A record with its checksum."""
+    body = _BODY.pack(*row)
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unpack(blob: bytes) -> Iterator[Row]:
+    """The whole records at the beginning of *blob*; the first broken one ends them."""
+    for at in range(0, len(blob) - RECORD_SIZE + 1, RECORD_SIZE):
+        body = blob[at : at + _BODY.size]
+        (crc,) = _CRC.unpack_from(blob, at + _BODY.size)
+        if zlib.crc32(body) != crc:
+            return
+        yield _BODY.unpack(body)
+
+
+# ---- writing --------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The one writer of a run's history; raises :class:`HistoryError` when it cannot go on."""
+
+    def __init__(
+        self, folder: Path, *, segment_rows: int = SEGMENT_ROWS, limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        self.folder = paths.make_private(folder)
+        self._segment_rows = segment_rows
+        self._limit = limit_bytes
+        self._fd = -1
+        self._rows = 0
+        self._last: dict[int, int] = {}
+        """Rank -> start of the newest row that is kept."""
+        self._number = 0
+        try:
+            self._resume()
+        except OSError as error:
+            raise HistoryError(f"cannot write {folder}: {error.strerror}") from error
+
+    def _resume(self) -> None:
+        """Goes on where an earlier writer ended; cuts off what it did not finish."""
+        for path in self.folder.glob(".*"):
+            path.unlink(missing_ok=True)
+        found = segments(self.folder)
+        self._number = max(found, default=0) or 1
+        if found.get(self._number, Path()).suffix == ".parquet":
+            self._number += 1
+        for number, path in found.items():
+            if path.suffix == ".log" and number != self._number:
+                self._close_segment(path)  # its writer ended before it was closed
+        for rank, start in last_starts(self.folder).items():
+            self._last[rank] = start
+        self._open()
+
+    def _open(self) -> None:
+        path = self.folder / f"{self._number:06}.log"
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        if size < len(MAGIC) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, MAGIC)
+            self._rows = 0
+            return
+        self._rows = sum(1 for _ in read_log(path))
+        os.ftruncate(self._fd, len(MAGIC) + self._rows * RECORD_SIZE)
+
+    def append(self, rows: Iterable[Row]) -> int:
+        """Keeps what is new of *rows*, by rank and start, beyond this process; returns how many."""
+        fresh = [row for row in rows if row[4] > self._last.get(row[0], -(1 << 62))]
+        if not fresh:
+            return 0
+        blob = b"".join(map(pack, fresh))
+        try:
+            written = os.write(self._fd, blob)
+        except OSError as error:
+            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
+        if written < len(blob):  # a disk that is full takes a part, which the next reader cuts off
+            raise HistoryError(f"cannot write {self.folder}: no space left")
+        for row in fresh:
+            self._last[row[0]] = max(row[4], self._last.get(row[0], row[4]))
+        self._rows += len(fresh)
+        if self._rows >= self._segment_rows:
+            self.close_segment()
+        return len(fresh)
+
+    def close_segment(self) -> None:
+        """Turns the log into Parquet, begins the next, and keeps all below the limit."""
+        if not self._rows:
+            return
+        try:
+            os.close(self._fd)
+            self._fd = -1
+            self._close_segment(self.folder / f"{self._number:06}.log")
+            self._number += 1
+            self._open()
+            shrink(self.folder, self._limit)
+        except OSError as error:
+            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
+
+    def _close_segment(self, log: Path) -> None:
+        rows = list(read_log(log))
+        if rows:
+            _write(frame(rows), log.with_suffix(".parquet"))
+        log.unlink()
+
+    def close(self) -> None:
+        """Leaves the log as it is: a reader takes it as it takes Parquet."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _write(content: pl.DataFrame, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        content.write_parquet(temporary, compression="zstd", statistics=True)
+        temporary.chmod(0o600)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def shrink(folder: Path, limit_bytes: int) -> None:
+    """Merges the oldest segments by sixteen until all take less than *limit_bytes*; at last drops."""
+    for _ in range(1000):
+        found = sorted(segments(folder).items())
+        total = sum(path.stat().st_size for _, path in found)
+        closed = [path for _, path in found if path.suffix == ".parquet"]
+        if total <= limit_bytes or not closed:
+            return
+        older = closed[:-_KEPT_WHOLE] or closed[:1]
+        whole = [path for path in older if _level(path) < 2]
+        if not whole:
+            older[0].unlink()
+            continue
+        path = min(whole, key=lambda p: (_level(p), p))
+        _write(merged(_read_parquet(path)), path)
+
+
+def _level(path: Path) -> int:
+    """How often a segment was merged."""
+    most = max(_read_parquet(path)["steps"].to_list(), default=1)
+    return 0 if most == 1 else 1 if most <= MERGED else 2
+
+
+def merged(content: pl.DataFrame) -> pl.DataFrame:
+    """Every sixteen rows of a rank as one: times weighted by their steps, bytes at their most."""
+    import polars as pl
+
+    weighted = [
+        ((pl.col(name) * pl.col("steps")).sum() / pl.col("steps").sum())
+        .round()
+        .cast(pl.UInt64)
+        .alias(name)
+        for name in _TIMES
+    ]
+    return (
+        content.sort("rank", "start_us")
+        .with_columns((pl.int_range(pl.len()).over("rank") // MERGED).alias("part"))
+        .group_by("rank", "part", maintain_order=True)
+        .agg(
+            pl.col("step").first(),
+            pl.col("flags").max(),
+            pl.col("start_us").first(),
+            *weighted,
+            pl.col("collectives").mean().round().cast(pl.UInt32),
+            pl.col("micro_steps").max(),
+            pl.col("collective_bytes").mean().round().cast(pl.Int64),
+            *(pl.col(name).max() for name in _PEAKS),
+            pl.col("steps").sum().cast(pl.UInt32).alias("steps"),
+        )
+        .select(NAMES)
+    )
+
+
+# ---- reading --------------------------------------------------------------------------------------
+
+
+def segments(folder: Path) -> dict[int, Path]:
+    """Number -> file; where a log was closed and not yet removed, the closed one."""
+    found: dict[int, Path] = {}
+    for suffix in (".log", ".parquet"):
+        for path in folder.glob(f"[0-9]*{suffix}"):
+            if path.stem.isdigit():
+                found[int(path.stem)] = path
+    return dict(sorted(found.items()))
+
+
+def read_log(path: Path) -> Iterator[Row]:
+    """The rows of a log, up to the first that is not whole; none of a file that is no log."""
+    content = path.read_bytes()
+    if content[: len(MAGIC)] == MAGIC:
+        yield from unpack(content[len(MAGIC) :])
+
+
+def _read_parquet(path: Path) -> pl.DataFrame:
+    """Without a map of the file: it may be replaced while it is read."""
+    import polars as pl
+
+    return pl.read_parquet(path, memory_map=False)
+
+
+def last_starts(folder: Path) -> dict[int, int]:
+    """Rank -> start of its newest row."""
+    found: dict[int, int] = {}
+    for path in segments(folder).values():
+        for rank, start in _starts(path):
+            found[rank] = max(start, found.get(rank, start))
+    return found
+
+
+def _starts(path: Path) -> Iterator[tuple[int, int]]:
+    if path.suffix == ".log":
+        yield from ((row[0], row[4]) for row in read_log(path))
+        return
+    import polars as pl
+
+    with suppress(pl.exceptions.PolarsError):
+        newest = _read_parquet(path).group_by("rank").agg(pl.col("start_us").max())
+        yield from newest.iter_rows()
+
+
+def frame(rows: Sequence[Row]) -> pl.DataFrame:
+    """Rows as a table."""
+    import polars as pl
+
+    kinds: Mapping[str, Any] = {"I": pl.UInt32, "q": pl.Int64, "Q": pl.UInt64}
+    schema = {name: kinds[code] for name, code in COLUMNS}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def load(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """All rows of a history (of *ranks*), by time, and the names of segments that cannot be read."""
+    import polars as pl
+
+    parts, broken = [frame([])], []
+    for path in segments(folder).values():
+        part = _read_segment(path)
+        if part is None:
+            broken.append(path.name)
+        else:
+            parts.append(part)
+    whole = pl.concat(parts)
+    if ranks:
+        whole = whole.filter(pl.col("rank").is_in(list(ranks)))
+    return whole.sort("start_us", "rank"), tuple(broken)
+
+
+def _read_segment(path: Path) -> pl.DataFrame | None:
+    import polars as pl
+
+    try:
+        content = frame(list(read_log(path))) if path.suffix == ".log" else _read_parquet(path)
+        return content.select(NAMES)
+    except (OSError, pl.exceptions.PolarsError):
+        return None
+
+
+def slices(folder: Path, count: int = 10) -> list[Stretch]:
+    """The history in *count* stretches of as many steps each; fewer for a short one."""
+    import polars as pl
+
+    whole, _ = load(folder)
+    if whole.is_empty():
+        return []
+    steps = whole["step"]
+    first, last = int(steps.min() or 0), int(steps.max() or 0)  # type: ignore[arg-type]
+    each = max(1, -(-(last - first + 1) // count))
+    timed = (pl.col("flags") & IDLE) == 0
+    rows = (
+        whole.with_columns(((pl.col("step") - first) // each).alias("part"))
+        .group_by("part")
+        .agg(
+            pl.col("step").min().alias("first"),
+            pl.col("step").max().alias("last"),
+            pl.col("duration_us").median().alias("median"),
+            pl.col("exposed_us").filter(timed).sum().alias("exposed"),
+            pl.col("duration_us").filter(timed).sum().alias("spent"),
+            pl.col("rss_bytes").max().alias("rss"),
+            pl.col("reserved_bytes").max().alias("reserved"),
+        )
+        .sort("part")
+    )
+    return [
+        Stretch(
+            first_step=row["first"],
+            last_step=row["last"],
+            step_seconds=row["median"] / 1e6,
+            exposed_ratio=row["exposed"] / row["spent"] if row["spent"] else None,
+            rss_bytes=row["rss"],
+            reserved_bytes=row["reserved"],
+        )
+        for row in rows.iter_rows(named=True)
+    ]
