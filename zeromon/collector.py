@@ -272,6 +272,9 @@ class RunFollower:
         now = time.monotonic_ns()
         followers = self.newest()
         self._host.new_round()
+        self._match(
+            followers
+        )  # before they are summed up: waits and transfers belong to these steps
         ranks = [
             replace(
                 follower.snapshot(),
@@ -281,7 +284,6 @@ class RunFollower:
             )
             for follower in followers
         ]
-        self._match(followers)
         ranks = [
             replace(
                 rank,

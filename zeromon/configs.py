@@ -10,6 +10,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
+from reprlib import (
+    repr as shown,  # of a few levels only: a YAML file may hold itself many times over
+)
 from typing import Any
 
 import yaml
@@ -60,6 +63,8 @@ def changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
 def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     """From a DeepSpeed configuration."""
     zero = dict(_section(config, "zero_optimization"))
+    if config.get("zero_optimization") is True:  # the oldest form
+        zero = {"stage": 1}
     if hidden:
         for name, value in _WHERE_AUTO.items():
             if zero.get(name) == _AUTO:
@@ -114,7 +119,7 @@ def accelerate_changes(config: Mapping[str, Any]) -> Changes:
     ranks = config.get("num_processes")
     if isinstance(ranks, int) and ranks > 0:
         found["ranks"] = ranks
-    half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16")
+    half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16", "fp8")
     if "DEEPSPEED" in kind:
         found |= _accelerate_deepspeed(_section(config, "deepspeed_config"), half=half)
     elif "FSDP" in kind:
@@ -149,9 +154,10 @@ def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
 
 def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
     version = str(part.get("fsdp_version", 1))
+    # version 2 knows no strategies, and reshards where it is not told otherwise
     key = "fsdp_reshard_after_forward" if version == "2" else "fsdp_sharding_strategy"
-    strategy = str(part.get(key, part.get("fsdp_sharding_strategy", "")))
-    whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2")
+    strategy = str(part.get(key, ""))
+    whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "5")
     stage = ZeroStage.GRADIENTS if whole else ZeroStage.PARAMETERS
     if strategy.upper() in ("NO_SHARD", "3"):
         return _plain(half=half)
@@ -159,7 +165,7 @@ def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
     return {
         "framework": "fsdp2" if version == "2" else "fsdp1",
         "stage": stage,
-        "is_hybrid": "HYBRID" in strategy.upper(),
+        "is_hybrid": "HYBRID" in strategy.upper() or strategy in ("4", "5"),
         # accelerate keeps fp32 shards and computes in the lower precision
         "precision": Precision.policy() if half else Precision.full(),
         "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
@@ -169,8 +175,10 @@ def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = config.get(name) or {}
+    if part is True and name == "zero_optimization":
+        return {}
     if not isinstance(part, Mapping):
-        raise PlanError(f"{name} must be a section of its own, not {part!r}")
+        raise PlanError(f"{name} must be a section of its own, not {shown(part)}")
     return part
 
 
@@ -179,13 +187,13 @@ def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
     if value == _AUTO or value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise PlanError(f"{name} must be a number, not {value!r}")
+        raise PlanError(f"{name} must be a number, not {shown(value)}")
     try:
         number = float(value)
     except (ValueError, OverflowError) as error:
-        raise PlanError(f"{name} must be a number, not {value!r}") from error
+        raise PlanError(f"{name} must be a number, not {shown(value)}") from error
     if not 0 <= number < 1e15 or number != int(number):
-        raise PlanError(f"{name} must be a whole number that is not negative, not {value!r}")
+        raise PlanError(f"{name} must be a whole number that is not negative, not {shown(value)}")
     return int(number)
 
 
@@ -199,9 +207,10 @@ def _place(zero: Mapping[str, Any], name: str, old: str) -> str:
     part = zero.get(name)
     if isinstance(part, Mapping):
         device = part.get("device", "none")
+        device = "none" if device == _AUTO else device
         if not isinstance(device, (str, type(None))) or device not in _PLACES:
-            raise PlanError(f"{name}.device is {device!r}; known: none, cpu, nvme")
+            raise PlanError(f"{name}.device is {shown(device)}; known: none, cpu, nvme")
         return _PLACES[device]
     if part not in (None, False):
-        raise PlanError(f"{name} must be a section with a device, not {part!r}")
+        raise PlanError(f"{name} must be a section with a device, not {shown(part)}")
     return "host" if old and zero.get(old) is True else "device"

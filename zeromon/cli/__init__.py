@@ -29,8 +29,10 @@ VERBS = {
     "run": "watch the ranks of any command",
     "attach": "the live view of a run",
     "report": "print what a run did and how it ended",
-    "doctor": "why a run stands still: what hangs, who waits, who is missing",
+    "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",
+    "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
+    "rule": "explain a rule by its code",
     "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
 }
 

@@ -1,0 +1,347 @@
+"""Checks of an accelerate configuration. A check is one function, and one line in :data:`CHECKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from zeromon.check.deepspeed import ZERO, stage_of
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, whole
+from zeromon.check.schema import schema
+
+Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
+"""The second is the DeepSpeed file that the first names, where there is one."""
+
+DEEPSPEED, FSDP = "deepspeed_config", "fsdp_config"
+
+_BESIDE_A_FILE = (
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+)  # fmt: skip
+"""DeepSpeedPlugin._deepspeed_config_checks refuses these beside a DeepSpeed file."""
+
+_OLD = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config"}
+"""Converted by BaseConfig.process_config."""
+
+_NOT_FSDP2 = (
+    "fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch",
+    "fsdp_use_orig_params", "fsdp_sync_module_states",
+)  # fmt: skip
+
+
+def kind_of(config: Config) -> str:
+    """DEEPSPEED, FSDP, or what else distributed_type says."""
+    return str(config.get("distributed_type", default="")).upper()
+
+
+def version_of(config: Config) -> int:
+    """FSDP's version: 1 unless it is said."""
+    return 2 if whole(config.get(FSDP, "fsdp_version", default=1)) == 2 else 1
+
+
+def strategy_of(config: Config) -> str:
+    """FSDP 1's sharding strategy by name."""
+    value = str(config.get(FSDP, "fsdp_sharding_strategy", default="FULL_SHARD")).upper()
+    names: list[str] = schema()["accelerate"]["fsdp_sharding_strategy"]
+    return names[int(value) - 1] if value in map(str, range(1, len(names) + 1)) else value
+
+
+# ---- names and values -----------------------------------------------------------------------------
+
+
+def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Unknown names: refused at the top, ignored in the sections."""
+    known = schema()["accelerate"]
+    sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
+    for name in () if sagemaker else config.data:
+        if str(name) not in known["top"] and str(name) not in _OLD:
+            near = get_close_matches(str(name), known["top"], 1, 0.7)
+            fix = f"did you mean {near[0]}?" if near else f"remove {name}"
+            message = f"accelerate knows no {name}, and refuses the file"
+            yield config.problem("ZM102", "error", (str(name),), message, fix)
+    for part in (DEEPSPEED, FSDP):
+        options = set(known["options"]) | set(known[part])
+        for name in config.section(part):
+            prefixed = str(name) if part != FSDP or str(name).startswith("fsdp") else f"fsdp_{name}"
+            if prefixed not in options:
+                near = get_close_matches(prefixed, known[part], 1, 0.7)
+                fix = f"did you mean {near[0]}?" if near else f"remove {name}"
+                message = f"{part} has no {name}: it is set, and nothing reads it"
+                yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
+    for old, new in _OLD.items():
+        if config.has(old):
+            message = f"{old} is the old form of {new}"
+            fix = "mixed_precision: fp16" if old == "fp16" else f"write {new}"
+            yield config.problem("ZM104", "info", (old,), message, fix)
+
+
+def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Values that accelerate refuses, most of them when it looks up an enum."""
+    known = schema()["accelerate"]
+    if not config.has("distributed_type"):
+        fix = "distributed_type: FSDP, DEEPSPEED or MULTI_GPU"
+        yield config.problem("ZM103", "error", (), "distributed_type is missing", fix)
+    kinds: list[str] = known["distributed_type"]
+    sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
+    value = config.get("distributed_type")
+    if isinstance(value, str) and value not in kinds and not sagemaker:
+        message = f"there is no distributed_type {value}"
+        fix = f"one of {', '.join(kinds)}"
+        yield config.problem("ZM103", "error", ("distributed_type",), message, fix)
+    value = config.get("mixed_precision")
+    if value is False:
+        message = "an unquoted no is false in YAML, and accelerate expects a text"
+        yield config.problem(
+            "ZM103", "error", ("mixed_precision",), message, "mixed_precision: 'no'"
+        )
+    elif value is not None and str(value).lower() not in known["mixed_precision"]:
+        message = f"there is no mixed_precision {value}"
+        fix = f"one of {', '.join(known['mixed_precision'])}"
+        yield config.problem("ZM103", "error", ("mixed_precision",), message, fix)
+    for part in (DEEPSPEED, FSDP):
+        if config.has(part) and not isinstance(config.get(part), (Mapping, type(None))):
+            message = f"{part} must be a section of its own"
+            yield config.problem("ZM103", "error", (part,), message, "indent its settings below it")
+    for path, choices in _choices(config).items():
+        value = config.get(*path)
+        if value is not None and str(value).upper() not in choices:
+            message = f"there is no {path[-1]} {value}"
+            shown = [c for c in choices if not c.isdigit()] or choices
+            fix = f"one of {', '.join(c.lower() if c in _LOWER else c for c in shown)}"
+            yield config.problem("ZM103", "error", path, message, fix)
+    machines, ranks = whole(config.get("num_machines")), whole(config.get("num_processes"))
+    if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
+        message = f"{ranks} processes do not divide over {machines} machines: some are left out"
+        fix = f"num_processes: {ranks - ranks % machines or machines}"
+        yield config.problem("ZM105", "warning", ("num_processes",), message, fix)
+
+
+_LOWER = ("NONE", "CPU", "NVME")
+
+
+def _choices(config: Config) -> dict[Path, list[str]]:
+    known = schema()["accelerate"]
+    found: dict[Path, list[str]] = {}
+    if kind_of(config) == "FSDP":
+        for name in ("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_state_dict_type"):
+            if version_of(config) == 1 or name == "fsdp_state_dict_type":
+                choices = known[name]
+                found[FSDP, name] = [*choices, *map(str, range(1, len(choices) + 1))]
+        if version_of(config) == 2:  # LOCAL_STATE_DICT is refused
+            found[FSDP, "fsdp_state_dict_type"] = [
+                "FULL_STATE_DICT",
+                "SHARDED_STATE_DICT",
+                "1",
+                "3",
+            ]
+            found[FSDP, "fsdp_reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO"]
+        found[FSDP, "fsdp_auto_wrap_policy"] = known["fsdp_auto_wrap_policy"]
+        found[FSDP, "fsdp_version"] = ["1", "2"]
+    if kind_of(config) == "DEEPSPEED":
+        found[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
+        for name in ("offload_optimizer_device", "offload_param_device"):
+            found[DEEPSPEED, name] = list(_LOWER)
+        launchers = known["deepspeed_multinode_launcher"]
+        found[DEEPSPEED, "deepspeed_multinode_launcher"] = [name.upper() for name in launchers]
+    return found
+
+
+# ---- DeepSpeed ------------------------------------------------------------------------------------
+
+
+def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
+    """What accelerate refuses, or what it takes the last of."""
+    for path in config.duplicates:
+        message = f"{'.'.join(path)} is given twice, and the last one counts"
+        yield config.problem("ZM105", "warning", path, message, "keep one")
+    if kind_of(config) != "DEEPSPEED":
+        return
+    if config.get(DEEPSPEED, "deepspeed_config_file"):
+        given: list[Path] = [
+            (DEEPSPEED, name) for name in _BESIDE_A_FILE if config.has(DEEPSPEED, name)
+        ]
+        if config.get("mixed_precision") not in (None, False):
+            given.append(("mixed_precision",))
+        for path in given:
+            message = f"accelerate refuses {path[-1]} beside deepspeed_config_file"
+            fix = f"remove {path[-1]} here, and say it in the DeepSpeed file"
+            yield config.problem("ZM105", "error", path, message, fix)
+    stage = _stage(config, other)
+    if is_on(config.get(DEEPSPEED, "zero3_init_flag")) and stage is not None and stage < 3:
+        message = (
+            f"zero3_init_flag is for stage 3, and this is stage {stage}: accelerate turns it off"
+        )
+        path = (DEEPSPEED, "zero3_init_flag")
+        yield config.problem("ZM105", "warning", path, message, "zero3_init_flag: false")
+
+
+def _stage(config: Config, other: Config | None) -> int | None:
+    """The stage of the file, where there is one; else the YAML's own, which is 2 unless said."""
+    if config.get(DEEPSPEED, "deepspeed_config_file"):
+        return stage_of(other) if other is not None else None
+    return whole(config.get(DEEPSPEED, "zero_stage", default=2))
+
+
+def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Settings that the stage, or the version of FSDP, ignores."""
+    found: list[str] = []
+    part, why, sections = "", "", config.section(FSDP)
+    if kind_of(config) == "DEEPSPEED":
+        stage = _stage(config, other)
+        if stage is not None and stage < 3:
+            part, why = DEEPSPEED, f"at stage {stage}"
+            if str(config.get(part, "offload_param_device", default="none")).lower() != "none":
+                found.append("offload_param_device")
+            if is_on(config.get(part, "zero3_save_16bit_model")):
+                found.append("zero3_save_16bit_model")
+    elif kind_of(config) == "FSDP" and version_of(config) == 2:
+        part, why = FSDP, "under FSDP2"
+        found = [name for name in _NOT_FSDP2 if name in sections]
+    elif kind_of(config) == "FSDP":
+        part, why = FSDP, "under FSDP1, where fsdp_sharding_strategy decides"
+        found = [name for name in ("fsdp_reshard_after_forward",) if name in sections]
+    if found:
+        does = "has" if len(found) == 1 else "have"
+        message = f"{listed(found)} {does} no effect {why}"
+        fix = "remove them" if len(found) > 1 else f"remove {found[0]}"
+        if "fsdp_sharding_strategy" in found and "fsdp_reshard_after_forward" not in sections:
+            keeps = strategy_of(config) in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+            fix = f"fsdp_reshard_after_forward: {'false' if keeps else 'true'}"
+        yield config.problem("ZM106", "info", (part, found[0]), message, fix)
+
+
+def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """A place is needed; accelerate's own default is a folder called none."""
+    if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
+        return
+    for name in ("optimizer", "param"):
+        device, path = f"offload_{name}_device", f"offload_{name}_nvme_path"
+        if config.get(DEEPSPEED, device) == "nvme" and not config.get(DEEPSPEED, path):
+            message = f"{device} is nvme, and no {path} says where"
+            fix = f"{path}: /local_nvme"
+            yield config.problem("ZM504", "error", (DEEPSPEED, device), message, fix)
+
+
+def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """FP16 at stage 3, or nothing but fp32."""
+    if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
+        return
+    stage = _stage(config, None)
+    value = str(config.get("mixed_precision", default="no")).lower()
+    if value == "fp16" and stage == 3:
+        message = "fp16 at stage 3 needs loss scaling, and skips steps that overflow"
+        fix = "mixed_precision: bf16 where the hardware has it"
+        yield config.problem("ZM402", "info", ("mixed_precision",), message, fix)
+    if value in ("no", "none") and stage and config.get("mixed_precision") is not False:
+        message = "without mixed_precision parameters, gradients and messages are fp32"
+        path: Path = ("mixed_precision",) if config.has("mixed_precision") else (DEEPSPEED,)
+        yield config.problem("ZM405", "info", path, message, "mixed_precision: bf16")
+
+
+def save_without_gather(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Stage 3 saves shards unless it is told to gather them."""
+    name = "zero3_save_16bit_model"
+    if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
+        return
+    message = "a model is saved as shards, which zero_to_fp32.py must put together"
+    if other is not None:
+        gather = "stage3_gather_16bit_weights_on_model_save"
+        if other.get(ZERO, gather) == AUTO:  # accelerate fills in false
+            path: Path = (DEEPSPEED, "deepspeed_config_file")
+            fix = f"{other.write(gather, True)} in that file"
+            yield config.problem("ZM701", "info", path, message, fix)
+    elif not is_on(config.get(DEEPSPEED, name)):
+        path = (DEEPSPEED, name if config.has(DEEPSPEED, name) else "zero_stage")
+        yield config.problem("ZM701", "info", path, message, f"{name}: true")
+
+
+# ---- FSDP -----------------------------------------------------------------------------------------
+
+
+def whole_model_unit(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Without a policy that wraps, all parameters are gathered at once."""
+    if kind_of(config) != "FSDP":
+        return
+    path = (FSDP, "fsdp_auto_wrap_policy")
+    value = config.get(*path)
+    if value is not None and str(value).upper() != "NO_WRAP":
+        return
+    says = "NO_WRAP makes" if value else "without fsdp_auto_wrap_policy accelerate makes"
+    message = f"{says} the whole model one unit: all its parameters are gathered at once"
+    fix = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+    yield config.problem("ZM206", "warning" if value else "info", path, message, fix)
+
+
+def backward_prefetch(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """FSDP1 gathers the next unit beside the current one's backward only when told to."""
+    path = (FSDP, "fsdp_backward_prefetch")
+    off = str(config.get(*path)).upper() in ("NO_PREFETCH", "3")
+    if kind_of(config) == "FSDP" and version_of(config) == 1 and off:
+        message = "without prefetch no all-gather of backward runs beside computation"
+        fix = "fsdp_backward_prefetch: BACKWARD_PRE"
+        yield config.problem("ZM304", "warning", path, message, fix)
+
+
+def across_nodes(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Parameters that travel between nodes, in every step twice."""
+    machines = whole(config.get("num_machines", default=1)) or 1
+    if kind_of(config) != "FSDP" or machines < 2:
+        return
+    message = f"parameters are gathered across {machines} nodes, in forward and in backward"
+    cost = "costs the memory of a whole copy a node"
+    if version_of(config) == 1 and strategy_of(config) == "FULL_SHARD":
+        fix = f"fsdp_sharding_strategy: HYBRID_SHARD, {cost}"
+        path: Path = (FSDP, "fsdp_sharding_strategy")
+        yield config.problem("ZM307", "info", path, message, fix)
+    replicas = whole(config.get("parallelism_config", "parallelism_config_dp_replicate_size"))
+    reshards = is_on(config.get(FSDP, "fsdp_reshard_after_forward", default=True))
+    if version_of(config) == 2 and reshards and (replicas or 1) < 2:
+        fix = f"parallelism_config_dp_replicate_size: {machines}, {cost}"
+        path = (FSDP, "fsdp_reshard_after_forward")
+        yield config.problem("ZM307", "info", path, message, fix)
+
+
+def full_state_dict(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """A whole model in the memory of one host, while the others wait."""
+    path = (FSDP, "fsdp_state_dict_type")
+    is_full = str(config.get(*path)).upper() in ("FULL_STATE_DICT", "1")
+    if kind_of(config) == "FSDP" and is_full and (whole(config.get("num_processes")) or 1) > 1:
+        message = "a checkpoint is gathered into the host memory of rank 0, while all others wait"
+        fix = "fsdp_state_dict_type: SHARDED_STATE_DICT, if nothing else reads the checkpoints"
+        yield config.problem("ZM702", "info", path, message, fix)
+
+
+def checkpoint_choices(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """What accelerate launch refuses: weights on rank 0 only, and no way to the others."""
+    loads = config.get(FSDP, "fsdp_cpu_ram_efficient_loading", default=True)
+    path = (FSDP, "fsdp_sync_module_states")
+    if kind_of(config) == "FSDP" and loads and config.get(*path) is False:
+        message = (
+            "fsdp_cpu_ram_efficient_loading loads on rank 0 alone, and accelerate refuses that "
+            "without fsdp_sync_module_states"
+        )
+        yield config.problem("ZM703", "error", path, message, "fsdp_sync_module_states: true")
+    offloads = is_on(config.get(FSDP, "fsdp_activation_checkpointing_offload"))
+    needs = is_on(config.get(FSDP, "fsdp_activation_checkpointing")) and version_of(config) == 2
+    if kind_of(config) == "FSDP" and offloads and not needs:
+        path = (FSDP, "fsdp_activation_checkpointing_offload")
+        message = "offloading activations needs fsdp_activation_checkpointing and FSDP2"
+        fix = "fsdp_activation_checkpointing: true, fsdp_version: 2"
+        yield config.problem("ZM105", "error", path, message, fix)
+
+
+CHECKS: tuple[Check, ...] = (
+    names,
+    values,
+    contradictions,
+    no_effect,
+    nvme,
+    precision,
+    save_without_gather,
+    whole_model_unit,
+    backward_prefetch,
+    across_nodes,
+    full_state_dict,
+    checkpoint_choices,
+)

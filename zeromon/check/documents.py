@@ -1,0 +1,204 @@
+"""Files as data, with the line and column of every key. Nothing of a file is executed.
+
+Positions come from the YAML composer's marks; JSON is read by :mod:`json`, and its keys are then found
+by a scan over tokens. Lines and columns count from 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path as File
+from typing import Any
+
+import yaml
+
+from zeromon.check.problem import Config, Path
+
+MOST_BYTES = 4 << 20
+"""No configuration, and no training script, is larger."""
+_MOST_YAML = 256 << 10
+"""Its reader is slow."""
+_MOST_KEYS = 100_000
+_DEEPEST = 60
+
+SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".py": "python"}
+"""What is looked at in a folder."""
+
+
+class UnreadableError(Exception):
+    """A file that cannot be read, and where that shows."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.column = column
+        self.fix = fix
+
+
+def read_text(file: File) -> str:
+    """The text of *file*; raises :class:`UnreadableError`."""
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableError("this is not a regular file")
+        if found.st_size > MOST_BYTES:
+            size = found.st_size >> 20
+            raise UnreadableError(f"{size} MiB are too much for a configuration or a script")
+        content = file.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"it cannot be opened: {error.strerror}") from error
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        message = f"byte {error.start} is no UTF-8 text"
+        raise UnreadableError(message, line, column, "save it as UTF-8") from error
+
+
+def dialect_of(file: File, text: str) -> str:
+    """By its name, else by how it begins."""
+    known = SUFFIXES.get(file.suffix.lower())
+    return known or ("json" if text.lstrip().startswith("{") else "yaml")
+
+
+def parse(text: str, name: str, dialect: str) -> Config:
+    """JSON or YAML with positions; raises :class:`UnreadableError`."""
+    data, places, duplicates = _parse_json(text) if dialect == "json" else _parse_yaml(text)
+    if not isinstance(data, dict):
+        what = "nothing" if data is None else f"a {type(data).__name__}"
+        raise UnreadableError(f"it holds {what}, not a configuration")
+    return Config(
+        file=name, data=data, places=places, dialect=dialect, duplicates=duplicates, text=text
+    )
+
+
+def parse_python(text: str) -> ast.Module:
+    """A script's syntax tree; raises :class:`UnreadableError`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the script's own strings deserve
+            return ast.parse(text)
+    except SyntaxError as error:
+        message = f"Python cannot read it: {error.msg}"
+        raise UnreadableError(message, error.lineno or 1, error.offset or 1) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableError(f"Python cannot read it: {error or 'nested too deep'}") from error
+
+
+_Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]
+
+
+def _parse_json(text: str) -> _Read:
+    try:
+        data = json.loads(text)
+        places, duplicates = _json_places(text)
+    except json.JSONDecodeError as error:
+        fix = "remove comments and trailing commas, and quote keys with double quotes"
+        if not text.strip():
+            raise UnreadableError("the file is empty") from error
+        message = f"not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        raise UnreadableError(message, error.lineno, error.colno, fix) from error
+    except RecursionError as error:
+        raise UnreadableError("it is nested too deep") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UnreadableError(str(error).partition(":")[0]) from error
+    return data, places, duplicates
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]')
+
+
+def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ...]]:
+    """Where each key of a text stands that is known to be JSON; keys inside lists are left out."""
+    places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+    duplicates = []
+    path: list[str] = []
+    kinds: list[str] = []
+    line, start = 1, 0
+    last, at = "", (1, 1)
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", start, token.start())
+        start = token.start()
+        symbol = token.group()
+        if symbol in "{[":
+            kinds.append(symbol)
+            path.append("")
+        elif symbol in "}]":
+            kinds.pop()
+            path.pop()
+        elif symbol == ":" and last:
+            path[-1] = last
+            if "[" not in kinds and len(places) < _MOST_KEYS:
+                here = tuple(path)
+                if here in places:
+                    duplicates.append(here)
+                places[here] = at
+        elif symbol[0] == '"':
+            last = json.loads(symbol, strict=False)
+            at = line, start - text.rfind("\n", 0, start)
+    return places, tuple(duplicates)
+
+
+def _parse_yaml(text: str) -> _Read:
+    if len(text) > _MOST_YAML:
+        raise UnreadableError(f"{len(text) >> 10} KiB of YAML are too much for a configuration")
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+        duplicates: list[Path] = []
+        if node is None:
+            raise UnreadableError("the file is empty")
+        if _expanded(node, {}) > _MOST_KEYS:
+            raise UnreadableError("its aliases expand to too much, or contain themselves")
+        for path, mark in _yaml_keys(node, (), set()):
+            if path in places:
+                duplicates.append(path)
+            places[path] = mark.line + 1, mark.column + 1
+            if len(places) > _MOST_KEYS:
+                break
+        data = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise UnreadableError(f"not YAML: {error.problem or error.context}", *place) from error
+    except yaml.YAMLError as error:
+        raise UnreadableError(f"not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise UnreadableError("it is nested too deep") from error
+    except (ValueError, OverflowError) as error:  # 2026-99-99, a number of thousands of digits
+        raise UnreadableError(f"not YAML: {str(error).partition(':')[0]}") from error
+    return data, places, tuple(duplicates)
+
+
+def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """How many nodes there are where every alias is written out; a node in itself has no end."""
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        sizes[id(node)] = 1 + sum(_expanded(part, sizes) for part in inner)
+    return sizes[id(node)]
+
+
+def _yaml_keys(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
+    """The keys of mappings; what an alias repeats is walked once."""
+    if not isinstance(node, yaml.MappingNode) or id(node) in seen or len(path) > _DEEPEST:
+        return
+    seen.add(id(node))
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            here = (*path, str(key.value))
+            yield here, key.start_mark
+            yield from _yaml_keys(value, here, seen)

@@ -1,0 +1,102 @@
+"""Checks of a strategy against a model and a machine, for both kinds of configuration.
+
+Only what the model itself keeps is counted: what a configuration does not say, as the length of a
+sequence, cannot be. So a strategy is called too high only where a lower one needs half of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from zeromon import plan
+from zeromon.check.problem import Config, Machine, Path, Problem
+from zeromon.configs import changes
+from zeromon.errors import PlanError
+from zeromon.model import ShardPlan, ZeroStage
+from zeromon.units import human_bytes
+
+_ROOMY = 0.5
+"""Share of a device that may be planned with, where activations are not known."""
+
+
+def stages(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Whether the stage, and the offload, are what the model needs."""
+    setup = _setup(config, machine)
+    if setup is None:
+        return
+    rows = plan.table(setup)
+    mine = next(row for row in rows if row.plan == setup.plan)
+    path = _stage_path(config)
+    if not mine.fits:
+        best, why = plan.recommended(rows)
+        needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
+        message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
+        fix = f"{best.plan.label} ({human_bytes(best.device_bytes)})" if best else why
+        yield config.problem("ZM203", "warning", path, message, fix)
+        return
+    if mine.plan.framework != "deepspeed" and not setup.model.has_units:
+        return  # what FSDP gathers is not known then
+    roomy = setup.usable_bytes * _ROOMY
+    if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
+        bare = plan.row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
+        if bare.device_bytes <= roomy:
+            takes = f"{human_bytes(bare.device_bytes)} of {human_bytes(setup.usable_bytes)}"
+            message = (
+                f"everything fits on the devices without offload: {takes}, without activations"
+            )
+            yield config.problem("ZM505", "warning", path, message, "remove the offload")
+        return
+    lower = [
+        row
+        for row in rows
+        if row.plan.stage < mine.plan.stage
+        and row.plan.optimizer_on == row.plan.params_on == "device"
+        and row.device_bytes <= roomy
+        and row.communication_bytes < mine.communication_bytes
+    ]
+    if lower:
+        best = max(lower, key=lambda row: row.plan.stage)
+        takes = f"{human_bytes(best.device_bytes)} of {human_bytes(setup.usable_bytes)}"
+        message = (
+            f"{best.plan.label} fits, too ({takes}, without activations), and sends "
+            f"{human_bytes(best.communication_bytes)} a step instead of "
+            f"{human_bytes(mine.communication_bytes)}"
+        )
+        fix = f"{best.plan.label}, if the activations leave room"
+        yield config.problem("ZM202", "info", path, message, fix)
+
+
+def _setup(config: Config, machine: Machine) -> plan.Setup | None:
+    """The model under this configuration; None where that is not known."""
+    model, ranks = machine.model, machine.devices or config.ranks
+    if model is None or machine.device_bytes is None:
+        return None
+    hidden = model.architecture.hidden if model.architecture else 0
+    try:
+        found: dict[str, Any] = changes(config.data, hidden)
+        found.pop("micro_batch", None)
+        found["ranks"] = machine.devices or found.get("ranks") or ranks
+        if not found["ranks"]:
+            return None
+        if found["ranks"] % (found.get("shard_ranks") or 1):
+            found["shard_ranks"] = 0
+        found["reshards"] = found.get("stage") == ZeroStage.PARAMETERS
+        chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **found})
+    except (PlanError, TypeError):  # said by the other checks
+        return None
+    return plan.Setup(model=model, plan=chosen, device_bytes=machine.device_bytes)
+
+
+def _stage_path(config: Config) -> Path:
+    """Where a file says how the model is split."""
+    for path in (
+        ("zero_optimization", "stage"),
+        ("deepspeed_config", "zero_stage"),
+        ("fsdp_config", "fsdp_sharding_strategy"),
+        ("fsdp_config", "fsdp_reshard_after_forward"),
+    ):
+        if config.has(*path):
+            return path
+    return ("distributed_type",)

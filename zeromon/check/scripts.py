@@ -1,0 +1,493 @@
+"""Checks of a training script, read as a syntax tree and never executed.
+
+Only what is written as a literal counts, or a name that is assigned one literal in the whole file. A
+check is one function, and one line in :data:`CHECKS`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, number
+
+FRAMEWORKS = ("torch", "deepspeed", "accelerate", "transformers", "trl")
+"""Whose names are looked for; anything else is the script's own."""
+
+_FSDP = "FullyShardedDataParallel"
+_WRAPPERS = (_FSDP, "DistributedDataParallel", "fully_shard")
+_SYNC_NAMES = {
+    "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
+    "require_backward_grad_sync",
+}  # fmt: skip
+
+NONEXISTENT = {
+    "deepspeed.Profiling": "deepspeed.profiling.flops_profiler.FlopsProfiler, "
+    'or "flops_profiler" in the configuration',
+}
+"""Names that circulate, and what there is instead."""
+
+
+class _Unknown:
+    """What only running the script would tell."""
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a framework's name."""
+
+    name: str
+    """Like ``torch.distributed.fsdp.FullyShardedDataParallel``."""
+    node: ast.Call
+    loops: int
+    """Loops and comprehensions around it."""
+    parameters: frozenset[str]
+    """Of the functions around it."""
+
+    @property
+    def short(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script, with what the checks ask for."""
+
+    file: str
+    tree: ast.Module
+    calls: tuple[Call, ...]
+    literals: Mapping[str, Any]
+    """Names with one literal value in the whole file."""
+    names: Mapping[str, str]
+    """Imported names, and what they stand for."""
+    words: frozenset[str]
+    """Every name and attribute that occurs."""
+
+    def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
+        """The argument's expression; None where it is not given."""
+        for word in call.node.keywords:
+            if word.arg == name:
+                return word.value
+        plain = call.node.args
+        is_there = 0 <= position < len(plain)
+        starred = any(isinstance(arg, ast.Starred) for arg in plain)
+        return plain[position] if is_there and not starred else None
+
+    def value(self, node: ast.expr | None) -> Any:
+        """The literal that *node* is; the dotted name of a framework's; else :data:`UNKNOWN`."""
+        if node is None:
+            return UNKNOWN
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in self.literals:
+            return self.literals[node.id]
+        return resolved(node, self.names) or UNKNOWN
+
+    def problem(
+        self, code: str, severity: str, node: ast.AST, message: str, fix: str, key: str = ""
+    ) -> Problem:
+        """A problem at *node*."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        return Problem(
+            code=code,
+            severity=severity,
+            file=self.file,
+            line=line,
+            column=column,
+            message=message,
+            fix=fix,
+            key=key,
+        )
+
+
+Check = Callable[[Script], Iterable[Problem]]
+
+
+def read_script(file: str, tree: ast.Module) -> Script:
+    """What the checks need of a syntax tree."""
+    names = dict(_imports(tree))
+    words = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+    return Script(
+        file=file,
+        tree=tree,
+        calls=tuple(_calls(tree, names)),
+        literals=_literals(tree),
+        names=names,
+        words=frozenset(words),
+    )
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield (alias.asname, alias.name) if alias.asname else (top, top)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
+    """The dotted name behind an expression, where a framework's import begins it; else ""."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in names:
+        return ""
+    name = ".".join([names[node.id], *parts])
+    return name if name.partition(".")[0] in FRAMEWORKS else ""
+
+
+def _literals(tree: ast.Module) -> dict[str, Any]:
+    """Names that are bound once, to a number, a text, a truth or a dict."""
+    values: dict[str, list[Any]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                values.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            values.setdefault(node.id, [])
+        elif isinstance(node, ast.arg):
+            values.setdefault(node.arg, []).append(None)
+    stores: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            stores[node.id] = stores.get(node.id, 0) + 1
+    found: dict[str, Any] = {}
+    for name, nodes in values.items():
+        if len(nodes) == 1 and stores.get(name) == 1:
+            if isinstance(nodes[0], ast.Constant):
+                found[name] = nodes[0].value
+            elif isinstance(nodes[0], ast.Dict):
+                found[name] = nodes[0]
+    return found
+
+
+_LOOPS = (
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ListComp,
+    ast.SetComp,
+    ast.GeneratorExp,
+    ast.DictComp,
+)
+
+
+def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
+    """All calls of frameworks' names, with what is around them; without recursion."""
+    stack: list[tuple[ast.AST, int, frozenset[str]]] = [(tree, 0, frozenset())]
+    while stack:
+        node, loops, parameters = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            parameters = parameters | {argument.arg for argument in arguments}
+        if isinstance(node, _LOOPS):
+            loops += 1
+        if isinstance(node, ast.Call):
+            name = resolved(node.func, names)
+            if name:
+                yield Call(name=name, node=node, loops=loops, parameters=parameters)
+        stack.extend((child, loops, parameters) for child in ast.iter_child_nodes(node))
+
+
+def is_training(script: Script) -> bool:
+    """Whether there is anything here that these checks know."""
+    shorts = {call.short for call in script.calls}
+    trains = any(is_arguments(call) for call in script.calls)
+    wraps = shorts & {*_WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
+    starts = any(call.name == "deepspeed.initialize" for call in script.calls)
+    return bool(trains or wraps or starts or any(_nonexistent(script)))
+
+
+# ---- configurations inside scripts ----------------------------------------------------------------
+
+
+def is_arguments(call: Call) -> bool:
+    """Whether this makes the arguments of a Trainer: transformers' own, or trl's."""
+    top = call.name.partition(".")[0]
+    if call.short.endswith("TrainingArguments") and top == "transformers":
+        return True
+    return top == "trl" and call.short in (
+        "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig",
+        "RewardConfig", "RLOOConfig", "OnlineDPOConfig", "PRMConfig",
+    )  # fmt: skip
+
+
+def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
+    """DeepSpeed configurations in the script, or paths of them, each with the call that takes it."""
+    for call in script.calls:
+        node = None
+        if call.name == "deepspeed.initialize":
+            node = script.argument(call, "config", 7) or script.argument(call, "config_params")
+        elif is_arguments(call):
+            node = script.argument(call, "deepspeed")
+        if node is None:
+            continue
+        literal = node
+        if isinstance(node, ast.Name) and isinstance(script.literals.get(node.id), ast.Dict):
+            literal = script.literals[node.id]
+        if isinstance(literal, ast.Dict):
+            places: dict[Path, tuple[int, int]] = {(): (literal.lineno, literal.col_offset + 1)}
+            data = _data(script, literal, (), places)
+            yield Config(file=script.file, data=data, places=places, dialect="python"), call
+        else:
+            value = script.value(node)
+            if isinstance(value, str) and value.endswith(".json"):
+                yield value, call
+
+
+def _data(
+    script: Script, node: ast.Dict, path: Path, places: dict[Path, tuple[int, int]]
+) -> dict[str, Any]:
+    """A dict display as data; what is computed is as open as "auto"."""
+    found: dict[str, Any] = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        name = script.value(key) if key is not None else None
+        if not isinstance(name, str) or key is None:
+            continue
+        here = (*path, name)
+        places[here] = key.lineno, key.col_offset + 1
+        if isinstance(value, ast.Dict):
+            found[name] = _data(script, value, here, places)
+        else:
+            found[name] = _plain(script, value)
+    return found
+
+
+def _plain(script: Script, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = script.value(node)
+        known = isinstance(value, (bool, int, float)) or value is None
+        return value if known or (isinstance(value, str) and isinstance(node, ast.Name)) else AUTO
+
+
+_MATCHED = {
+    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
+    "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
+    "max_grad_norm": (("gradient_clipping",), "ZM105"),
+    "learning_rate": (("optimizer", "params", "lr"), "ZM105"),
+    "weight_decay": (("optimizer", "params", "weight_decay"), "ZM105"),
+    "fp16": (("fp16", "enabled"), "ZM105"),
+    "bf16": (("bf16", "enabled"), "ZM105"),
+}
+"""HfTrainerDeepSpeedConfig.trainer_config_process: what must be the same, where both are written."""
+
+
+def against_arguments(script: Script, call: Call, config: Config) -> Iterator[Problem]:
+    """What the Trainer refuses: a fixed value in the configuration that its arguments contradict."""
+    for name, (path, code) in _MATCHED.items():
+        theirs, mine = config.get(*path), script.value(script.argument(call, name))
+        if theirs in (None, AUTO) or isinstance(mine, (_Unknown, str)) or mine is None:
+            continue
+        same = is_on(theirs) == mine if isinstance(mine, bool) else number(theirs) == number(mine)
+        if not same:
+            where = "" if config.file == script.file else f" in {config.file}"
+            message = (
+                f"{name} is {mine} here, and {'.'.join(path)} is {theirs}{where}: Trainer refuses"
+            )
+            node = script.argument(call, name) or call.node
+            fix = f"{config.write(path[-1], AUTO)} takes it from here"
+            yield script.problem(code, "error", node, message, fix, ".".join(path))
+
+
+# ---- the checks -----------------------------------------------------------------------------------
+
+
+def precision(script: Script) -> Iterator[Problem]:
+    """Trainer's arguments take one of fp16 and bf16."""
+    for call in filter(is_arguments, script.calls):
+        if all(script.value(script.argument(call, name)) is True for name in ("fp16", "bf16")):
+            node = script.argument(call, "fp16") or call.node
+            message = "fp16 and bf16 are both true, and transformers takes one"
+            yield script.problem("ZM105", "error", node, message, "fp16=False", "fp16")
+
+
+def _nonexistent(script: Script) -> Iterator[tuple[ast.AST, str]]:
+    for node in ast.walk(script.tree):
+        if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load):
+            name = resolved(node, script.names)
+            if name in NONEXISTENT:
+                yield node, name
+
+
+def nonexistent_api(script: Script) -> Iterator[Problem]:
+    """Names that no version of the framework has."""
+    for node, name in _nonexistent(script):
+        message = f"there is no {name}"
+        yield script.problem("ZM107", "error", node, message, NONEXISTENT[name], name)
+
+
+def _of(script: Script, short: str) -> list[Call]:
+    return [call for call in script.calls if call.short == short]
+
+
+def _is_open(call: Call) -> bool:
+    """Whether ``**kwargs`` may hold anything."""
+    return any(word.arg is None for word in call.node.keywords)
+
+
+def whole_model_unit(script: Script) -> Iterator[Problem]:
+    """FSDP around the whole model, and around nothing else in the file."""
+    fsdp = _of(script, _FSDP)
+    helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
+    if len(fsdp) == 1 and not helpers:
+        call = fsdp[0]
+        policy = script.value(script.argument(call, "auto_wrap_policy", 4))
+        given = script.argument(call, "auto_wrap_policy", 4) is not None
+        alone = not (call.loops or _is_open(call) or _is_parameter(call))
+        if (not given or policy is None) and alone:
+            message = "FSDP without auto_wrap_policy makes the whole model one unit"
+            fix = "auto_wrap_policy=ModuleWrapPolicy({TransformerBlock})"
+            yield script.problem("ZM206", "warning", call.node, message, fix, "auto_wrap_policy")
+    shards = _of(script, "fully_shard")
+    if len(shards) == 1 and not shards[0].loops and not _is_parameter(shards[0]):
+        first = shards[0].node.args[0] if shards[0].node.args else None
+        if isinstance(first, ast.Name):
+            message = "fully_shard is called on the whole model alone, which makes it one unit"
+            fix = "for block in model.layers: fully_shard(block), then fully_shard(model)"
+            yield script.problem("ZM206", "warning", shards[0].node, message, fix, "fully_shard")
+
+
+def _is_parameter(call: Call) -> bool:
+    """Whether the module comes from a caller, who may call this once a block."""
+    first = call.node.args[0] if call.node.args else None
+    return isinstance(first, ast.Name) and first.id in call.parameters
+
+
+def fp32_reduction(script: Script) -> Iterator[Problem]:
+    """Gradients that are reduced in fp32, beside parameters in less."""
+    for name in ("MixedPrecision", "MixedPrecisionPolicy"):
+        for call in _of(script, name):
+            low = script.value(script.argument(call, "param_dtype", 0))
+            node = script.argument(call, "reduce_dtype", 1)
+            high = script.value(node)
+            lowers = low in ("torch.bfloat16", "torch.float16", "torch.half")
+            if node is not None and lowers and high in ("torch.float32", "torch.float"):
+                message = "gradients are reduced in fp32: twice the bytes on the wire"
+                fix = f"reduce_dtype={low}, if the loss stays as it is"
+                yield script.problem("ZM208", "info", node, message, fix, "reduce_dtype")
+
+
+def fsdp_arguments(script: Script) -> Iterator[Problem]:
+    """FSDP1's own switches."""
+    for call in _of(script, _FSDP):
+        node = script.argument(call, "limit_all_gathers", 12)
+        if node is not None and script.value(node) is False:
+            message = "limit_all_gathers=False lets all-gathers run ahead, and memory with them"
+            fix = "limit_all_gathers=True"
+            yield script.problem("ZM209", "warning", node, message, fix, "limit_all_gathers")
+        node = script.argument(call, "backward_prefetch", 5)
+        if node is not None and script.value(node) is None:
+            message = "without prefetch no all-gather of backward runs beside computation"
+            fix = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
+            yield script.problem("ZM304", "warning", node, message, fix, "backward_prefetch")
+
+
+def bucket_size(script: Script) -> Iterator[Problem]:
+    """DDP's buckets, in MiB."""
+    for call in _of(script, "DistributedDataParallel"):
+        node = script.argument(call, "bucket_cap_mb")
+        size = number(script.value(node))
+        if node is not None and size is not None and 0 < size < 1:
+            message = f"buckets of {size:g} MiB make many small messages"
+            yield script.problem(
+                "ZM303", "warning", node, message, "bucket_cap_mb=25", "bucket_cap_mb"
+            )
+
+
+def full_state_dict(script: Script) -> Iterator[Problem]:
+    """A whole state dict on every device."""
+    for call in script.calls:
+        if call.short in ("state_dict_type", "set_state_dict_type"):
+            kind = script.value(script.argument(call, "state_dict_type", 1))
+            config = script.argument(call, "state_dict_config", 2)
+            if str(kind).endswith("StateDictType.FULL_STATE_DICT") and config is None:
+                yield _whole_state(script, call)
+        elif call.short == "FullStateDictConfig" and not _is_open(call):
+            given = [
+                script.argument(call, "offload_to_cpu", 0),
+                script.argument(call, "rank0_only", 1),
+            ]
+            if any(node is None or script.value(node) is False for node in given):
+                yield _whole_state(script, call)
+
+
+def _whole_state(script: Script, call: Call) -> Problem:
+    message = "without offload_to_cpu and rank0_only every rank holds the whole model at once"
+    fix = "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
+    return script.problem("ZM702", "warning", call.node, message, fix, "state_dict_config")
+
+
+def accumulation_communicates(script: Script) -> Iterator[Problem]:
+    """Backward that reduces gradients in every micro-step, in a loop that accumulates."""
+    wraps = any(call.short in _WRAPPERS for call in script.calls)
+    engine = any(call.name == "deepspeed.initialize" for call in script.calls)
+    if not wraps or engine or script.words & _SYNC_NAMES:
+        return
+    for loop in ast.walk(script.tree):
+        if not isinstance(loop, (ast.For, ast.While)):
+            continue
+        inner = [n for part in loop.body for n in ast.walk(part)]
+        if any(isinstance(n, (ast.For, ast.While)) for n in inner):
+            continue  # the innermost one decides
+        backward = next((n for n in inner if _calls_method(n, "backward")), None)
+        if backward is None:
+            continue
+        for node in inner:
+            steps = _every(script, node)
+            if steps > 1:
+                message = f"each of {steps} backwards before a step reduces the gradients"
+                fix = "with model.no_sync(): in all of them but the last; costs whole gradients"
+                yield script.problem("ZM308", "info", backward, message, fix, "no_sync")
+                return
+
+
+def _calls_method(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+    )
+
+
+def _every(script: Script, node: ast.AST) -> int:
+    """N of ``if (i + 1) % N == 0: optimizer.step()``; 0 for anything else."""
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return 0
+    left = node.test.left
+    steps = any(_calls_method(n, "step") for part in node.body for n in ast.walk(part))
+    if not steps or not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mod):
+        return 0
+    if len(node.test.ops) != 1 or not isinstance(node.test.ops[0], ast.Eq):
+        return 0
+    value = script.value(left.right)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+CHECKS: tuple[Check, ...] = (
+    precision,
+    nonexistent_api,
+    whole_model_unit,
+    fp32_reduction,
+    fsdp_arguments,
+    bucket_size,
+    full_state_dict,
+    accumulation_communicates,
+)

@@ -1,0 +1,154 @@
+"""Looks at training configurations before the run: DeepSpeed JSON, accelerate YAML, Python scripts.
+
+Scripts are read, never executed. Of a folder, all .json, .yaml, .yml and .py below it are looked at that
+are training configurations. With a model and a machine, the strategy itself is checked, too.
+
+  zeromon check ds_config.json accelerate.yaml train.py
+  zeromon check configs/ --ignore ZM208,ZM7
+  zeromon check ds_z3.json --model 7B --devices 8 --memory h100
+  zeromon check . --sarif findings.sarif        for code scanning and editors
+  zeromon rule ZM302                            explains one of them
+
+Exit code 0 where there is no error and no warning, 1 where there is, 2 for a wrong call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from zeromon.check.problem import SEVERITIES, Machine, Problem
+from zeromon.check.run import Result, check, chosen, codes
+from zeromon.check.sarif import as_sarif
+from zeromon.errors import CheckError, PlanError
+from zeromon.model import ModelSpec
+from zeromon.plan import parse_size
+
+_COLOURS = {"error": "31", "warning": "33", "info": "36"}
+_GIB_AT_MOST = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon check PATH... [--json] [--sarif FILE] [--model SPEC ...]``"""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file or a folder")
+    parser.add_argument("--select", default="", metavar="CODES", help="only these: ZM302,ZM5")
+    parser.add_argument("--ignore", default="", metavar="CODES", help="all but these")
+    parser.add_argument("--verbose", action="store_true", help="also what only states a fact")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="the same as JSON")
+    output.add_argument("--sarif", metavar="FILE", help="SARIF 2.1.0 into a file; - for stdout")
+    machine = parser.add_argument_group("model and machine")
+    machine.add_argument("--model", metavar="SPEC", help="7B, or a Hugging Face config.json")
+    machine.add_argument("--devices", type=_positive, metavar="N", help="how many")
+    machine.add_argument("--memory", metavar="GIB", help="of one: 80, 80GiB, h100, ...")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 1 << 40:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
+    return number
+
+
+def call(options: argparse.Namespace) -> int:
+    """Reads, checks, prints."""
+    select, ignore = codes(options.select), codes(options.ignore)
+    found = check(options.paths, _machine(options))
+    everything = options.verbose or options.json
+    result = chosen(found, select, ignore, all=everything)
+    if options.json and options.sarif == "-":
+        raise CheckError("--json and --sarif - both write to stdout")
+    if options.sarif:
+        _write(options.sarif, json.dumps(as_sarif(result.problems), indent=2) + "\n")
+    if options.json:
+        sys.stdout.write(json.dumps(as_json(result)) + "\n")
+    elif options.sarif != "-":
+        sys.stdout.write(as_text(result, coloured=_is_coloured()))
+    return 1 if result.failed else 0
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    """What is said of the model and of the machine."""
+    if options.model and not options.memory:
+        raise CheckError("--model is compared with a machine", "Add --memory h100, or 80GiB.")
+    return Machine(
+        devices=options.devices,
+        device_bytes=_memory(options.memory) if options.memory else None,
+        model=_model(options.model) if options.model else None,
+    )
+
+
+def _memory(text: str) -> int:
+    """A plain number is GiB here."""
+    is_gib = text.isdigit() and 0 < int(text) <= _GIB_AT_MOST
+    try:
+        return parse_size(f"{text}GiB" if is_gib else text)
+    except PlanError as error:
+        raise CheckError(str(error), error.hint) from error
+
+
+def _model(text: str) -> ModelSpec:
+    from zeromon.cli.plan import read_model  # with all that a plan needs
+
+    try:
+        return read_model(text)
+    except PlanError as error:
+        raise CheckError(str(error), "Like: 7B, 350M, path/to/config.json") from error
+
+
+def _write(name: str, text: str) -> None:
+    if name == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(name).write_text(text)
+    except OSError as error:
+        raise CheckError(f"cannot write {name}: {error.strerror}") from error
+
+
+# ---- output ---------------------------------------------------------------------------------------
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """For scripts."""
+    names = ("code", "name", "severity", "file", "line", "column", "message", "fix", "key")
+    rows = [{name: getattr(problem, name) for name in names} for problem in result.problems]
+    return {"files": result.files, "problems": rows}
+
+
+def as_text(result: Result, *, coloured: bool = False) -> str:
+    """One problem a line, its fix below it, then how many there are."""
+    lines = [_line(problem, coloured=coloured) for problem in result.problems]
+    return "\n".join([*lines, summary(result)]) + "\n"
+
+
+def _line(problem: Problem, *, coloured: bool) -> str:
+    place = f"{problem.file}:{problem.line}:{problem.column}:"
+    code = f"{problem.code} {problem.name}"
+    if coloured:
+        place = f"\x1b[1m{problem.file}\x1b[0m:{problem.line}:{problem.column}:"
+        code = f"\x1b[{_COLOURS[problem.severity]};1m{problem.code}\x1b[0m {problem.name}"
+    return f"{place} {code}  {problem.message}\n    fix: {problem.fix}"
+
+
+def summary(result: Result) -> str:
+    """``Found 3 problems in 2 files (1 error, 2 warnings)``."""
+    files = _counted(result.files, "file")
+    if not result.problems:
+        return f"No problems in {files}"
+    kinds = [(s, sum(p.severity == s for p in result.problems)) for s in SEVERITIES]
+    words = [f"{n} info" if s == "info" else _counted(n, s) for s, n in kinds if n]
+    total = _counted(len(result.problems), "problem")
+    return f"Found {total} in {files} ({', '.join(words)})"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
