@@ -272,9 +272,8 @@ class RunFollower:
         now = time.monotonic_ns()
         followers = self.newest()
         self._host.new_round()
-        self._match(
-            followers
-        )  # before they are summed up: waits and transfers belong to these steps
+        # before they are summed up: waits and transfers belong to these steps
+        self._match(followers)
         ranks = [
             replace(
                 follower.snapshot(),
