@@ -124,15 +124,20 @@ class RankFollower:
             elif name.kind == NameKind.TEXT:
                 state.texts[name.id] = str(name.payload.get("text", ""))
 
-    def new_rows(self, wall_minus_mono_ns: int, *, final: bool) -> list[Row]:
-        """Steps since the last call. The newest waits: what comes with the next one may belong to it."""
+    def new_rows(self, *, final: bool) -> list[Row]:
+        """Steps since the last call. The newest waits: what comes with the next one may belong to it.
+
+        Their wall clock is that of the ring's making, so that they are the same whoever reads them.
+        """
         steps = list(self.state.history)
         if not final:
             steps = steps[:-1]
         fresh = [step for step in steps if step.start_ns > self._kept_ns]
         if fresh:
             self._kept_ns = fresh[-1].start_ns
-        return [row_of(self.state.rank, step, wall_minus_mono_ns) for step in fresh]
+        header = self.reader.header
+        shift = header.wall_ns - header.mono_ns
+        return [row_of(self.state.rank, step, shift) for step in fresh]
 
     def ending(self) -> tuple[str, bool]:
         """How it ended (empty while it lives), and whether that was a failure."""
@@ -322,10 +327,9 @@ class RunFollower:
         """Writes the steps that have come since. When that fails it stops, and the run goes on."""
         if self.history is None:
             return
-        shift = time.time_ns() - time.monotonic_ns()
         try:
             for follower in self.newest():
-                self.history.append(follower.new_rows(shift, final=self.ended))
+                self.history.append(follower.new_rows(final=self.ended))
             if self.ended:
                 self.history.close()
                 self.history = None

@@ -13,7 +13,7 @@ from support import Node, train_command
 
 from zeromon.snapshot import Finding, RunSnapshot
 
-STEPS = 40
+STEPS = 30
 
 
 def ran(node: Node, case: str, state: str) -> RunSnapshot:

@@ -87,14 +87,14 @@ def profiled(node: Node, mode: str, steps: int, wanted: int) -> tuple[Capture, s
 
 
 def test_the_scripts_own_profiler_comes_first(node: Node) -> None:
-    made, output = profiled(node, "on", 250, 2)
+    made, output = profiled(node, "on", 170, 2)
     assert (made.state, made.files) == ("failed", ())
     assert made.note == "rank 0: the script's own profiler is on"
-    assert "own steps 250 of 250" in output
+    assert "own steps 170 of 170" in output
 
 
 def test_a_recording_is_given_up_when_the_scripts_own_profiler_begins(node: Node) -> None:
-    made, output = profiled(node, "later", 300, 90)
+    made, output = profiled(node, "later", 240, 90)
     assert made.state == "failed"
     assert made.note == "rank 0: the script's own profiler began"
     found = re.search(r"own steps (\d+) of (\d+)", output)
@@ -102,7 +102,7 @@ def test_a_recording_is_given_up_when_the_scripts_own_profiler_begins(node: Node
 
 
 def test_a_run_that_ends_before_its_steps_says_so(node: Node) -> None:
-    made, _ = profiled(node, "none", 200, 100)
+    made, _ = profiled(node, "none", 170, 100)
     assert made.state == "failed"
     assert made.note == "rank 0: the script ended before those steps did"
 
@@ -124,6 +124,6 @@ def test_a_trace_that_cannot_be_analysed_is_kept_and_said(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("zeromon.capture.Captures._analyse", fails)
-    made, _ = profiled(node, "none", 250, 1)
+    made, _ = profiled(node, "none", 190, 1)
     assert (made.state, len(made.files)) == ("done", 1)
     assert "cannot be analysed: No space left" in made.note

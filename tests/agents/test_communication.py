@@ -8,7 +8,7 @@ from support import Node, train_command
 from zeromon.report import most_exposed, units
 from zeromon.snapshot import RankSnapshot
 
-STEPS = 40
+STEPS = 30
 
 
 def trained(node: Node, kind: str, setting: str) -> RankSnapshot:
@@ -62,12 +62,11 @@ def test_ddp_small_buckets_hide_what_the_one_large_one_exposes(node: Node) -> No
     assert by_name["bucket 5"].exposed_seconds > by_name["bucket 0"].exposed_seconds
 
 
-def test_on_gloo_deepspeed_exposes_all_with_or_without_overlap_comm(node: Node) -> None:
+def test_on_gloo_deepspeed_exposes_all_in_spite_of_overlap_comm(node: Node) -> None:
     """Its CPU accelerator has no streams to overlap on; the buckets say so."""
-    for setting in ("off", "on"):
-        rank = trained(node, "zero2", setting)
-        buckets = [row for row in rank.traffic if row.unit.startswith("bucket")]
-        assert len(buckets) == 3
-        for row in buckets:
-            assert row.exposed_seconds > 0.95 * row.seconds
-            assert row.phase == "backward"
+    rank = trained(node, "zero2", "on")
+    buckets = [row for row in rank.traffic if row.unit.startswith("bucket")]
+    assert len(buckets) == 3
+    for row in buckets:
+        assert row.exposed_seconds > 0.95 * row.seconds
+        assert row.phase == "backward"

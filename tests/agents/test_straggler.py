@@ -46,7 +46,7 @@ def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
 
 def test_a_rank_that_shares_its_cpu_is_told_so(node: Node) -> None:
     """A busy process beside rank 1, on the same CPU: the forward takes longer, and why is the host."""
-    result = node.run([*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "120"])
+    result = node.run([*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "80"])
     assert result.code == 0, result.output
     (late,) = result.snapshot.stragglers
     assert (late.rank, late.phase) == (1, "forward")

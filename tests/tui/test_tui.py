@@ -123,7 +123,7 @@ async def test_it_runs_with_and_without_colour(
 async def test_keys_quit_pause_and_sort() -> None:
     """Space holds the picture; s puts the most exposed rank first; q leaves with 0."""
     source = FixedSource(picture(2))
-    app = ZeromonApp(source, every_seconds=0.02)
+    app = ZeromonApp(source, every_seconds=0.08)
     async with app.run_test(size=(100, 30)) as pilot:
         await settled(pilot)
         await pilot.press("space")
@@ -146,7 +146,7 @@ async def test_keys_quit_pause_and_sort() -> None:
 async def test_a_collector_that_is_gone_is_said_and_the_picture_stays() -> None:
     """Degraded, not dead."""
     source = FixedSource(picture(2))
-    app = ZeromonApp(source, every_seconds=0.02)
+    app = ZeromonApp(source, every_seconds=0.05)
     async with app.run_test(size=(100, 30)) as pilot:
         await settled(pilot)
         source.answer = SourceError("no collector answers at 127.0.0.1:1")
@@ -291,7 +291,7 @@ async def test_t_asks_for_a_trace_and_tells_how_far_it_is(monkeypatch: pytest.Mo
     collector = Collector()
     server = start_server(collector, "127.0.0.1", 0, "secret")
     source = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
-    app = ZeromonApp(source, every_seconds=0.02)
+    app = ZeromonApp(source, every_seconds=0.05)
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         await pilot.press("t")

@@ -1,20 +1,22 @@
 """Prints what a run did, and how it ended: steps, exposed communication, memory, deaths.
 
 RUN is a run id or its beginning; without one, the newest run. Works on a run that is live, that has
-ended, and that was killed together with its collector. Exit code 1 when there are findings.
+ended, and that was killed together with its collector. With -o it becomes one HTML file with charts of
+every step, which opens without a network. Exit code 1 when there are findings.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from pathlib import Path
 
 from zeromon import paths
 from zeromon.collector import read_folder
-from zeromon.errors import RunAmbiguous, RunNotFound
-from zeromon.history import slices
+from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.history import frame, load, row_of, slices
 from zeromon.report import render
 from zeromon.snapshot import RunSnapshot, Stretch
 from zeromon.source import LiveSource, node_runs
@@ -22,9 +24,10 @@ from zeromon.store import Store, encode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon report [RUN] [--json] [--wait SECONDS]``"""
+    """``zeromon report [RUN] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("-o", "--output", metavar="FILE", help="an HTML page (needs plotly)")
     parser.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
     )
@@ -37,11 +40,35 @@ def call(options: argparse.Namespace) -> int:
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
         run = newest_picture(options.run)
-    if options.json:
+    if options.output:
+        write_page(run, options.output)
+        sys.stderr.write(f"zeromon: wrote {options.output}\n")
+    elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
     else:
         sys.stdout.write(render(run, over_time(run)))
     return 1 if any(f.severity != "info" for f in run.findings) else 0
+
+
+def write_page(run: RunSnapshot, path: str) -> None:
+    """The run as one HTML file; raises :class:`SourceError` when it cannot be made."""
+    try:
+        pages = importlib.import_module("zeromon_dashboard.pages")
+    except ImportError as error:
+        raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
+    content = pages.run_page(run, series(run), render(run, over_time(run)))
+    try:
+        Path(path).write_text(content)
+    except OSError as error:
+        raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
+
+
+def series(run: RunSnapshot) -> dict[str, list[int]]:
+    """The steps of a run by column: from its history, else the last ones that the picture has."""
+    whole, _ = load(Store().history(run.run))
+    if whole.is_empty():
+        whole = frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
+    return whole.sort("rank", "step").to_dict(as_series=False)
 
 
 _LONG_STEPS = 1000

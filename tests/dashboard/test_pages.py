@@ -1,0 +1,134 @@
+"""A run as one HTML file: it opens without a network, stays small, and nothing in a name is markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from core.build import rank, run, summary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.cli import main
+from zeromon.history import Writer, frame, row_of
+from zeromon.report import render
+from zeromon.snapshot import Finding, Remedy, RunSnapshot
+from zeromon.store import Store
+from zeromon_dashboard.pages import MOST_POINTS, by_rank, exposed, memory, reduced, run_page
+
+EVIL = "<script>alert('x')</script>\"'&"
+
+
+def steps(ranks: int, count: int, **facts: object) -> dict[str, list[int]]:
+    rows = [row_of(r, summary(n, **facts), 0) for r in range(ranks) for n in range(1, count + 1)]
+    return frame(rows).to_dict(as_series=False)
+
+
+def hostile() -> RunSnapshot:
+    remedy = Remedy(cause=EVIL, dialect=EVIL, diff=f"- {EVIL}\n+ {EVIL}", effect=EVIL, price=EVIL)
+    found = Finding(rule="x", code=EVIL, severity="warning", text=EVIL, rank=0, remedy=remedy)
+    one = rank(0, strategy=EVIL, device=EVIL, unit=EVIL, exception=EVIL)
+    return run(one, run=EVIL, node=EVIL, command=("python", EVIL), findings=(found,))
+
+
+class Tags(HTMLParser):
+    """What tags a page has, and where they lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+        self.scripts += tag == "script"
+
+
+def tags(page: str) -> Tags:
+    parser = Tags()
+    parser.feed(page)
+    return parser
+
+
+def test_names_of_a_run_are_text() -> None:
+    """As many scripts as a run with plain names has; the name itself is there, escaped."""
+    series = steps(2, 10)
+    plain = tags(run_page(run(rank(0)), series, render(run(rank(0)))))
+    picture = hostile()
+    page = run_page(picture, series, render(picture))
+    assert tags(page).scripts == plain.scripts
+    assert EVIL not in page
+    assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)") >= 8
+
+
+def test_the_page_asks_for_nothing_from_elsewhere_and_stays_small() -> None:
+    page = run_page(run(rank(0)), steps(8, 2000), render(run(rank(0))))
+    assert tags(page).links == []
+    assert not re.search(r"@import|url\(", page.partition("<script>")[0])
+    assert len(page.encode()) < 5_000_000
+
+
+def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
+    remedy = Remedy(
+        cause="c", dialect="Python", diff="- old\n+ new", frees_bytes=1 << 30, price="p"
+    )
+    found = Finding(rule="x", code="ZM206", severity="warning", text="t", rank=3, remedy=remedy)
+    picture = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
+    page = run_page(picture, steps(1, 5), render(picture))
+    body = page.partition("<body>")[2]
+    assert body.index("died: rank 0, SIGKILL") < body.index("ZM206") < body.index("In numbers")
+    assert "<span class='out'>- old</span>" in body and "<span class='in'>+ new</span>" in body
+    assert "1.0 GiB less a rank" in body
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=5000))
+def test_what_is_left_out_is_not_seen(values: list[float | None]) -> None:
+    """The extremes stay, in order, and there are no more points than asked for."""
+    x, y = reduced(list(range(len(values))), values)
+    assert len(x) == len(y) <= MOST_POINTS + 2
+    assert x == sorted(x)
+    known = [v for v in values if v is not None]
+    if known:
+        shown = [v for v in y if v is not None]
+        assert (max(shown), min(shown)) == (max(known), min(known))
+
+
+def test_many_ranks_are_their_highest_and_lowest() -> None:
+    series = steps(9, 3)
+    column = [float(r * 10 + s) for r, s in zip(series["rank"], series["step"], strict=True)]
+    found = by_rank(series, column)
+    assert found["highest rank"] == ([1, 2, 3], [81.0, 82.0, 83.0])
+    assert found["lowest rank"] == ([1, 2, 3], [1.0, 2.0, 3.0])
+    assert list(by_rank(steps(2, 3), [0.0] * 6)) == ["rank 0", "rank 1"]
+
+
+def test_idle_steps_say_nothing_of_exposed_time_and_unknown_memory_is_absent() -> None:
+    assert exposed(steps(1, 5, idle=True)) is None
+    figure = exposed(steps(1, 5))
+    assert figure is not None and list(figure.data[0].y) == [10.0] * 5
+    host = memory(steps(1, 5))
+    assert host is not None and host.layout.title.text == "Host memory (RSS)"
+    device = memory(steps(1, 5, reserved_bytes=2 << 30))
+    assert device is not None and list(device.data[0].y) == [2.0] * 5
+    assert memory(steps(1, 5, rss_bytes=-1)) is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_report_writes_the_page_from_the_history_or_the_last_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    picture = run(rank(0), ended=True)
+    Store().save(picture)
+    if kept:
+        rows = [row_of(0, summary(n), 0) for n in range(1, 1501)]
+        Writer(Store().history(picture.run)).append(rows)
+    assert main(["report", picture.run, "-o", str(tmp_path / "r.html")]) in (0, 1)
+    page = (tmp_path / "r.html").read_text()
+    assert "Step time" in page and "zeromon" in page
+    assert main(["report", picture.run, "-o", str(tmp_path / "absent" / "r.html")]) == 2
