@@ -20,6 +20,7 @@ Series = Mapping[str, Sequence[float]]
 
 MOST_POINTS = 600
 _MOST_RANKS = 8
+_WARM_UP = 3
 _IDLE = 1
 _PHASES = ("forward", "backward", "optimizer", "cpu_optimizer", "data_wait", "other")
 _SEVERITIES = {"critical": "#D55E00", "warning": "#E69F00", "info": "#0072B2"}
@@ -165,13 +166,25 @@ def _lines(
     figure = go.Figure()
     for name, (steps, values) in by_rank(series, column).items():
         x, y = reduced(steps, values)
-        figure.add_scatter(x=x, y=y, name=name, mode="lines", line={"width": 1.5})
+        figure.add_scatter(x=x, y=y, name=name, mode="lines", line={"width": 1.5}, connectgaps=True)
+    top = _top(series, column)
     figure.update_layout(
         template="plotly_white", colorway=COLOURS, title=title, xaxis_title="step",
-        yaxis={"title": unit, "rangemode": "tozero"}, height=320, margin={"t": 48, "b": 48},
+        yaxis={"title": unit, "range": [0, top]}, height=320, margin={"t": 48, "b": 48},
         hovermode="x unified",
     )  # fmt: skip
     return figure
+
+
+def _top(series: Series, column: Sequence[float | None]) -> float:
+    """The end of the axis: the first steps, which warm up, may leave it."""
+    settled = [
+        value
+        for step, value in zip(series["step"], column, strict=True)
+        if value is not None and step > _WARM_UP
+    ]
+    known = settled or [value for value in column if value is not None]
+    return 1.1 * max(known, default=1.0) or 1.0
 
 
 def step_times(series: Series) -> go.Figure | None:
@@ -218,7 +231,8 @@ def phases(series: Series) -> go.Figure | None:
             )
     figure.update_layout(
         template="plotly_white", colorway=COLOURS, title="Where the time of a step goes",
-        xaxis_title="step", yaxis_title="ms", height=320, margin={"t": 48, "b": 48},
+        xaxis_title="step", height=320, margin={"t": 48, "b": 48},
+        yaxis={"title": "ms", "range": [0, _top(series, [us / 1e3 for us in series["duration_us"]])]},
         hovermode="x unified",
     )  # fmt: skip
     return figure
