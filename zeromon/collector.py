@@ -363,7 +363,8 @@ class RunFollower:
                 if one.group not in known:
                     ranks = state.groups.get(one.group, {}).get("ranks", ())
                     known[one.group] = (group_id(state, one.group), len(here.intersection(ranks)))
-                self._skew.arrived(state.rank, *known[one.group], one)
+                name, members = known[one.group]
+                self._skew.arrived(state.rank, name, members, one)
 
     def _forecast(
         self, ranks: list[RankSnapshot], now: int

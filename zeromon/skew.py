@@ -60,16 +60,22 @@ class Skew:
 
     def _match(self, inside: dict[int, Arrival]) -> None:
         """Books what the members of one collective have waited, and what it took to transfer."""
-        order = sorted((one.start_ns, rank) for rank, one in inside.items())
-        at, last = order[-1]
-        transfer = max(1, min(one.busy_ns for one in inside.values()))
+        at = before = -(1 << 62)
+        last, transfer = -1, 1 << 62
+        for member, one in inside.items():
+            if one.start_ns > at:
+                before, at, last = at, one.start_ns, member
+            elif one.start_ns > before:
+                before = one.start_ns
+            transfer = min(transfer, one.busy_ns)
+        transfer = max(1, transfer)
         step = inside[last].step
         skew = self.steps.get(step)
         if skew is None:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
-        skew.late[last] = skew.late.get(last, 0) + at - order[-2][0]
+        skew.late[last] = skew.late.get(last, 0) + at - before
         for member, one in inside.items():
             wait = at - one.start_ns
             skew.wait[member] = skew.wait.get(member, 0) + wait

@@ -217,7 +217,7 @@ class RankState:
     """Collectives that have ended since a reader took them."""
     traffic: dict[Key, Traffic] = field(default_factory=dict)
     sizes: dict[Op, list[int]] = field(default_factory=dict)
-    """Operation -> calls by size, then bytes."""
+    """Operation -> calls by size, then bytes, of what was counted and not timed."""
     buckets: list[Bucket] = field(default_factory=list)
     """DDP's, of a backward of which the end has not come."""
     unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
@@ -285,7 +285,10 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     if e.flags & _INFERRED:  # counted elsewhere: shown because its step does not end
         state.in_flight[e.group, e.sequence] = e
         return
-    totals = _totals(state, e.op, e.group)
+    row = state.traffic.get((e.op, e.group, e.phase, e.unit))
+    if row is None:
+        row = _traffic(state, e.op, e.group, e.phase, e.unit)
+    totals = row.totals
     totals.count += 1
     totals.nbytes += e.nbytes
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
@@ -298,12 +301,10 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     state.window.nbytes += e.nbytes
     if e.sequence > state.last_issued.get(e.group, _NONE_ISSUED)[0]:
         state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
-    row = _traffic(state, e.op, e.group, e.phase, e.unit)
-    row.calls += 1
-    now = row.at(state.timed_steps)
+    row.called(e.nbytes)
+    now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     now[CALLS] += 1
     now[NBYTES] += e.nbytes
-    _sized(state, e.op, 1, e.nbytes)
     state.phase = e.phase
     state.unit = e.unit
     if len(state.in_flight) < _MOST_IN_FLIGHT:
@@ -313,7 +314,8 @@ def _fold_issued(state: RankState, e: Issued) -> None:
 def _traffic(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> Traffic:
     row = state.traffic.get((op, group, phase, unit))
     if row is None:
-        row = Traffic(op, group_size(state, group), state.timed_steps)
+        totals = _totals(state, op, group)
+        row = Traffic(op, group_size(state, group), state.timed_steps, totals)
         state.traffic[op, group, phase, unit] = row
         if unit:
             state.unit_groups[op, unit] = group
@@ -321,9 +323,7 @@ def _traffic(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> T
 
 
 def _sized(state: RankState, op: Op, calls: int, nbytes: int) -> None:
-    """Counts calls of one size each."""
-    if op is Op.BARRIER:
-        return
+    """Counts calls of one size each that belong to no row."""
     counts = state.sizes.get(op)
     if counts is None:
         counts = state.sizes[op] = [0] * (len(SIZE_BOUNDS) + 2)
@@ -337,16 +337,18 @@ def _fold_done(state: RankState, e: Done) -> None:
         state.last_done[e.group] = e.sequence
     if e.flags & _FAILED:
         return
-    totals = _totals(state, e.op, e.group)
+    row = state.traffic.get((e.op, e.group, e.phase, e.unit))
+    if row is None:
+        row = _traffic(state, e.op, e.group, e.phase, e.unit)
+    totals = row.totals
     duration = e.t_ns - e.issued_ns if e.t_ns > e.issued_ns else 0
     totals.timed += 1
     totals.duration_ns += duration
     totals.exposed_ns += e.blocked_ns
     totals.recent_bytes += e.nbytes
     totals.recent_ns += duration
-    row = _traffic(state, e.op, e.group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
-    now = row.at(state.timed_steps)
+    now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     now[TIMED_BYTES] += e.nbytes
     now[BUSY] += duration
     now[EXPOSED] += e.blocked_ns
@@ -871,7 +873,7 @@ def summarize(
             },
             state.units,
         ),
-        sizes=size_rows(state.sizes),
+        sizes=size_rows(state.sizes, state.traffic),
         capture=_capture(state),
         loader=_facts_of(state, "loader"),
         models=tuple(models),

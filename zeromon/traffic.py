@@ -8,6 +8,7 @@ matched a collective across ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from zeromon.comms import algbw, busbw
 from zeromon.events import Op, Phase
@@ -28,17 +29,35 @@ _FIELDS = 8
 class Traffic:
     """The sums of one row. *now* is of the step with number *step*, *past* of all before it."""
 
-    __slots__ = ("best_busbw", "calls", "exposed_ns", "now", "op", "past", "size", "step")
+    __slots__ = (
+        "best_busbw", "bucket", "bucket_of", "calls", "exposed_ns", "nbytes", "now", "op", "past",
+        "size", "sizes", "step", "totals",
+    )  # fmt: skip
 
-    def __init__(self, op: Op, size: int, step: int) -> None:
+    def __init__(self, op: Op, size: int, step: int, totals: Any = None) -> None:
         self.op = op
         self.size = size
         self.step = step
+        self.totals = totals
+        """The totals of its operation and group, for a fold that looks up one thing instead of two."""
+        self.sizes = [0] * (len(SIZE_BOUNDS) + 1)
+        self.nbytes = 0
+        self.bucket_of = -1
+        self.bucket = 0
+        """The size bucket of *bucket_of* bytes, which a row's calls nearly always have."""
         self.past = [0.0] * _FIELDS
         self.now = [0.0] * _FIELDS
         self.calls = 0
         self.exposed_ns = 0
         self.best_busbw = 0.0
+
+    def called(self, nbytes: int) -> None:
+        """Counts a call, by its size."""
+        if nbytes != self.bucket_of:
+            self.bucket_of, self.bucket = nbytes, size_bucket(nbytes)
+        self.sizes[self.bucket] += 1
+        self.calls += 1
+        self.nbytes += nbytes
 
     def at(self, step: int) -> list[float]:
         """The sums of *step*, to add to."""
@@ -61,8 +80,13 @@ class Traffic:
         """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""
         if step <= self.step:
             return self.past
-        faded = DECAY ** (step - self.step)
-        return [(a + b) * faded for a, b in zip(self.past, self.now, strict=True)]
+        faded = DECAY if step == self.step + 1 else DECAY ** (step - self.step)
+        a, b, c, d, e, f, g, h = self.past
+        i, j, k, m, n, o, p, q = self.now  # written out: a row is rolled at nearly every step
+        return [
+            (a + i) * faded, (b + j) * faded, (c + k) * faded, (d + m) * faded,
+            (e + n) * faded, (f + o) * faded, (g + p) * faded, (h + q) * faded,
+        ]  # fmt: skip
 
     def busbw(self, sums: list[float]) -> float | None:
         """Bus bandwidth over *sums*, None for what moves nothing."""
@@ -167,11 +191,23 @@ def size_bucket(nbytes: int) -> int:
     return min(len(SIZE_BOUNDS), max(0, ((nbytes - 1).bit_length() - 9) // 2))
 
 
-def size_rows(sizes: Mapping[Op, list[int]]) -> tuple[SizeRow, ...]:
-    """Calls by payload, an operation a row; *sizes* holds calls by bucket, then bytes."""
+def size_rows(
+    counted: Mapping[Op, list[int]], traffic: Mapping[Key, Traffic]
+) -> tuple[SizeRow, ...]:
+    """Calls by payload, an operation a row, barriers left out.
+
+    *counted* holds calls by bucket, then bytes, of what was counted without being timed.
+    """
+    found = {op: list(counts) for op, counts in counted.items()}
+    for (op, *_), item in traffic.items():
+        counts = found.setdefault(op, [0] * (len(SIZE_BOUNDS) + 2))
+        for index, calls in enumerate(item.sizes):
+            counts[index] += calls
+        counts[-1] += item.nbytes
     return tuple(
         SizeRow(op=op.label, calls=tuple(counts[:-1]), nbytes=counts[-1])
-        for op, counts in sorted(sizes.items())
+        for op, counts in sorted(found.items())
+        if op is not Op.BARRIER and any(counts[:-1])
     )
 
 
