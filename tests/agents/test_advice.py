@@ -30,7 +30,7 @@ def step_seconds(run: RunSnapshot) -> float:
     return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
 
 
-@pytest.mark.parametrize("rule", ["tiny_collectives", "accumulation_communicates", "data_wait"])
+@pytest.mark.parametrize("rule", ["tiny_collectives", "data_wait"])
 def test_what_it_says_to_change_shortens_the_step(node: Node, rule: str) -> None:
     before, after = ran(node, rule, "before"), ran(node, rule, "after")
     finding = told(before, rule)

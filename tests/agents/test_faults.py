@@ -132,7 +132,9 @@ def test_a_hung_collective_is_visible_while_it_hangs(
         # who sends a broadcast may be out of it already, or not
         waiting = tuple(rank for rank in hang.waiting if rank == 0 or kind != "op")
         assert (hang.kind, waiting, hang.missing) == HANGS[kind]
-        assert (hang.op, hang.sequence, hang.nbytes) == ("all_reduce", 4, 64)
+        # of two operations that is named which was called first
+        assert hang.op == "all_reduce" or (kind == "op" and hang.op == "broadcast")
+        assert (hang.sequence, hang.nbytes) == (4, 64)
         assert 10 < hang.seconds < 15
         metrics = node.metrics("r")
         assert metrics["zeromon_collective_in_flight_seconds"]["0",] > 10
