@@ -462,8 +462,16 @@ class Settled:
         self._seen: dict[tuple[str, int], tuple[int, Finding]] = {}
 
     def shown(self, found: Iterable[Finding], now_ns: int) -> tuple[Finding, ...]:
-        """*found*, and what held less than :data:`LINGER_NS` ago, the gravest first."""
-        for finding in found:
-            self._seen[finding.rule, finding.rank] = now_ns, finding
-        self._seen = {key: item for key, item in self._seen.items() if now_ns - item[0] < LINGER_NS}
+        """*found*, and what held less than :data:`LINGER_NS` ago, the gravest first.
+
+        A rule that holds now for another rank is not shown for the one it held for before.
+        """
+        now = {(finding.rule, finding.rank): (now_ns, finding) for finding in found}
+        holding = {rule for rule, _ in now}
+        before = {
+            (rule, rank): item
+            for (rule, rank), item in self._seen.items()
+            if rule not in holding and now_ns - item[0] < LINGER_NS
+        }
+        self._seen = before | now
         return tuple(sorted((f for _, f in self._seen.values()), key=_by_gravity))

@@ -247,6 +247,15 @@ def test_one_at_the_edge_of_its_rule_does_not_flap() -> None:
     assert all(found == (FINDING,) for found in shown)
 
 
+def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
+    """The worst rank changes from second to second; of two that hold at once both are shown."""
+    settled, other = Settled(), replace(FINDING, rank=1)
+    assert settled.shown([FINDING], 0) == (FINDING,)
+    assert settled.shown([other], 10**9) == (other,)
+    assert settled.shown([], 2 * 10**9) == (other,)
+    assert settled.shown([FINDING, other], 3 * 10**9) == (FINDING, other)
+
+
 def healthy() -> RunSnapshot:
     return run(one(*[replace(r, exposed_seconds=0.0005) for r in GATHERS]))
 
