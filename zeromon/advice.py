@@ -149,6 +149,11 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
             continue
         scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
         at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
+        floor = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
+        if scale is not None and scale <= (as_number(floor) or 1.0):
+            at += ", its floor: it cannot be halved any more"
+        newest = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
+        at += f"; the newest: {', '.join(map(str, newest))}"
         yield Finding(
             rule="overflow_storm",
             severity="critical" if all(last[-_LEAST_STEPS:]) else "warning",
@@ -156,6 +161,14 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
             remedy=_lower_scale(scale, skipped),
         )
         return
+
+
+def as_number(text: str) -> float | None:
+    """A number as a setting shows it; None for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _lower_scale(scale: float | None, skipped: int) -> Remedy:
@@ -224,10 +237,8 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
 
 
 def _larger(value: str) -> str:
-    try:
-        return f"{4 * float(value):.0f}"
-    except ValueError:
-        return "200000000"
+    number = as_number(value)
+    return "200000000" if number is None else f"{4 * number:.0f}"
 
 
 def offload_waits(run: RunSnapshot) -> Iterable[Finding]:

@@ -197,8 +197,11 @@ def test_an_overflow_storm_is_told_with_the_scale() -> None:
     steps = [summary(n, skipped=n % 4 == 0) for n in range(1, 51)]
     text = texts_of(rank(recent=tuple(steps), engines=(engine(loss_scale=128.0),)))
     assert text["overflow_storm"] == (
-        "12 of the last 50 steps were skipped for overflow; the loss scale is down to 128"
+        "12 of the last 50 steps were skipped for overflow; the loss scale is down to 128; "
+        "the newest: 40, 44, 48"
     )
+    floor = rank(recent=tuple(steps), engines=(engine(loss_scale=1.0),))
+    assert "down to 1, its floor" in texts_of(floor)["overflow_storm"]
     calm = [summary(n, skipped=n == 7) for n in range(1, 51)]
     assert "overflow_storm" not in texts_of(rank(recent=tuple(calm)))
     dead = rank(recent=tuple(summary(n, skipped=True) for n in range(20)), engines=(engine(),))
