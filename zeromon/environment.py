@@ -43,9 +43,7 @@ try:
     found["version"] = torch.__version__
     found["cuda"] = torch.version.cuda or torch.version.hip or ""
     found["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found["distributed"] = torch.distributed.is_available()
     if found["devices"]:
-        found["bf16"] = torch.cuda.is_bf16_supported()
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     from zeromon_agents.bootstrap import missing_parts
     found["missing"] = missing_parts()

@@ -314,8 +314,9 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._stopping.set()
             self.recorder.mode = OFF
-            self.capture.close("the script ended before those steps did")
-            self.capture.flush()
+            # a trace that fails must not cost the goodbye
+            self.guard.guarded(self.capture.close)("the script ended before those steps did")
+            self.guard.guarded(self.capture.flush)()
             self.recorder.emit(Kind.EXIT, op=ExitKind.CLEAN)
             self.collectives.settle()
 

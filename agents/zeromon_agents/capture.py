@@ -2,7 +2,8 @@
 
 A request is a file beside the rings, which the beat looks at once a second. Only from then on does the
 training thread ask anything of this module, at each end of a step, until the last step was recorded. The
-trace is written by the beat's thread. What this costs, the steps that were asked for pay, and no others.
+trace is written by the beat's thread. What this costs, the steps that were asked for pay, and no others:
+on a device torch.profiler waits for it when it stops, which is why nobody starts one but the user.
 
 The script's own profiler comes first: a request is refused while it is on, and given up when it begins.
 """
@@ -88,10 +89,15 @@ class Capture:
         return start
 
     def _exit_hook(self, original: Any) -> Any:
+        note = self._recorder.guard.note
+
         def __exit__(profile: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if getattr(profile, "_zeromon_counted", False):
-                profile._zeromon_counted = False
-                self._others -= 1
+            try:
+                if getattr(profile, "_zeromon_counted", False):
+                    profile._zeromon_counted = False
+                    self._others -= 1
+            except Guard.CAUGHT as error:
+                note(error, "__exit__")
             return original(profile, *args, **kwargs)
 
         return __exit__

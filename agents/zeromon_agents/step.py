@@ -231,8 +231,9 @@ class Steps:
         following = recorder.step + 1
         if recorder.mode != OFF:  # the agent may have been switched off meanwhile
             recorder.mode = IDLE if idle_step(following) and self.on_boundary is None else ON
-        if self.on_boundary is not None:
-            self.on_boundary(following)
+        boundary = self.on_boundary  # another thread may take it away
+        if boundary is not None:
+            boundary(following)
             # what a trace costs between two steps belongs to neither
             self.step_start_ns = self._free_since = time.monotonic_ns()
         recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
