@@ -214,7 +214,7 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group", "phase"), _traffic(lambda t: t.wait_seconds)),
     Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "What of it is transfer: the shortest duration over the ranks of this node.",
          ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
-    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives, barriers left out.", (), _sizes),
+    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives of timed steps, barriers left out; those issued from C++ by their mean.", (), _sizes),
     Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
          (), _one(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps.",

@@ -262,7 +262,7 @@ def sizes(run: RunSnapshot) -> str:
         for row in rank.sizes
     ]
     header = ("op", *(bounds[i] for i in shown))
-    return f"Collectives of rank {rank.rank} by size\n{table(header, rows)}"
+    return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
 
 
 def _memory(run: RunSnapshot) -> str:

@@ -391,7 +391,7 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     totals = _totals(state, e.op, e.group)
     totals.count += e.calls
     totals.nbytes += e.nbytes
-    if e.calls > 0:
+    if e.calls > 0 and not e.observed:  # of a step with idle hooks only the sum is known
         _sized(state, e.op, e.calls, e.nbytes)
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.build import MS, collective, folded, rank, run, state, step
 from zeromon.advice import advise
-from zeromon.events import BackwardComm, Bucket, Flag, Op, Phase, Stall
+from zeromon.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall
 from zeromon.state import summarize
 from zeromon.traffic import (
     MATCHED_BYTES,
@@ -242,3 +242,13 @@ def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
     (told,) = [f for f in advise(run(picture)) if f.rule == "exposed_communication"]
     assert "most in layers.0 (all_gather, forward), 10.0 ms" in told.text
     assert "9.0 ms of communication waits for ranks that come later" in told.text
+
+
+def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:
+    """Their sum is no size; what C++ issues is taken by its mean."""
+    made = state()
+    folded([Counted(1, Op.ALL_GATHER, Phase.FORWARD, 1, 10, 5000, True)], made)
+    assert summarize(made, alive=True).sizes == ()
+    folded([Counted(2, Op.ALL_REDUCE, Phase.BACKWARD, 1, 10, 50_000, False)], made)
+    (row,) = summarize(made, alive=True).sizes
+    assert (row.op, row.calls[2], sum(row.calls)) == ("all_reduce", 10, 10)
