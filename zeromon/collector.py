@@ -31,18 +31,18 @@ from zeromon.disk import read_disk
 from zeromon.errors import (
     CaptureRefused,
     CollectorError,
-    HistoryError,
     RingError,
     ZeromonError,
 )
 from zeromon.events import ExitKind, decode
 from zeromon.forecast import host_risk, rank_risks
 from zeromon.hangs import hangs
-from zeromon.history import Row, Writer, row_of
+from zeromon.history import Row, row_of
 from zeromon.hostmemory import HostReader
 from zeromon.links import network_peak
 from zeromon.pressure import PressureReader
 from zeromon.process import ProcessWatch, describe_status
+from zeromon.record import Past, Record
 from zeromon.ring import NameKind, RingReader
 from zeromon.skew import Skew, stragglers
 from zeromon.snapshot import (
@@ -221,8 +221,7 @@ class RunFollower:
         self._network = network_peak()
         self._links: dict[int, Links] = {}
         self.captures: Captures | None = None
-        self.history: Writer | None = None
-        self.history_note = ""
+        self.record: Record | None = None
         self._skew = Skew()
         self._settled = Settled()
         self._stragglers: tuple[Straggler, ...] = ()
@@ -317,24 +316,17 @@ class RunFollower:
             note=self._note(),
             stragglers=self._stragglers,
             capture=capture,
-            history_note=self.history_note,
+            history_note=self.record.note if self.record else "",
         )
         run = replace(run, hangs=hangs(run))
         found = advise(run)
         return replace(run, findings=found if run.ended else self._settled.shown(found, now))
 
-    def keep_history(self) -> None:
-        """Writes the steps that have come since. When that fails it stops, and the run goes on."""
-        if self.history is None:
-            return
-        try:
+    def keep_steps(self) -> None:
+        """Writes the steps that have come since."""
+        if self.record is not None:
             for follower in self.newest():
-                self.history.append(follower.new_rows(final=self.ended))
-            if self.ended:
-                self.history.close()
-                self.history = None
-        except (HistoryError, OSError) as error:
-            self.history_note, self.history = str(error), None
+                self.record.keep(follower.new_rows(final=self.ended))
 
     def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:
         """The peaks of a rank's links; a rank on the host has none of its own."""
@@ -432,6 +424,10 @@ class Collector:
         self._last_read = self._clock()
         self._read_since_end = True
 
+    def past(self, name: str) -> Past:
+        """The record of run *name*."""
+        return Past(self.store.folder(name))
+
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Asks the live ranks of run *name* for a trace; raises :class:`CaptureRefused`."""
         picture = next((run for run in self.view if run.run == name), None)
@@ -449,8 +445,10 @@ class Collector:
         for name, run in list(self._runs.items()):
             try:
                 run.poll()
-                run.keep_history()
+                run.keep_steps()
                 picture = run.snapshot(self._nvml)
+                if run.record is not None:
+                    run.record.see(picture)
             except _SICK as error:  # one broken run must not hide the others
                 del self._runs[name]
                 self._stuck.add(name)
@@ -476,7 +474,7 @@ class Collector:
             try:
                 run = RunFollower(folder)
                 run.run = self.store.free_name(name, run.started_wall)
-                run.history, run.history_note = open_history(self.store.history(run.run))
+                run.record = Record(self.store.folder(run.run))
                 run.captures = Captures(folder, self.store.runs / run.run / "traces")
             except _SICK:
                 self._stuck.add(name)
@@ -515,14 +513,6 @@ _SICK = (
     RecursionError,
 )
 """What broken files and hostile contents raise."""
-
-
-def open_history(folder: Path) -> tuple[Writer | None, str]:
-    """A writer, or why there is none."""
-    try:
-        return Writer(folder), ""
-    except (ZeromonError, OSError, ImportError) as error:
-        return None, str(error)
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -617,6 +607,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.daemon:
         go_to_background()
     os.nice(10)  # the cores belong to the training
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
     token = os.environ.get("ZEROMON_TOKEN", "")
     try:
         return serve(root, options.host, port, token, strict_port=False)

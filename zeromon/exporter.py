@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
@@ -25,8 +25,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector as PrometheusCollector
 
-from zeromon.errors import CollectorError, ZeromonError
+from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.metrics import collect
+from zeromon.record import Past
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.store import encode
 
@@ -51,6 +52,7 @@ class _Trace(msgspec.Struct):
 
 
 _TRACE = msgspec.json.Decoder(_Trace)
+_ENCODER = msgspec.json.Encoder()
 
 
 class View(Protocol):
@@ -60,6 +62,9 @@ class View(Protocol):
 
     def was_read(self) -> None:
         """Somebody has read the picture."""
+
+    def past(self, name: str) -> Past:
+        """The record of a run."""
 
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Asks the live ranks of a run for a trace; raises :class:`CaptureRefused`."""
@@ -107,17 +112,45 @@ class Application:
         if path == "/api/runs":
             return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
         if path.startswith("/api/runs/"):
-            return self._run(unquote(path.removeprefix("/api/runs/")), respond)
+            name, _, what = path.removeprefix("/api/runs/").partition("/")
+            return self._run(unquote(name), what, environ, respond)
         return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
 
-    def _run(self, name: str, respond: Respond) -> Iterable[bytes]:
+    def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
-        for run in self._view.view:
-            if run.run == name:
-                body = encode(run)
-                respond("200 OK", _headers(body))
-                return [body]
-        return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
+        run = next((run for run in self._view.view if run.run == name), None)
+        if run is None:
+            return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
+        try:
+            body = encode(run) if not what else self._past(run, what, environ)
+        except RunNotFound as error:
+            return _answer(respond, "404 Not Found", {"error": str(error)})
+        except (ValueError, OverflowError) as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+        except (OSError, ZeromonError, ImportError) as error:
+            return _answer(respond, "500 Internal Server Error", {"error": str(error)})
+        respond("200 OK", _headers(body))
+        return [body]
+
+    def _past(self, run: RunSnapshot, what: str, environ: Environ) -> bytes:
+        past, asked = self._view.past(run.run), parse_qs(environ.get("QUERY_STRING", ""))
+        if what == "span":
+            return _ENCODER.encode(past.span())
+        if what == "at":
+            return encode(past.at(float(asked.get("wall", ["none given"])[0])))
+        if what == "findings":
+            return _ENCODER.encode(past.findings())
+        if what == "series":
+            numbers = {name: [int(value) for value in values] for name, values in asked.items()}
+            return _ENCODER.encode(
+                past.series(
+                    numbers.get("since", [0])[0],
+                    numbers.get("until", [None])[0],
+                    numbers.get("rank", []),
+                    numbers.get("most", [600])[0],
+                )
+            )
+        raise RunNotFound(f"nothing at {what}")
 
     def _trace(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,10 +45,19 @@ _BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
 _CRC = struct.Struct("<I")
 RECORD_SIZE = _BODY.size + _CRC.size
 SEGMENT_ROWS = 200_000
-LIMIT_BYTES = 1 << 30
+LIMIT_BYTES = 768 << 20
 MERGED = 16
 _KEPT_WHOLE = 2
 _TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_us")
+_PHASES = (
+    "other_us",
+    "forward_us",
+    "backward_us",
+    "optimizer_us",
+    "data_wait_us",
+    "cpu_optimizer_us",
+)
+"""In the order of :class:`zeromon.events.Phase`."""
 _PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 Row = tuple[int, ...]
@@ -305,53 +314,207 @@ def load(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[s
     """All rows of a history (of *ranks*), by time, and the names of segments that cannot be read."""
     import polars as pl
 
-    parts, broken = [frame([])], []
-    for path in segments(folder).values():
-        part = _read_segment(path)
-        if part is None:
-            broken.append(path.name)
+    def query(rows: pl.LazyFrame) -> pl.LazyFrame:
+        mine = rows.filter(pl.col("rank").is_in(list(ranks))) if ranks else rows
+        return mine.sort("start_us", "rank")
+
+    return _collect(list(segments(folder).values()), query)
+
+
+def _collect(
+    found: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """What *query* makes of the rows of segments, and the names of those that had to be left out.
+
+    Only the columns that it needs are read, in pieces: a long history does not fit into memory.
+    """
+    import polars as pl
+
+    with suppress(OSError, pl.exceptions.PolarsError):
+        return query(_scan(found)).collect(engine="streaming"), ()
+    readable = [path for path in found if _is_whole(path)]
+    broken = tuple(path.name for path in found if path not in readable)
+    return query(_scan(readable)).collect(), broken
+
+
+def _scan(found: Sequence[Path]) -> pl.LazyFrame:
+    import polars as pl
+
+    parts = [frame([]).lazy()]
+    for path in found:
+        if path.suffix == ".log":
+            parts.append(frame(list(read_log(path))).lazy())
         else:
-            parts.append(part)
-    whole = pl.concat(parts)
-    if ranks:
-        whole = whole.filter(pl.col("rank").is_in(list(ranks)))
-    return whole.sort("start_us", "rank"), tuple(broken)
+            parts.append(pl.scan_parquet(path).select(NAMES))
+    return pl.concat(parts)
 
 
-def _read_segment(path: Path) -> pl.DataFrame | None:
+def _is_whole(path: Path) -> bool:
     import polars as pl
 
     try:
-        content = frame(list(read_log(path))) if path.suffix == ".log" else _read_parquet(path)
-        return content.select(NAMES)
+        _scan([path]).collect()
     except (OSError, pl.exceptions.PolarsError):
-        return None
+        return False
+    return True
+
+
+Series = dict[str, list[int]]
+"""The columns of some rows, by the names of :data:`COLUMNS`."""
+
+
+def series(
+    folder: Path,
+    since_us: int = 0,
+    until_us: int | None = None,
+    ranks: Sequence[int] = (),
+    most: int = 600,
+) -> Series:
+    """Rows that began in ``since_us <= start_us < until_us``, by rank and time; about *most* a rank.
+
+    Of more than that the extreme ones are kept: in each of as many stretches of time as fit, the rows
+    with the longest and the shortest step, the most exposed communication, and the most memory.
+    """
+    import polars as pl
+
+    wanted = pl.col("start_us") >= since_us
+    if until_us is not None:
+        wanted &= pl.col("start_us") < until_us
+    if ranks:
+        wanted &= pl.col("rank").is_in(list(ranks))
+    sizes, _ = _collect(
+        list(segments(folder).values()),
+        lambda rows: (
+            rows.filter(wanted)
+            .group_by("rank")
+            .agg(pl.len(), pl.col("start_us").min().alias("first"), pl.col("start_us").max())
+        ),
+    )
+    if sizes.is_empty():
+        return {name: [] for name in NAMES}
+    first, last = _integer(sizes["first"].min()), _integer(sizes["start_us"].max())
+    stretch = max(1, -(-(last - first + 1) * len(_EXTREMES) // most))
+    many = _integer(sizes["len"].max()) > most
+
+    def query(rows: pl.LazyFrame) -> pl.LazyFrame:
+        mine = rows.filter(wanted)
+        return _extremes(mine, (pl.col("start_us") - first) // stretch) if many else mine
+
+    # one segment after the other: what is kept of each is small, what is read is not
+    kept = [_collect([path], query)[0] for path in segments(folder).values()]
+    return pl.concat(kept).unique().sort("rank", "start_us").to_dict(as_series=False)
+
+
+_EXTREMES = (
+    ("duration_us", "max"),
+    ("duration_us", "min"),
+    ("exposed_us", "max"),
+    ("rss_bytes", "max"),
+    ("reserved_bytes", "max"),
+)
+
+
+def _extremes(rows: pl.LazyFrame, part: pl.Expr) -> pl.LazyFrame:
+    """Of each rank and *part* the rows that stand out."""
+    import polars as pl
+
+    whole = pl.struct(NAMES)
+    picks = [
+        whole.get(getattr(pl.col(name), f"arg_{end}")()).alias(f"{name}_{end}")
+        for name, end in _EXTREMES
+    ]
+    return (
+        rows.group_by("rank", part.alias("part"))
+        .agg(picks)
+        .select(pl.concat_list(f"{name}_{end}" for name, end in _EXTREMES).alias("row"))
+        .explode("row")
+        .unnest("row")
+    )
+
+
+def _integer(value: Any) -> int:
+    return int(value)
+
+
+def last_steps(folder: Path, until_us: int, count: int) -> dict[int, list[Row]]:
+    """Rank -> its last *count* rows that began by *until_us*, in the order of time."""
+    import polars as pl
+
+    kept: dict[int, list[Row]] = {}
+    for path in reversed(segments(folder).values()):
+        found, _ = _collect(
+            [path],
+            lambda rows: (
+                rows.filter(pl.col("start_us") <= until_us)
+                .sort("start_us")
+                .group_by("rank", maintain_order=True)
+                .tail(count)
+                .select(NAMES)
+            ),
+        )
+        older: dict[int, list[Row]] = {}
+        for row in found.iter_rows():
+            older.setdefault(row[0], []).append(row)
+        for rank in {*kept, *older}:
+            kept[rank] = [*older.get(rank, ()), *kept.get(rank, ())][-count:]
+        if kept and min(map(len, kept.values())) >= count:
+            break
+    return kept
+
+
+def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
+    """The step that a row is of, to the microsecond; what rows do not keep is left out."""
+    facts = dict(zip(NAMES, row, strict=True))
+    start_ns = facts["start_us"] * 1000 - wall_minus_mono_ns
+    return StepSummary(
+        step=facts["step"],
+        start_ns=start_ns,
+        end_ns=start_ns + facts["duration_us"] * 1000,
+        idle=bool(facts["flags"] & IDLE),
+        skipped=bool(facts["flags"] & SKIPPED),
+        phase_ns=tuple(1000 * facts[name] for name in _PHASES),
+        communication_ns=1000 * facts["communication_us"],
+        exposed_ns=1000 * facts["exposed_us"],
+        offload_blocked_ns=1000 * facts["offload_blocked_us"],
+        micro_steps=facts["micro_steps"],
+        collectives=facts["collectives"],
+        collective_bytes=facts["collective_bytes"],
+        allocated_bytes=facts["allocated_bytes"],
+        reserved_bytes=facts["reserved_bytes"],
+        rss_bytes=facts["rss_bytes"],
+        other_bytes=facts["other_bytes"],
+    )
 
 
 def slices(folder: Path, count: int = 10) -> list[Stretch]:
     """The history in *count* stretches of as many steps each; fewer for a short one."""
     import polars as pl
 
-    whole, _ = load(folder)
-    if whole.is_empty():
+    found = list(segments(folder).values())
+    ends, _ = _collect(
+        found,
+        lambda rows: rows.select(pl.col("step").min().alias("first"), pl.col("step").max()),
+    )
+    first, last = ends.row(0) if ends.height else (None, None)
+    if first is None or last is None:
         return []
-    steps = whole["step"]
-    first, last = int(steps.min() or 0), int(steps.max() or 0)  # type: ignore[arg-type]
     each = max(1, -(-(last - first + 1) // count))
     timed = (pl.col("flags") & IDLE) == 0
-    rows = (
-        whole.with_columns(((pl.col("step") - first) // each).alias("part"))
-        .group_by("part")
-        .agg(
-            pl.col("step").min().alias("first"),
-            pl.col("step").max().alias("last"),
-            pl.col("duration_us").median().alias("median"),
-            pl.col("exposed_us").filter(timed).sum().alias("exposed"),
-            pl.col("duration_us").filter(timed).sum().alias("spent"),
-            pl.col("rss_bytes").max().alias("rss"),
-            pl.col("reserved_bytes").max().alias("reserved"),
-        )
-        .sort("part")
+    rows, _ = _collect(
+        found,
+        lambda rows: (
+            rows.group_by(((pl.col("step") - first) // each).alias("part"))
+            .agg(
+                pl.col("step").min().alias("first"),
+                pl.col("step").max().alias("last"),
+                pl.col("duration_us").median().alias("median"),
+                pl.col("exposed_us").filter(timed).sum().alias("exposed"),
+                pl.col("duration_us").filter(timed).sum().alias("spent"),
+                pl.col("rss_bytes").max().alias("rss"),
+                pl.col("reserved_bytes").max().alias("reserved"),
+            )
+            .sort("part")
+        ),
     )
     return [
         Stretch(

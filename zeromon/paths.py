@@ -67,6 +67,11 @@ def make_private(folder: Path, *, tighten: bool = True) -> Path:
     return folder
 
 
+def private_opener(path: str, flags: int) -> int:
+    """For :func:`open`: what it makes is this user's alone."""
+    return os.open(path, flags, 0o600)
+
+
 def store_root() -> Path:
     """Where the records of finished runs are kept (``$XDG_STATE_HOME/zeromon``)."""
     override = os.environ.get("ZEROMON_STORE")

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
 
 from zeromon import paths
 from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
+from zeromon.history import Series
+from zeromon.record import KnownFinding, Past
 from zeromon.snapshot import RunSnapshot
 from zeromon.store import Store, decode
 
@@ -23,10 +27,32 @@ _TIMEOUT_SECONDS = 5
 
 
 class Source(Protocol):
-    """Something that has the picture of one run."""
+    """Something that has the picture of one run, now and before."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
 
     def latest(self) -> RunSnapshot:
-        """The newest picture; raises :class:`~zeromon.errors.ZeromonError`."""
+        """The newest picture; raises :class:`~zeromon.errors.ZeromonError`, as do the others."""
+
+    def span(self) -> tuple[float, float] | None:
+        """The first kept moment and the last, seconds since the epoch; None without any."""
+
+    def at(self, wall: float) -> RunSnapshot:
+        """The picture at *wall*, or nearest before it."""
+
+    def series(
+        self,
+        since_us: int = 0,
+        until_us: int | None = None,
+        ranks: Sequence[int] = (),
+        most: int = 600,
+    ) -> Series:
+        """Its steps; see :func:`zeromon.history.series`."""
+
+    def findings(self) -> list[KnownFinding]:
+        """Every finding it ever had; see :func:`zeromon.record.findings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +80,35 @@ class LiveSource:
         """Asks the collector."""
         return decode(_get(self.address, f"/api/runs/{quote(self.run)}"))
 
+    def span(self) -> tuple[float, float] | None:
+        """Asks the collector."""
+        return _decoded(_get(self.address, self._path("span")), _SPAN)
+
+    def at(self, wall: float) -> RunSnapshot:
+        """Asks the collector."""
+        return decode(_get(self.address, self._path(f"at?wall={wall!r}")))
+
+    def series(
+        self,
+        since_us: int = 0,
+        until_us: int | None = None,
+        ranks: Sequence[int] = (),
+        most: int = 600,
+    ) -> Series:
+        """Asks the collector."""
+        asked: dict[str, Any] = {"since": since_us, "most": most, "rank": list(ranks)}
+        if until_us is not None:
+            asked["until"] = until_us
+        query = urlencode(asked, doseq=True)
+        return _decoded(_get(self.address, self._path(f"series?{query}")), _SERIES)
+
+    def findings(self) -> list[KnownFinding]:
+        """Asks the collector."""
+        return _decoded(_get(self.address, self._path("findings")), _FINDINGS)
+
+    def _path(self, what: str) -> str:
+        return f"/api/runs/{quote(self.run)}/{what}"
+
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
         """Asks the collector for a trace and returns its number; raises :class:`CaptureRefused`."""
         body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
@@ -61,16 +116,32 @@ class LiveSource:
         return int(made["number"])
 
 
-class StoreSource:
+class StoreSource(Past):
     """A run as it was recorded."""
 
     def __init__(self, run: str | None = None, store: Store | None = None) -> None:
-        self._run = run
         self._store = store or Store()
+        self.run = self._store.resolve(run)
+        super().__init__(self._store.folder(self.run))
 
     def latest(self) -> RunSnapshot:
         """Reads the record."""
-        return self._store.load(self._run)
+        return self._store.load(self.run)
+
+
+_Known = TypeVar("_Known")
+_SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
+    tuple[float, float] | None
+)
+_SERIES = msgspec.json.Decoder(dict[str, list[int]])
+_FINDINGS = msgspec.json.Decoder(list[KnownFinding])
+
+
+def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
+    try:
+        return decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SourceError("the collector answers what this version does not know") from error
 
 
 def _get(address: str, path: str) -> bytes:

@@ -16,7 +16,8 @@ from pathlib import Path
 from zeromon import paths
 from zeromon.collector import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
-from zeromon.history import frame, load, row_of, slices
+from zeromon.history import Series, frame, row_of, slices
+from zeromon.record import Past
 from zeromon.report import render
 from zeromon.snapshot import RunSnapshot, Stretch
 from zeromon.source import LiveSource, node_runs
@@ -63,12 +64,13 @@ def write_page(run: RunSnapshot, path: str) -> None:
         raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 
 
-def series(run: RunSnapshot) -> dict[str, list[int]]:
+def series(run: RunSnapshot) -> Series:
     """The steps of a run by column: from its history, else the last ones that the picture has."""
-    whole, _ = load(Store().history(run.run))
-    if whole.is_empty():
-        whole = frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
-    return whole.sort("rank", "step").to_dict(as_series=False)
+    kept = Past(Store().folder(run.run)).series()
+    if kept["step"]:
+        return kept
+    rows = [row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent]
+    return frame(rows).sort("rank", "step").to_dict(as_series=False)
 
 
 _LONG_STEPS = 1000
