@@ -15,6 +15,7 @@ import ipaddress
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, unquote
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
+Asked = dict[str, list[str]]
+"""The parameters of a request."""
 
 _PORTS_TO_TRY = 20
 _MOST_BODY = 1 << 16
@@ -122,7 +125,8 @@ class Application:
         if run is None:
             return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
         try:
-            body = encode(run) if not what else self._past(run, what, environ)
+            asked = parse_qs(environ.get("QUERY_STRING", ""))
+            body = self._past(run, what, asked) if what else encode(_since(run, asked))
         except RunNotFound as error:
             return _answer(respond, "404 Not Found", {"error": str(error)})
         except (ValueError, OverflowError) as error:
@@ -132,8 +136,8 @@ class Application:
         respond("200 OK", _headers(body))
         return [body]
 
-    def _past(self, run: RunSnapshot, what: str, environ: Environ) -> bytes:
-        past, asked = self._view.past(run.run), parse_qs(environ.get("QUERY_STRING", ""))
+    def _past(self, run: RunSnapshot, what: str, asked: Asked) -> bytes:
+        past = self._view.past(run.run)
         if what == "span":
             return _ENCODER.encode(past.span())
         if what == "at":
@@ -177,6 +181,18 @@ class Application:
         if not self._any_host and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
             return "403 Forbidden"
         return ""
+
+
+def _since(run: RunSnapshot, asked: Asked) -> RunSnapshot:
+    """*run* with those of its last steps that began at ``since``, ns, or later: the others are known."""
+    since = int(asked.get("since", ["0"])[0])
+    if not since:
+        return run
+    ranks = [
+        replace(rank, recent=tuple(step for step in rank.recent if step.start_ns >= since))
+        for rank in run.ranks
+    ]
+    return replace(run, ranks=tuple(ranks))
 
 
 def _brief(run: RunSnapshot) -> dict[str, Any]:

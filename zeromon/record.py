@@ -16,12 +16,11 @@ from typing import Any
 
 from zeromon import history, moments, paths
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RECENT_STEPS, RunSnapshot
 
 _RANKS_A_SECOND = 32
 """Keeping the picture of so many ranks every second costs a collector about 0.5 % of a core."""
 _MOST_FINDINGS_BYTES = 4 << 20
-_RECENT = 300
 _CANNOT = (ZeromonError, OSError, ImportError)
 
 
@@ -183,7 +182,9 @@ class Past:
                 "It ended too soon, or its record is of an older zeromon.",
             )
         shift = round(picture.taken_wall * 1e9) - picture.taken_ns
-        steps = history.last_steps(_history(self._folder), round(picture.taken_wall * 1e6), _RECENT)
+        steps = history.last_steps(
+            _history(self._folder), round(picture.taken_wall * 1e6), RECENT_STEPS
+        )
         ranks = [
             replace(
                 rank,

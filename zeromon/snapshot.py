@@ -11,6 +11,9 @@ from typing import Any
 
 from zeromon.comms import overlap_ratio
 
+RECENT_STEPS = 512
+"""So many of a rank's last steps a picture has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
@@ -20,7 +20,7 @@ from zeromon import paths
 from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
 from zeromon.history import Series
 from zeromon.record import KnownFinding, Past
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RECENT_STEPS, RunSnapshot
 from zeromon.store import Store, decode
 
 _TIMEOUT_SECONDS = 5
@@ -75,10 +75,16 @@ class LiveSource:
     def __init__(self, address: str, run: str) -> None:
         self.address = address
         self.run = run
+        self._known: RunSnapshot | None = None
 
     def latest(self) -> RunSnapshot:
-        """Asks the collector."""
-        return decode(_get(self.address, f"/api/runs/{quote(self.run)}"))
+        """Asks the collector; of the last steps only for those that are new since the last time."""
+        known = self._known
+        since = 0 if known is None else _known_until(known)
+        path = f"/api/runs/{quote(self.run)}" + (f"?since={since}" if since else "")
+        picture = decode(_get(self.address, path))
+        self._known = picture if known is None else _joined(known, picture)
+        return self._known
 
     def span(self) -> tuple[float, float] | None:
         """Asks the collector."""
@@ -114,6 +120,24 @@ class LiveSource:
         body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
         made = json.loads(_send(self.address, "/api/trace", json.dumps(body).encode()))
         return int(made["number"])
+
+
+def _known_until(run: RunSnapshot) -> int:
+    """When the last step began that is known of all ranks that go on; it may change once more."""
+    return min((r.recent[-1].start_ns for r in run.ranks if r.alive and r.recent), default=0)
+
+
+def _joined(known: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
+    """*new* with the steps of *known* before its own."""
+    before = {(rank.rank, rank.pid): rank.recent for rank in known.ranks}
+    ranks = []
+    for rank in new.ranks:
+        old = before.get((rank.rank, rank.pid), ())
+        if rank.recent:
+            first = rank.recent[0].start_ns
+            old = tuple(step for step in old if step.start_ns < first)
+        ranks.append(replace(rank, recent=(*old, *rank.recent)[-RECENT_STEPS:]))
+    return replace(new, ranks=tuple(ranks))
 
 
 class StoreSource(Past):

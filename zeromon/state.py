@@ -50,6 +50,7 @@ from zeromon.events import (
 from zeromon.expected import expected_rows
 from zeromon.intervals import Interval, intersection, length, union
 from zeromon.snapshot import (
+    RECENT_STEPS,
     CollectiveRow,
     DeviceMemory,
     EngineRow,
@@ -88,7 +89,6 @@ _FAILED = int(Flag.FAILED)  # an IntFlag's own `&` takes a microsecond
 _AHEAD = int(Flag.AHEAD)
 _QUANTIZED = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
 _QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
-_HISTORY = 512
 _WINDOW = 20
 _MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
@@ -202,7 +202,7 @@ class RankState:
     first_event_ns: int = 0
     last_event_ns: int = 0
 
-    history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
     phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))

@@ -24,7 +24,7 @@ from zeromon.history import Writer, row_of, series, step_of
 from zeromon.moments import MAGIC, at, index, light, segments, span
 from zeromon.record import Past, Record, findings
 from zeromon.replay import ReplaySource
-from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
 from zeromon.source import LiveSource, StoreSource
 from zeromon.store import Store
 
@@ -376,6 +376,29 @@ def test_a_live_source_and_a_recorded_one_tell_the_same_past(store: Store) -> No
         server.server_close()
     with pytest.raises(SourceError):
         live.span()
+
+
+def test_a_live_source_asks_for_the_steps_that_it_does_not_know(store: Store) -> None:
+    """What it shows is the whole picture all the same, also when the last step changed once more."""
+    served = Served(store)
+    server = start_server(served, "127.0.0.1", 0)  # type: ignore[arg-type]
+    live = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
+    steps = [summary(n) for n in range(1, 1500)]
+    try:
+        for end in (1, 2, 2, 10, 350, 1499):
+            told = [*steps[: end - 1], replace(steps[end - 1], exposed_ns=end)]
+            recent = tuple(told[-RECENT_STEPS:])
+            ranks = (
+                rank(0, recent=recent),
+                rank(1, recent=tuple(told[-RECENT_STEPS - 1 : -1])),
+                rank(2, recent=()),
+            )
+            served.view = (replace(picture(end), ranks=ranks),)
+            steps[end - 1] = told[-1]
+            assert live.latest() == served.view[0]
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize(
