@@ -6,12 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-GIB = 1 << 30
-
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
-)  # fmt: skip
-"""Okabe and Ito: told apart by colour-blind eyes, too."""
+from zeromon_dashboard.charts import COLOURS, GIB
 
 
 def plan(found: dict[str, Any]) -> go.Figure:

@@ -16,7 +16,8 @@ from zeromon.history import Writer, frame, row_of
 from zeromon.report import render
 from zeromon.snapshot import Finding, Remedy, RunSnapshot
 from zeromon.store import Store
-from zeromon_dashboard.pages import MOST_POINTS, by_rank, exposed, memory, reduced, run_page
+from zeromon_dashboard.charts import MOST_POINTS, by_rank, exposed, memory, reduced
+from zeromon_dashboard.pages import run_page
 
 EVIL = "<script>alert('x')</script>\"'&"
 
@@ -102,18 +103,19 @@ def test_many_ranks_are_their_highest_and_lowest() -> None:
     column = [float(r * 10 + s) for r, s in zip(series["rank"], series["step"], strict=True)]
     found = by_rank(series, column)
     assert found["highest rank"] == ([1, 2, 3], [81.0, 82.0, 83.0])
+    assert found["median rank"] == ([1, 2, 3], [41.0, 42.0, 43.0])
     assert found["lowest rank"] == ([1, 2, 3], [1.0, 2.0, 3.0])
     assert list(by_rank(steps(2, 3), [0.0] * 6)) == ["rank 0", "rank 1"]
 
 
 def test_idle_steps_say_nothing_of_exposed_time_and_unknown_memory_is_absent() -> None:
     assert exposed(steps(1, 5, idle=True)) is None
-    figure = exposed(steps(1, 5))
-    assert figure is not None and list(figure.data[0].y) == [10.0] * 5
+    shown = exposed(steps(1, 5))
+    assert shown is not None and shown.traces["rank 0"][1] == [10.0] * 5
     host = memory(steps(1, 5))
-    assert host is not None and host.layout.title.text == "Host memory (RSS)"
+    assert host is not None and host.title == "Host memory, resident"
     device = memory(steps(1, 5, reserved_bytes=2 << 30))
-    assert device is not None and list(device.data[0].y) == [2.0] * 5
+    assert device is not None and device.traces["rank 0"][1] == [2.0] * 5
     assert memory(steps(1, 5, rss_bytes=-1)) is None
 
 

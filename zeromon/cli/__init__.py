@@ -28,6 +28,7 @@ examples:
 VERBS = {
     "run": "watch the ranks of any command",
     "attach": "the live view of a run",
+    "dash": "the dashboard in the browser: live and recorded runs",
     "report": "print what a run did and how it ended",
     "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",

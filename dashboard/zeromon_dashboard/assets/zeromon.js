@@ -1,0 +1,177 @@
+// What a tab does by itself: it reads its address, asks for what is new, and moves through time.
+(function () {
+  const dash = (window.dash_clientside = window.dash_clientside || {});
+  const skip = () => dash.no_update;
+  let shown = null; // the route that the page on screen is of
+  let busy = false;
+  let playing = null;
+
+  const split = (route) => {
+    const [path, query] = (route || "/").split("?");
+    return [path, new URLSearchParams(query || "")];
+  };
+  const joined = (path, query) => path + (query.toString() ? "?" + query.toString() : "");
+  const searched = (change) => {
+    const query = new URLSearchParams(window.location.search);
+    change(query);
+    const made = query.toString() ? "?" + query.toString() : "";
+    return made === window.location.search || decodeURIComponent(made) === decodeURIComponent(window.location.search)
+      ? skip() : made;
+  };
+  const put = (query, name, value, usual) =>
+    value === usual || value === "" || value == null ? query.delete(name) : query.set(name, value);
+  const clock = (wall) => {
+    const at = new Date(wall * 1000);
+    return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19).replace("T", " ");
+  };
+  const address = (route, at) => {
+    const [path, query] = split(route);
+    put(query, "at", at == null ? null : at.toFixed(3), null);
+    return joined(path, query);
+  };
+
+  dash.zeromon = {
+    // the page is made anew when anything but the moment changes
+    route: (path, search, known) => {
+      const [, query] = split("?" + (search || "").replace(/^\?/, ""));
+      const at = query.get("at");
+      query.delete("at");
+      const route = joined(path || "/", query);
+      const moment = at ? Number(at) : null;
+      const [oldPath, oldQuery] = split(known);
+      oldQuery.delete("at");
+      playing = null;
+      if (known && joined(oldPath, oldQuery) === route) return [skip(), moment];
+      shown = null;
+      return [address(route, moment), moment];
+    },
+
+    poll: async (_, route, at, cursor) => {
+      if (playing) at = advance();
+      if (!route || !cursor || busy || document.hidden) return skip();
+      busy = true;
+      shown = route;
+      try {
+        const asked = new URLSearchParams({ to: address(route, at), ...cursor });
+        const answer = await fetch("/live?" + asked, { cache: "no-store" });
+        const body = await answer.json();
+        if (shown !== route) return skip();
+        dash.set_props("lost", { children: answer.ok ? "" : body.error || "" });
+        if (!answer.ok) return skip();
+        for (const [id, props] of Object.entries(body.props))
+          if (document.getElementById(id)) dash.set_props(id, props);
+        for (const [id, points] of Object.entries(body.extend))
+          if (document.getElementById(id)) dash.set_props(id, { extendData: points });
+        return body.cursor;
+      } catch (error) {
+        dash.set_props("lost", { children: "zeromon dash does not answer; trying again" });
+        return skip();
+      } finally {
+        busy = false;
+      }
+    },
+
+    links: (route) => {
+      const [path, query] = split(route);
+      const parts = path.split("/").filter(Boolean);
+      const run = parts[0] === "run" ? parts[1] : null;
+      const pages = ["overview", "memory", "communication", "ranks", "advice"];
+      query.delete("metric");
+      const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
+      const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
+      return [hrefs, ["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
+    },
+
+    chosen: (last, ranks) =>
+      searched((query) => {
+        put(query, "last", last, "0");
+        put(query, "ranks", (ranks || []).join(","), "");
+      }),
+
+    measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
+
+    drill: (event) => {
+      const rank = event && event.points ? (event.points[0].customdata || [""])[0] : event && event.rowId;
+      if (rank === undefined || rank === null || rank === "") return [skip(), skip()];
+      const run = window.location.pathname.split("/").filter(Boolean)[1];
+      return [searched((query) => { put(query, "ranks", String(rank), ""); query.delete("metric"); }),
+              `/run/${run}/overview`];
+    },
+
+    open: (event) =>
+      event && event.rowId ? [`/run/${encodeURIComponent(event.rowId)}/overview`, ""] : [skip(), skip()],
+
+    compare: (clicks, rows) =>
+      clicks && rows && rows.length > 1
+        ? searched((query) => put(query, "compare", rows.map((row) => row.run).join(","), "")) : skip(),
+
+    seek: (wall, end) => {
+      if (wall == null) return [skip(), skip()];
+      const now = wall >= end - 0.05;
+      const query = new URLSearchParams(window.location.search);
+      put(query, "at", now ? null : wall.toFixed(3), null);
+      window.history.replaceState(window.history.state, "", joined(window.location.pathname, query));
+      return [now ? null : wall, now ? "now" : clock(wall)];
+    },
+
+    now: (clicks, end) => { playing = null; return clicks ? end : skip(); },
+
+    play: (clicks, speed, begin, end, wall) => {
+      const by = (dash.callback_context || {}).triggered || [];
+      const pressed = by.some((one) => one.prop_id === "play.n_clicks") && clicks;
+      if (!pressed) {
+        if (playing) playing.speed = Number(speed);
+        return skip();
+      }
+      playing = playing ? null : { speed: Number(speed), wall: wall >= end - 0.05 ? begin : wall, end, then: Date.now() };
+      return playing ? "pause" : "play";
+    },
+
+    capture: async (clicks, route) => {
+      if (!clicks) return skip();
+      const run = decodeURIComponent(split(route)[0].split("/").filter(Boolean)[1] || "");
+      const answer = await fetch("/act/trace", {
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ run, steps: 2 }),
+      });
+      if (answer.status === 401) return await answer.text();
+      const body = await answer.json();
+      return answer.ok ? `trace ${body.number} was asked for` : `${body.error}. ${body.hint || ""}`;
+    },
+
+    dark: (dark) => {
+      document.body.dataset.agThemeMode = dark ? "dark" : "light";
+      if (dark != null) window.localStorage.setItem("zeromon-dark", dark ? "1" : "0");
+      return dark ? "dark" : "light";
+    },
+
+    remembered: () => {
+      const kept = window.localStorage.getItem("zeromon-dark");
+      return kept == null ? window.matchMedia("(prefers-color-scheme: dark)").matches : kept === "1";
+    },
+  };
+
+  function advance() {
+    const now = Date.now();
+    playing.wall = Math.min(playing.end, playing.wall + ((now - playing.then) / 1000) * playing.speed);
+    playing.then = now;
+    dash.set_props("when", { value: playing.wall });
+    const at = playing.wall >= playing.end ? null : playing.wall;
+    if (at == null) {
+      playing = null;
+      dash.set_props("play", { children: "play" });
+    }
+    return at;
+  }
+
+  const keys = { 0: "nav-runs", 1: "nav-overview", 2: "nav-memory", 3: "nav-communication", 4: "nav-ranks",
+                 5: "nav-advice", d: "dark", " ": "play" };
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input:not([type=checkbox]), textarea, select, button, [contenteditable]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
+    const found = document.getElementById(keys[event.key]);
+    if (found && found.offsetParent !== null) {
+      event.preventDefault();
+      found.click();
+    }
+  });
+})();

@@ -1,0 +1,170 @@
+"""What an open tab is sent: the parts of its page that changed, and points at the end of its lines.
+
+Tabs that show the same share one feed. It is made anew at most once for each picture of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from plotly.utils import PlotlyJSONEncoder
+
+from zeromon.snapshot import RunSnapshot
+from zeromon_dashboard.charts import Chart
+from zeromon_dashboard.hub import Followed, Hub
+from zeromon_dashboard.layout import Known, Page, page_of
+from zeromon_dashboard.where import Where
+
+_MOST_FEEDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What a tab has."""
+
+    feed: str = ""
+    version: int = 0
+    epoch: str = ""
+    """Of its lines: as long as it is the same, points can be put at their end."""
+    step: float = -1
+
+    def as_json(self) -> dict[str, Any]:
+        """For the tab to send back."""
+        return {"feed": self.feed, "version": self.version, "epoch": self.epoch, "step": self.step}
+
+
+class Feed:
+    """One page of one run, as it changes."""
+
+    def __init__(self, hub: Hub, where: Where) -> None:
+        self.where = where
+        self.name = secrets.token_hex(6)
+        self._followed: Followed = hub.followed(where.run)
+        self._lock = threading.Lock()
+        self._seen: tuple[RunSnapshot, str] | None = None
+        self._past: RunSnapshot | None = None
+        self._version = 0
+        self._parts: dict[str, tuple[str, int]] = {}
+        """Encoded properties by id, and since which version they are so."""
+        self._page = Page({})
+        self._epoch = ""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of the run, as it was last seen."""
+        return [rank.rank for rank in self._seen[0].ranks] if self._seen else []
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The moments that can be gone to."""
+        return self._followed.span()
+
+    def page(self) -> tuple[Page, Cursor]:
+        """The page as it is now."""
+        with self._lock:
+            self._update()
+            return self._page, self._cursor()
+
+    def since(self, cursor: Cursor) -> str:
+        """JSON of what *cursor* lacks: ``props`` and ``extend`` by id, and the new ``cursor``."""
+        with self._lock:
+            self._update()
+            known = cursor.feed == self.name
+            version = cursor.version if known else -1
+            props = {name: text for name, (text, v) in self._parts.items() if v > version}
+            extend = {}
+            if known and cursor.epoch == self._epoch:
+                for name, chart in self._page.charts.items():
+                    newer = chart.newer(cursor.step)
+                    if newer is not None:
+                        extend[name] = _encoded([newer, list(range(len(chart.traces)))])
+            else:
+                for name, chart in self._page.charts.items():
+                    props[name] = _encoded({"figure": chart.figure()})
+            return (
+                f'{{"cursor":{json.dumps(self._cursor().as_json())},'
+                f'"props":{_joined(props)},"extend":{_joined(extend)}}}'
+            )
+
+    def _cursor(self) -> Cursor:
+        last = max((chart.last for chart in self._page.charts.values()), default=-1)
+        return Cursor(self.name, self._version, self._epoch, last)
+
+    def _update(self) -> None:
+        seen = self._followed.seen()
+        now = (seen.run, f"{seen.trouble} {seen.age:.0f}" if seen.trouble else "")
+        if self._seen is not None and self._seen[0] is now[0] and self._seen[1] == now[1]:
+            return
+        self._seen = now
+        run = seen.run
+        if self.where.at is not None:
+            self._past = self._past or self._followed.at(self.where.at)
+            run = self._past
+        number, series = self._followed.series(self.where.ranks, self.where.last, self.where.at)
+        self._page = page_of(
+            Known(
+                where=self.where,
+                run=run,
+                series=series,
+                findings=self._followed.findings() if self.where.page == "advice" else (),
+                live=self._followed.live,
+                age=seen.age,
+                trouble=seen.trouble,
+            )
+        )
+        self._version += 1
+        for name, props in self._page.parts.items():
+            text = _encoded(props)
+            if self._parts.get(name, ("", 0))[0] != text:
+                self._parts[name] = (text, self._version)
+        self._epoch = f"{number} " + " ".join(map(_shape, self._page.charts.values()))
+
+
+def _shape(chart: Chart) -> str:
+    """What of a chart cannot be mended by points at its end."""
+    marks = [f"{_nice(value):g}" for mark in chart.marks for value in (*(mark.x or ()), *mark.y)]
+    return f"{chart.title}|{','.join(chart.traces)}|{_nice(chart.top):g}|{','.join(marks)}"
+
+
+def _nice(value: float) -> float:
+    """*value* coarsely, so that it seldom changes."""
+    if value <= 0:
+        return 0.0
+    return float(math.ceil(math.log(value) / math.log(1.15)))
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, cls=PlotlyJSONEncoder)
+
+
+def _joined(texts: dict[str, str]) -> str:
+    return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in texts.items()) + "}"
+
+
+class Feeds:
+    """All that are looked at."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Feed] = OrderedDict()
+
+    def of(self, where: Where) -> Feed:
+        """The feed of an address; raises :class:`~zeromon.errors.ZeromonError` without such a run."""
+        with self._lock:
+            known = self._known.get(where.address)
+            if known is not None:
+                self._known.move_to_end(where.address)
+                return known
+        made = Feed(self.hub, where)
+        with self._lock:
+            made = self._known.setdefault(where.address, made)
+            while len(self._known) > _MOST_FEEDS:
+                self._known.popitem(last=False)
+            return made

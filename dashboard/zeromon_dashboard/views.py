@@ -1,0 +1,290 @@
+"""Figures of one picture of a run. Pure: a snapshot in, plotly's plain dictionaries out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zeromon.events import Phase
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.traffic import SIZE_BOUNDS
+from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon_dashboard.charts import COLOURS, GIB, axis, layout
+
+_LAST = 20
+_MOST_BARS = 32
+_MOST_UNITS = 80
+_STEPS_OF_HEAT = 60
+_WIDE = 32
+_PHASE_COLOURS = {
+    "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
+    "exposed": "#D55E00", "data_wait": "#F0E442", "other": "#999999",
+}  # fmt: skip
+_PHASE_NAMES = {
+    "cpu_optimizer": "CPU optimizer", "exposed": "exposed communication", "data_wait": "data wait",
+}  # fmt: skip
+
+
+def step_parts(rank: RankSnapshot) -> dict[str, float]:
+    """Where the time of a step goes, seconds, mean of the last timed steps.
+
+    Computation and exposed communication stand apart where it is known in which phase it waited.
+    """
+    timed = [step for step in rank.recent if not step.idle][-_LAST:]
+    if not timed:
+        return {}
+    known = all(step.phase_exposed_ns for step in timed)
+    parts = dict.fromkeys(_PHASE_COLOURS, 0.0)
+    for step in timed:
+        for number, ns in enumerate(step.phase_ns):
+            waits = 0
+            if known and number < len(step.phase_exposed_ns):
+                waits = min(ns, step.phase_exposed_ns[number])
+            parts[Phase(number).name.lower()] += (ns - waits) / 1e9 / len(timed)
+            parts["exposed"] += waits / 1e9 / len(timed)
+    return parts
+
+
+def breakdown(run: RunSnapshot) -> dict[str, Any]:
+    """A bar a rank: where the time of a step goes; of many ranks the slowest."""
+    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MOST_BARS]
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    parts = {rank.rank: step_parts(rank) for rank in ranks}
+    names = [f"rank {rank.rank}" for rank in ranks]
+    data = []
+    for phase, colour in _PHASE_COLOURS.items():
+        x = [1e3 * parts[rank.rank].get(phase, 0.0) for rank in ranks]
+        if any(x):
+            data.append(
+                {
+                    "type": "bar", "orientation": "h", "y": names, "x": x,
+                    "name": _PHASE_NAMES.get(phase, phase), "marker": {"color": colour},
+                    "hovertemplate": "%{x:.3g} ms<extra>%{y}, %{fullData.name}</extra>",
+                }
+            )  # fmt: skip
+    more = f" ({_MOST_BARS} slowest of {len(run.ranks)})" if len(run.ranks) > _MOST_BARS else ""
+    title = f"A step, mean of the last {_LAST}{more}"
+    return {
+        "data": data,
+        "layout": {
+            **layout(title, max(220, 110 + 24 * len(ranks))),
+            "barmode": "stack",
+            "xaxis": axis("ms"),
+            "yaxis": {**axis(""), "autorange": "reversed"},
+            "legend": {"orientation": "h", "y": -0.25, "x": 0, "traceorder": "normal"},
+        },
+    }
+
+
+def roles(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Memory by role, measured against predicted and against plain ZeRO; None without a census."""
+    rows = [row for row in rank.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)]
+    if not rows:
+        return None
+    names = [row.role.replace("_", " ") for row in rows]
+    columns: tuple[tuple[str, list[int | None], str], ...] = (
+        ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
+        ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
+        ("plain ZeRO", [row.plain_bytes for row in rows], COLOURS[7]),
+    )
+    return {
+        "data": [
+            {
+                "type": "bar", "orientation": "h", "name": name, "y": names,
+                "x": [None if nbytes is None else nbytes / GIB for nbytes in values],
+                "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
+                "textposition": "auto", "marker": {"color": colour},
+                "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
+            }
+            for name, values, colour in columns
+        ],
+        "layout": {
+            **layout(f"Memory of rank {rank.rank} by role", 120 + 62 * len(rows)),
+            "barmode": "group",
+            "xaxis": axis("GiB, on device, host and disk together"),
+            "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
+    """The most bytes allocated while each unit ran, in the order of its model; None where unknown."""
+    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MOST_UNITS]
+    if not units:
+        return None
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+                "x": [shortened(unit.fqn or "(root)") for unit in units],
+                "y": [unit.peak_allocated_bytes / GIB for unit in units],
+                "customdata": [unit.fqn for unit in units],
+                "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"Within a step of rank {rank.rank}: most allocated, by unit", 300),
+            "xaxis": {**axis(""), "type": "category"},
+            "yaxis": {**axis("GiB"), "rangemode": "tozero"},
+        },
+    }  # fmt: skip
+
+
+def shortened(name: str, most: int = 32) -> str:
+    """A long name by its end, which tells units apart."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
+    """How many collectives of each size; None without any."""
+    bounds = [*(f"≤ {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
+    shown = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
+    if not shown:
+        return None
+    return {
+        "data": [
+            {
+                "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
+                "y": [row.calls[n] for n in shown],
+                "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
+            }
+            for row in rank.sizes
+        ],
+        "layout": {
+            **layout(f"Collectives of rank {rank.rank} by size", 300),
+            "barmode": "stack", "xaxis": axis(""), "yaxis": axis("calls in timed steps"),
+        },
+    }  # fmt: skip
+
+
+def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Bus bandwidth against the size of a call, a point a unit and operation; None without any."""
+    rows = [row for row in rank.traffic if row.busbw_bytes_per_second and row.calls]
+    if not rows:
+        return None
+    data = []
+    for op in dict.fromkeys(row.op for row in rows):
+        mine = [row for row in rows if row.op == op]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": op, "marker": {"size": 9},
+                "x": [row.nbytes / row.calls for row in mine],
+                "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
+                "customdata": [
+                    [
+                        row.unit or row.group, row.phase.replace("_", " "),
+                        human_bytes(row.nbytes / row.calls), human_rate(row.busbw_bytes_per_second),
+                    ]
+                    for row in mine
+                ],
+                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} a call at "
+                "%{customdata[3]}<extra>%{fullData.name}</extra>",
+            }
+        )  # fmt: skip
+    links = rank.links.device_bytes_per_second if rank.links is not None else None
+    peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
+        "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
+    return {
+        "data": data,
+        "layout": {
+            **layout(f"Bus bandwidth of rank {rank.rank} by size of a call", 320),
+            "xaxis": {**axis("bytes a call"), "type": "log"},
+            "yaxis": {**axis("GB/s"), "rangemode": "tozero"},
+            "shapes": peak,
+        },
+    }
+
+
+def own_time(run: RunSnapshot) -> dict[str, Any] | None:
+    """Each rank's steps without what they wait for, against the median rank: who is slow, and when.
+
+    In synchronous training all ranks' steps are equally long; what is not waiting is a rank's own.
+    """
+    own = {
+        rank.rank: {
+            step.step: (step.end_ns - step.start_ns - step.exposed_ns) / 1e6
+            for step in rank.recent[-2 * _STEPS_OF_HEAT :]
+            if not step.idle
+        }
+        for rank in run.ranks
+    }
+    common = sorted(set.intersection(*map(set, own.values())))[-_STEPS_OF_HEAT:] if own else []
+    if len(own) < 2 or not common:
+        return None
+    middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
+    z = [[round(steps[step] - middle[step], 4) for step in common] for steps in own.values()]
+    most = max(1e-3, *(abs(value) for row in z for value in row))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
+                "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
+                "zmin": -most, "zmax": most, "colorbar": {"title": {"text": "ms"}, "thickness": 10},
+                "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout("A rank's own time in a step, against the median", 120 + min(500, 26 * len(z))),
+            "xaxis": axis("step"), "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def _memory(rank: RankSnapshot) -> float | None:
+    nbytes = rank.memory.reserved_bytes if rank.memory else rank.rss_bytes
+    return nbytes / GIB if nbytes >= 0 else None
+
+
+Read = Callable[[RankSnapshot], float | None]
+METRICS: dict[str, tuple[str, str, Read]] = {
+    "step": ("step time", "ms", lambda r: None if r.step_seconds is None else 1e3 * r.step_seconds),
+    "exposed": ("exposed communication", "% of the step",
+                lambda r: None if r.exposed_ratio is None else 100 * r.exposed_ratio),
+    "memory": ("memory", "GiB", _memory),
+    "risk": ("OOM risk", "%", lambda r: 100 * max((k.ratio for k in r.risks), default=0.0)),
+    "late": ("arrives late, a step", "ms",
+             lambda r: None if r.late_seconds is None else 1e3 * r.late_seconds),
+    "waits": ("waits for others, a step", "ms",
+              lambda r: None if r.wait_seconds is None else 1e3 * r.wait_seconds),
+}  # fmt: skip
+"""What the map of ranks can show: its name, its unit, and how a rank has it."""
+
+
+def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
+    """A cell a rank, thirty-two in a row: legible at two ranks and at a thousand."""
+    name, unit, read = METRICS[metric]
+    ranks: Sequence[RankSnapshot | None] = run.ranks
+    wide = min(_WIDE, max(1, len(ranks)))
+    rows = [list(ranks[n : n + wide]) for n in range(0, len(ranks), wide)]
+    for row in rows:
+        row.extend([None] * (wide - len(row)))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+                "z": [[None if r is None else _rounded(read(r)) for r in row] for row in rows],
+                "customdata": [[_told(r) for r in row] for row in rows],
+                "colorbar": {"title": {"text": unit}, "thickness": 10},
+                "hovertemplate": "%{customdata[1]}<br>" + name + " %{z:.4g} " + unit
+                + "<br>%{customdata[2]}<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"All ranks: {name}", 120 + max(60, 26 * len(rows))),
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False, "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _told(rank: RankSnapshot | None) -> list[str]:
+    if rank is None:
+        return ["", "", ""]
+    facts = f"step {human_seconds(rank.step_seconds)}, exposed {human_ratio(rank.exposed_ratio)}"
+    state = rank.ended or rank.phase
+    return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state}", facts]

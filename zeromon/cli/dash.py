@@ -1,0 +1,102 @@
+"""Opens the dashboard in the browser: live and recorded runs, their past, and runs side by side.
+
+Without RUN it begins with the list of all runs. It listens on this machine only; from elsewhere, forward
+the port over ssh, or give --host: then every request needs the token that is printed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from typing import Any
+from urllib.parse import quote
+
+from zeromon.errors import CollectorError, SourceError
+
+DEFAULT_PORT = 9418
+_PORTS_TO_TRY = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon dash [RUN] [--host H] [--port P] [--no-browser]``"""
+    parser.add_argument("run", nargs="?", help="run id or its beginning: open on it")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
+    )
+    parser.add_argument(
+        "--port", type=int, help=f"default {DEFAULT_PORT}, or the next that is free"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Serves until Ctrl-C."""
+    try:
+        app_module: Any = importlib.import_module("zeromon_dashboard.app")
+        hub_module: Any = importlib.import_module("zeromon_dashboard.hub")
+        uvicorn: Any = importlib.import_module("uvicorn")
+    except ImportError as error:
+        raise SourceError(
+            f"the dashboard needs what is not installed ({error.name})",
+            "pip install 'zeromon[dashboard]'",
+        ) from error
+    loopback = is_loopback(options.host)
+    token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)
+    listening = listen(options.host, options.port)
+    port = listening.getsockname()[1]
+    hub = hub_module.Hub()
+    start = f"/run/{quote(resolved(hub, options.run))}/overview" if options.run else "/"
+    app = app_module.make_app(hub, token=token, port=port, loopback=loopback)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{'127.0.0.1' if loopback else host}:{port}{start}?token={token}"
+    sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
+    if (
+        not options.no_browser
+        and loopback
+        and (os.environ.get("DISPLAY") or sys.platform == "darwin")
+    ):
+        threading.Timer(0.5, webbrowser.open, (address,)).start()
+    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def resolved(hub: Any, name: str) -> str:
+    """The full name of a run; raises :class:`~zeromon.errors.RunNotFound`."""
+    live = [item.manifest.run for item in hub.runs() if item.manifest.run.startswith(name)]
+    return str(live[0] if len(live) == 1 else hub.store.resolve(name))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach *host*."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket on *port*, or on the first free one from the usual on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in (
+        [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY)
+    ):
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, candidate))
+        except (OSError, OverflowError):
+            made.close()
+            continue
+        made.listen(128)
+        return made
+    raise CollectorError(
+        f"port {port or DEFAULT_PORT} of {host} is taken", "Choose another with --port."
+    )
