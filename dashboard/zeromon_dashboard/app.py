@@ -46,14 +46,10 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
     app.layout = components.frame
     _callbacks(app, feeds)
     _routes(app.server, feeds)
-    hashes: list[str] = []
-
-    def known_hashes() -> list[str]:
-        if not hashes:
-            hashes.extend(app.csp_hashes())
-        return hashes
-
-    return Guard(app.server, token=token, loopback=loopback, port=port, hashes=known_hashes)
+    # else the very first page that is asked for comes without our scripts
+    app._setup_server()
+    hashes = app.csp_hashes()
+    return Guard(app.server, token=token, loopback=loopback, port=port, hashes=hashes)
 
 
 # ---- what Dash calls ------------------------------------------------------------------------------

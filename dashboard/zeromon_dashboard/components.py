@@ -12,7 +12,7 @@ from dash import dcc, html
 from zeromon.units import human_count
 from zeromon_dashboard import charts, views
 from zeromon_dashboard.hub import Item
-from zeromon_dashboard.layout import Page, Parts, clock, rounded
+from zeromon_dashboard.layout import Page, Parts, Props, clock, rounded
 from zeromon_dashboard.where import LASTS, PAGES, Where
 
 CONFIG = {
@@ -164,28 +164,26 @@ def _heading(text: str) -> Any:
     return dmc.Title(text, order=5)
 
 
-def _grid(name: str, columns: Sequence[dict[str, Any]], key: str, parts: Parts, height: int) -> Any:
+def _grid(
+    name: str, columns: Sequence[dict[str, Any]], rows: Props, height: int, **options: Any
+) -> Any:
     return dag.AgGrid(
         id=name,
         columnDefs=list(columns),
-        getRowId=f"params.data.{key}",
+        getRowId="params.data.id",
         defaultColDef={
-            "sortable": True,
-            "filter": True,
-            "resizable": True,
-            "minWidth": 80,
-            "flex": 1,
+            "sortable": True, "filter": True, "floatingFilter": True, "resizable": True,
+            "suppressHeaderFilterButton": True, "minWidth": 100, "flex": 1,
+            "suppressFloatingFilterButton": True,
         },
         dashGridOptions={
             "theme": {"function": "themeQuartz.withPart(agGrid.colorSchemeVariable)"},
-            "rowHeight": 28,
-            "headerHeight": 34,
-            "animateRows": False,
-            "tooltipShowDelay": 300,
+            "rowHeight": 28, "headerHeight": 34, "floatingFiltersHeight": 32, "animateRows": False,
+            "tooltipShowDelay": 300, **options,
         },
-        style={"height": height},
-        **parts[name],
-    )
+        style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
+        **rows,
+    )  # fmt: skip
 
 
 def _column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]:
@@ -197,11 +195,9 @@ def _column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any
 
 def _number(name: str, title: str) -> dict[str, Any]:
     return {
-        "field": name,
-        "headerName": title,
-        "type": "rightAligned",
-        "filter": "agNumberColumnFilter",
-    }
+        "field": name, "headerName": title, "type": "rightAligned", "filter": "agNumberColumnFilter",
+        "floatingFilter": False, "minWidth": 104,
+    }  # fmt: skip
 
 
 _TRAFFIC = (
@@ -238,12 +234,9 @@ def _overview_page(parts: Parts, _: Where) -> list[Any]:
     return [
         _cards(parts),
         _two(_graph("breakdown", parts), _graph("exposed", parts)),
-        _two(
-            _graph("step-time", parts),
-            html.Div(
-                [_heading("Findings"), dmc.Stack(id="findings", gap="xs", **parts["findings"])]
-            ),
-        ),
+        _two(_graph("step-time", parts), _graph("memory", parts)),
+        _heading("Findings"),
+        dmc.Stack(id="findings", gap="xs", **parts["findings"]),
     ]
 
 
@@ -259,7 +252,7 @@ def _memory_page(parts: Parts, _: Where) -> list[Any]:
 def _communication_page(parts: Parts, _: Where) -> list[Any]:
     return [
         dmc.Title(id="traffic-title", order=5, **parts["traffic-title"]),
-        _grid("traffic", _TRAFFIC, "id", parts, 330),
+        _grid("traffic", _TRAFFIC, parts["traffic"], 360),
         _two(
             html.Div(
                 [_heading("In flight"), dmc.Stack(id="in-flight", gap=4, **parts["in-flight"])]
@@ -303,7 +296,7 @@ def _ranks_skeleton(parts: Parts, where: Where) -> list[Any]:
         ),
         _graph("rank-map", parts),
         dmc.Stack(id="stragglers", gap="xs", **parts["stragglers"]),
-        _grid("rank-table", _RANKS, "rank", parts, 420),
+        _grid("rank-table", _RANKS, parts["rank-table"], 420),
     ]
 
 
@@ -347,26 +340,12 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
                     dmc.Text("click a run to open it", size="sm", c="dimmed"),
                 ]
             ),
-            dag.AgGrid(
-                id="run-table",
-                columnDefs=list(_RUNS),
-                rowData=run_rows(items),
-                getRowId="params.data.run",
-                defaultColDef={
-                    "sortable": True,
-                    "filter": True,
-                    "resizable": True,
-                    "minWidth": 80,
-                    "flex": 1,
-                },
-                dashGridOptions={
-                    "theme": {"function": "themeQuartz.withPart(agGrid.colorSchemeVariable)"},
-                    "rowHeight": 30,
-                    "headerHeight": 34,
-                    "animateRows": False,
-                    "rowSelection": {"mode": "multiRow", "enableClickSelection": False},
-                },
-                style={"height": 420},
+            _grid(
+                "run-table",
+                _RUNS,
+                {"rowData": run_rows(items)},
+                420,
+                rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
             html.Div(comparison, id="comparison"),
         ],
@@ -377,7 +356,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
 _RUNS = (
     _column("run", "run", minWidth=200, pinned="left"),
     _column("state", "state", minWidth=220),
-    _column("started", "started", minWidth=160),
+    _column("started", "started", minWidth=170, filter="agTextColumnFilter"),
     _column("strategy", "strategy"),
     _number("ranks", "ranks"),
     _number("steps", "steps"),
@@ -393,6 +372,7 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The table of runs."""
     return [
         {
+            "id": m.run,
             "run": m.run,
             "state": m.verdict if item.live or m.ended else f"no longer watched: {m.verdict}",
             "started": clock(m.started_wall),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -66,7 +66,7 @@ class Guard:
     """The first to see a request."""
 
     def __init__(
-        self, app: App, *, token: str, loopback: bool, port: int, hashes: Callable[[], list[str]]
+        self, app: App, *, token: str, loopback: bool, port: int, hashes: Sequence[str]
     ) -> None:
         self._app = app
         self._token = token
@@ -148,7 +148,7 @@ class Guard:
             policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
             policy += "img-src data: blob:; sandbox allow-scripts allow-downloads"
         else:
-            scripts = " ".join(self._hashes())
+            scripts = " ".join(self._hashes)
             policy = f"default-src 'self'; script-src 'self' {scripts}; "
             policy += "style-src 'self' 'unsafe-inline'; "
             policy += "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "

@@ -118,7 +118,11 @@ def _card(label: str, value: str, note: str, colour: str = "dimmed") -> Any:
 
 def _overview(known: Known) -> Page:
     run = known.run
-    lines = {"step-time": charts.step_time(known.series), "exposed": charts.exposed(known.series)}
+    lines = {
+        "step-time": charts.step_time(known.series),
+        "exposed": charts.exposed(known.series),
+        "memory": charts.memory(known.series, known.run),
+    }
     return Page(
         {
             "cards": {"children": [_risk(run), _waits(run), _steps(run), _agent(run)]},
@@ -303,7 +307,7 @@ def traffic_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
     """The table of what a rank waits for."""
     return [
         {
-            "id": n,
+            "id": str(n),
             "unit": row.unit or f"({row.group})",
             "op": row.op,
             "phase": row.phase.replace("_", " "),
@@ -381,6 +385,7 @@ def rank_rows(run: RunSnapshot) -> list[dict[str, Any]]:
         figures = {name: rounded(read(rank)) for name, (_, _, read) in views.METRICS.items()}
         rows.append(
             {
+                "id": str(rank.rank),
                 "rank": rank.rank,
                 "node": rank.node,
                 "device": rank.device,

@@ -64,15 +64,21 @@ def breakdown(run: RunSnapshot) -> dict[str, Any]:
                 }
             )  # fmt: skip
     more = f" ({_MOST_BARS} slowest of {len(run.ranks)})" if len(run.ranks) > _MOST_BARS else ""
-    title = f"A step, mean of the last {_LAST}{more}"
+    title = f"Where a step goes, ms, mean of the last {_LAST}{more}"
     return {
         "data": data,
         "layout": {
             **layout(title, max(220, 110 + 24 * len(ranks))),
             "barmode": "stack",
-            "xaxis": axis("ms"),
+            "xaxis": axis(""),
             "yaxis": {**axis(""), "autorange": "reversed"},
-            "legend": {"orientation": "h", "y": -0.25, "x": 0, "traceorder": "normal"},
+            "legend": {
+                "orientation": "h",
+                "y": -0.12,
+                "yanchor": "top",
+                "x": 0,
+                "traceorder": "normal",
+            },
         },
     }
 
@@ -83,6 +89,8 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
     if not rows:
         return None
     names = [row.role.replace("_", " ") for row in rows]
+    most = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
+    scale, unit = scaled(most)
     columns: tuple[tuple[str, list[int | None], str], ...] = (
         ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
         ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
@@ -92,9 +100,9 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
         "data": [
             {
                 "type": "bar", "orientation": "h", "name": name, "y": names,
-                "x": [None if nbytes is None else nbytes / GIB for nbytes in values],
+                "x": [None if nbytes is None else nbytes / scale for nbytes in values],
                 "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
-                "textposition": "auto", "marker": {"color": colour},
+                "textposition": "outside", "cliponaxis": False, "marker": {"color": colour},
                 "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
             }
             for name, values, colour in columns
@@ -102,10 +110,18 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
         "layout": {
             **layout(f"Memory of rank {rank.rank} by role", 120 + 62 * len(rows)),
             "barmode": "group",
-            "xaxis": axis("GiB, on device, host and disk together"),
+            "xaxis": {**axis(f"{unit}, wherever they are"), "range": [0, 1.15 * most / scale]},
             "yaxis": {**axis(""), "autorange": "reversed"},
         },
     }  # fmt: skip
+
+
+def scaled(most: float) -> tuple[int, str]:
+    """A unit in which *most* bytes are a legible number, and its name."""
+    return next(((n, unit) for n, unit in _UNITS if most >= n), _UNITS[-1])
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -220,7 +236,7 @@ def own_time(run: RunSnapshot) -> dict[str, Any] | None:
             {
                 "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
                 "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
-                "zmin": -most, "zmax": most, "colorbar": {"title": {"text": "ms"}, "thickness": 10},
+                "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
                 "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
             }
         ],
@@ -229,6 +245,10 @@ def own_time(run: RunSnapshot) -> dict[str, Any] | None:
             "xaxis": axis("step"), "yaxis": {**axis(""), "autorange": "reversed"},
         },
     }  # fmt: skip
+
+
+def _colourbar(unit: str) -> dict[str, Any]:
+    return {"title": {"text": unit}, "thickness": 10, "nticks": 3}
 
 
 def _memory(rank: RankSnapshot) -> float | None:
@@ -255,17 +275,17 @@ def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
     """A cell a rank, thirty-two in a row: legible at two ranks and at a thousand."""
     name, unit, read = METRICS[metric]
     ranks: Sequence[RankSnapshot | None] = run.ranks
-    wide = min(_WIDE, max(1, len(ranks)))
+    wide = min(_WIDE, max(8, len(ranks)))  # two ranks are no banner
     rows = [list(ranks[n : n + wide]) for n in range(0, len(ranks), wide)]
     for row in rows:
         row.extend([None] * (wide - len(row)))
     return {
         "data": [
             {
-                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2, "zmin": 0,
                 "z": [[None if r is None else _rounded(read(r)) for r in row] for row in rows],
                 "customdata": [[_told(r) for r in row] for row in rows],
-                "colorbar": {"title": {"text": unit}, "thickness": 10},
+                "colorbar": _colourbar(unit),
                 "hovertemplate": "%{customdata[1]}<br>" + name + " %{z:.4g} " + unit
                 + "<br>%{customdata[2]}<extra></extra>",
             }
