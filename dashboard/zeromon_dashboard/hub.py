@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.history import Series, frame, row_of
 from zeromon.record import KnownFinding
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
 from zeromon.source import LiveSource, Source, StoreSource, node_runs
 from zeromon.store import Manifest, Store
 
@@ -161,9 +161,14 @@ def _of_picture(run: RunSnapshot | None, ranks: tuple[int, ...]) -> Series:
         row_of(rank.rank, step, _shift(run))
         for rank in (run.ranks if run is not None else ())
         if run is not None and (not ranks or rank.rank in ranks)
-        for step in rank.recent
+        for step in _settled(run, rank)
     ]
     return frame(rows).to_dict(as_series=False)
+
+
+def _settled(run: RunSnapshot, rank: RankSnapshot) -> tuple[StepSummary, ...]:
+    """The steps of a picture that change no more: what comes with the next may belong to the newest."""
+    return rank.recent if run.ended else rank.recent[:-1]
 
 
 def _shift(run: RunSnapshot) -> int:
@@ -171,7 +176,7 @@ def _shift(run: RunSnapshot) -> int:
 
 
 def _appended(series: Series, run: RunSnapshot, ranks: tuple[int, ...]) -> Series:
-    """*series* with the steps of *run* that are newer; the newest of a rank waits for the next."""
+    """*series* with the steps of *run* that are newer."""
     known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
         known[rank] = max(step, known.get(rank, step))
@@ -179,7 +184,7 @@ def _appended(series: Series, run: RunSnapshot, ranks: tuple[int, ...]) -> Serie
         row_of(rank.rank, step, _shift(run))
         for rank in run.ranks
         if not ranks or rank.rank in ranks
-        for step in (rank.recent if run.ended else rank.recent[:-1])
+        for step in _settled(run, rank)
         if step.step > known.get(rank.rank, -1)
     ]
     if not fresh:

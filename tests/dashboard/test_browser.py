@@ -1,0 +1,276 @@
+"""The dashboard in a real browser, on a real run: it loads, lives, recovers, and asks nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.build import rank, run
+from support import ROOT, TORCHRUN, clean_environment
+
+from zeromon.snapshot import Finding
+from zeromon.store import Store
+
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+if BROWSER is None and not os.environ.get("CI"):
+    pytest.skip("no Chromium is installed", allow_module_level=True)
+
+PAGES = ("overview", "memory", "communication", "ranks", "advice")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@dataclass
+class Site:
+    """A live run, a record with hostile names, and a dashboard on both."""
+
+    environment: dict[str, str]
+    run: str = ""
+    port: int = 0
+    token: str = ""
+    server: Any = None
+    training: Any = None
+    folder: Path = field(default_factory=Path)
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve(self) -> None:
+        command = [sys.executable, "-m", "zeromon", "dash", "--no-browser"]
+        self.server = subprocess.Popen(
+            [*command, "--port", str(self.port)],
+            env=self.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.server.stderr is not None
+        said = self.server.stderr.readline()
+        found = re.search(r"127\.0\.0\.1:(\d+)/\?token=(\S+)", said)
+        assert found, said
+        self.port, self.token = int(found[1]), found[2]
+
+    def stop(self) -> None:
+        self.server.send_signal(signal.SIGINT)
+        self.server.wait(10)
+
+
+def until(what: Callable[[], Any], seconds: float = 40.0) -> Any:
+    """What *what* says when it first says something."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    environment = clean_environment() | {
+        "ZEROMON_DIR": str(folder / "rings"),
+        "ZEROMON_STORE": str(folder / "store"),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "agents", "dashboard")),
+    }
+    store = Store(folder / "store")
+    evil = rank(0, node=EVIL, unit=EVIL, strategy=EVIL, exception=EVIL)
+    finding = Finding(rule="x", code="ZM1", severity="warning", text=EVIL, rank=0)
+    facts = {"run": "evil", "command": ("python", EVIL), "node": EVIL, "ended": True}
+    store.save(run(evil, findings=(finding,), **facts))
+    made = Site(environment, folder=folder)
+    program = str(ROOT / "examples" / "train_gpt.py")
+    small = ["--width", "32", "--layers", "2", "--length", "32", "--batch", "2"]
+    watched = [sys.executable, "-m", "zeromon", "run", "--name", "live-run", "--"]
+    command = [*watched, *TORCHRUN, "2", program]
+    with (folder / "training.log").open("w") as log:
+        made.training = subprocess.Popen(
+            [*command, "--steps", "1000000", "--log-every", "100000", *small],
+            env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    made.run = "live-run"
+    try:
+        manifest = folder / "store" / "runs" / "live-run" / "manifest.json"
+        until(lambda: manifest.exists() or made.training.poll() is not None, 90)
+        assert manifest.exists(), (folder / "training.log").read_text()
+        made.serve()
+        yield made
+        made.stop()
+    finally:
+        os.killpg(made.training.pid, signal.SIGINT)
+        try:
+            made.training.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(made.training.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@dataclass
+class Tab:
+    """A tab, and everything that went wrong in it."""
+
+    page: Any
+    wrong: list[str] = field(default_factory=list)
+
+    def go(self, address: str) -> None:
+        self.page.goto(address)
+        self.page.wait_for_selector("#verdict, #run-table .ag-row", timeout=60_000)
+
+    def points(self, graph: str) -> int:
+        """How many points the first line of a graph has."""
+        script = "id => document.querySelector(`#${id} .js-plotly-plot`)?.data?.[0]?.x?.length ?? 0"
+        return int(self.page.evaluate(script, graph))
+
+    def text(self, name: str) -> str:
+        return str(self.page.inner_text(f"#{name}"))
+
+
+@pytest.fixture
+def tab(site: Site, browser: Any) -> Iterator[Tab]:
+    context = browser.new_context(viewport={"width": 1400, "height": 950}, color_scheme="light")
+    made = Tab(context.new_page())
+    page, wrong = made.page, made.wrong
+    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss())
+    )
+    inside = (site.base, "data:", "blob:")
+    page.on(
+        "request", lambda r: None if r.url.startswith(inside) else wrong.append(f"asked {r.url}")
+    )
+    yield made
+    context.close()
+
+
+def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab: Tab) -> None:
+    for name in PAGES:
+        tab.go(f"{site.base}/run/{site.run}/{name}")
+        assert tab.text("state").lower() == "live"
+        tab.page.wait_for_selector(".js-plotly-plot .main-svg, .finding, #earlier", timeout=30_000)
+    tab.go(site.base)
+    until(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts()))
+    assert tab.wrong == []
+
+
+def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/overview?last=1000")
+    first = until(lambda: tab.points("step-time"))
+    until(lambda: tab.points("step-time") > first)
+    figures = tab.page.evaluate("document.querySelectorAll('.js-plotly-plot').length")
+    assert figures == 4 and tab.wrong == []
+    site.stop()
+    until(lambda: "does not answer" in tab.text("lost"))
+    site.serve()
+    until(lambda: tab.text("lost") == "")
+    then = until(lambda: tab.points("step-time"))
+    until(lambda: tab.points("step-time") > then)
+    expected = (
+        "ERR_CONNECTION_REFUSED",
+        "ERR_EMPTY_RESPONSE",
+        "ERR_CONNECTION_RESET",
+        "ERR_SOCKET",
+    )
+    assert [text for text in tab.wrong if not any(known in text for known in expected)] == []
+
+
+def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: Tab) -> None:
+    """Against the collector's own count, asked for beside the page."""
+    tab.go(f"{site.base}/run/{site.run}/overview?ranks=1")
+    until(lambda: tab.points("step-time"))
+    graph = "document.querySelector('#step-time .js-plotly-plot')"
+    names = tab.page.evaluate(f"{graph}.data.map(d => d.name)")
+    assert names == ["rank 1"]
+    address = json.loads((site.folder / "rings" / "collector.json").read_text())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{address}/api/runs") as answer:
+        told = next(r["steps"] for r in json.loads(answer.read()) if r["run"] == "live-run")
+    last = tab.page.evaluate(f"{graph}.data[0].x.at(-1)")
+    shown = int(re.sub(r"\D", "", tab.text("verdict")))
+    rate = 200  # steps a second, at most, between the two readings
+    assert abs(shown - told) < 5 * rate and abs(last - told) < 5 * rate and min(shown, last) > 10
+    assert tab.wrong == []
+
+
+def test_a_moment_of_the_past_can_be_gone_to_played_and_left(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/overview")
+    spans = tab.page.evaluate("document.querySelector('#when [role=slider]').ariaValueMin")
+    begin = float(spans)
+    tab.go(f"{site.base}/run/{site.run}/memory?at={begin + 1:.3f}&last=100")
+    until(lambda: tab.text("state").lower().startswith("as at"))
+    early = int(re.sub(r"\D", "", tab.text("verdict")))
+    tab.page.click("#play")
+    until(lambda: tab.text("play").lower() == "pause")
+    until(lambda: int(re.sub(r"\D", "", tab.text("verdict"))) > early)
+    tab.page.click("#now")
+    until(lambda: tab.text("state").lower() == "live")
+    assert "last=100" in tab.page.url and "at=" not in tab.page.url
+    assert tab.wrong == []
+
+
+def test_a_trace_is_asked_for_only_by_who_has_the_token(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/communication")
+    tab.page.click("#capture")
+    until(lambda: "open the address that zeromon dash printed" in tab.text("capture-said"))
+    assert tab.wrong and all("401" in text for text in tab.wrong)
+    tab.wrong.clear()
+    tab.go(f"{site.base}/run/{site.run}/communication?token={site.token}")
+    assert "token" not in tab.page.url
+    tab.page.click("#capture")
+    until(lambda: "was asked for" in tab.text("capture-said"))
+    until(lambda: "done" in tab.text("capture-state"), 60)
+    tab.page.click("#show-trace")
+    tab.page.wait_for_selector("#timeline .js-plotly-plot .main-svg", timeout=60_000)
+    assert tab.wrong == []
+
+
+def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/overview?ranks=0")
+    tab.page.keyboard.press("4")
+    tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)
+    assert tab.page.url.endswith("/ranks?ranks=0")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(background)
+    tab.page.keyboard.press("d")
+    until(lambda: tab.page.evaluate(background) != light)
+    dark = tab.page.evaluate(background)
+    assert tab.page.evaluate("document.body.dataset.agThemeMode") == "dark"
+    tab.go(f"{site.base}/run/{site.run}/memory")
+    until(lambda: tab.page.evaluate(background) == dark)
+    tab.page.keyboard.press("0")
+    until(lambda: tab.page.locator("#run-table .ag-row").count())
+    assert tab.wrong == []
+
+
+def test_hostile_names_are_text(site: Site, tab: Tab) -> None:
+    for name in PAGES:
+        tab.go(f"{site.base}/run/evil/{name}")
+        time.sleep(0.3)
+        assert tab.page.locator("img").count() == 0
+    tab.go(f"{site.base}/run/evil/advice")
+    assert EVIL in tab.text("findings")
+    tab.page.goto(f"{site.base}/report/evil.html")
+    assert EVIL in tab.page.inner_text("body") and tab.page.locator("img").count() == 0
+    tab.page.goto(f"{site.base}/run/no-such-run/memory")
+    tab.page.wait_for_selector("text=no run is called no-such-run", timeout=30_000)
+    assert tab.wrong == []

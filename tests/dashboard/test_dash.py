@@ -1,0 +1,512 @@
+"""The dashboard without a browser: addresses, refusals, what tabs are sent, figures, hostile names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from core.build import MS, device_memory, rank, run, summary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.errors import RunNotFound, SourceError
+from zeromon.history import row_of
+from zeromon.record import Past, Record
+from zeromon.snapshot import (
+    ExpectedRow,
+    Finding,
+    Hang,
+    Remedy,
+    Risk,
+    RunSnapshot,
+    SizeRow,
+    Straggler,
+    TrafficRow,
+    UnitRow,
+)
+from zeromon.source import StoreSource
+from zeromon.store import Store
+from zeromon.traffic import SIZE_BOUNDS
+from zeromon_dashboard import charts, components, hub, layout, views
+from zeromon_dashboard.app import make_app, to_csv
+from zeromon_dashboard.feed import Cursor, Feeds
+from zeromon_dashboard.guard import Asked, Guard, host_name, refusal
+from zeromon_dashboard.hub import Followed, Hub
+from zeromon_dashboard.where import PAGES, Where, parse
+
+EVIL = "=cmd|'/C calc'!A0<img src=x onerror=alert(1)>"
+DAY = 1_700_000_000.0
+
+# ---- addresses ------------------------------------------------------------------------------------
+
+wheres = st.builds(
+    Where,
+    run=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+    page=st.sampled_from(list(PAGES)),
+    ranks=st.sets(st.integers(0, 9999), max_size=8).map(lambda found: tuple(sorted(found))),
+    last=st.sampled_from((100, 1000, 0)),
+    metric=st.sampled_from(list(views.METRICS)),
+    at=st.one_of(st.none(), st.integers(1, 10**12).map(lambda ms: ms / 1000)),
+)
+
+
+@given(wheres)
+def test_an_address_keeps_what_a_tab_looks_at(where: Where) -> None:
+    path, _, query = where.address.partition("?")
+    assert parse(path, query) == where
+
+
+@given(st.text(), st.text())
+def test_any_address_means_some_place(path: str, query: str) -> None:
+    where = parse(path, query)
+    assert where.page in PAGES and where.metric in views.METRICS
+    assert (
+        parse(*where.address.split("?") if "?" in where.address else (where.address, "")) == where
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/run/..%2f..%2fetc/memory", "/run/%00/x", "/run/", "//evil.example", "/run/-rf/memory"],
+)
+def test_a_path_leads_nowhere_else(path: str) -> None:
+    assert parse(path, "").run == ""
+
+
+# ---- refusals -------------------------------------------------------------------------------------
+
+
+def asked(**facts: Any) -> Asked:
+    return Asked(
+        **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": ""} | facts
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "loopback", "status"),
+    [
+        (asked(), True, None),
+        (asked(host="localhost:1"), True, None),
+        (asked(host="[::1]:1"), True, None),
+        (asked(host="evil.example:1"), True, 403),
+        (asked(host="127.0.0.1.evil.example"), True, 403),
+        (asked(host=""), True, 403),
+        (asked(method="POST", origin="http://127.0.0.1:1"), True, None),
+        (asked(method="POST", origin="http://evil.example"), True, 403),
+        (asked(method="POST", origin="http://127.0.0.1:2"), True, 403),
+        (asked(method="POST", origin="null"), True, 403),
+        (asked(method="POST", path="/act/trace"), True, 401),
+        (asked(method="POST", path="/act/trace", token="wrong"), True, 401),
+        (asked(method="POST", path="/act/trace", token="sécret"), True, 401),
+        (asked(method="POST", path="/act/trace", token="secret"), True, None),
+        (asked(method="GET", path="/act/trace", token="secret"), True, 405),
+        (asked(host="node7:1"), False, 401),
+        (asked(host="node7:1", token="secret"), False, None),
+        (asked(host="node7:1", token="secret", origin="http://node8:1"), False, 403),
+        (asked(length=1 << 21), True, 413),
+    ],
+)
+def test_who_may_ask_for_what(request_: Asked, loopback: bool, status: int | None) -> None:
+    refused = refusal(request_, "secret", loopback=loopback)
+    assert (refused[0] if refused else None) == status
+
+
+def test_without_a_token_of_its_own_nobody_has_it() -> None:
+    refused = refusal(asked(path="/act/trace", method="POST"), "", loopback=True)
+    assert refused is not None and refused[0] == 401
+
+
+def test_the_name_of_a_host() -> None:
+    assert [host_name(h) for h in ("a:1", "a", "[::1]:2", "1.2.3.4:5")] == [
+        "a",
+        "a",
+        "::1",
+        "1.2.3.4",
+    ]
+
+
+def through(guard: Guard, **scope: Any) -> tuple[int, dict[str, str], bytes]:
+    """One request through the guard."""
+    sent: list[Any] = []
+    whole = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "query_string": b"",
+        "headers": [],
+    } | scope
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(guard(whole, receive, send))
+    headers = {k.decode(): v.decode() for k, v in sent[0].get("headers", ())}
+    return sent[0].get("status", 0), headers, b"".join(m.get("body", b"") for m in sent)
+
+
+@pytest.fixture
+def guard() -> Guard:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"inside"})
+
+    return Guard(app, token="secret", loopback=True, port=9, hashes=["'sha256-x'"])
+
+
+LOCAL = (b"host", b"127.0.0.1:9")
+
+
+def test_a_token_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
+    status, headers, body = through(
+        guard, headers=[LOCAL], path="//evil.example", query_string=b"token=secret&last=100"
+    )
+    assert (status, headers["location"], body) == (303, "/evil.example?last=100", b"")
+    cookie = headers["set-cookie"]
+    assert all(part in cookie for part in ("zeromon-9=secret", "HttpOnly", "SameSite=Strict"))
+    found = [LOCAL, (b"cookie", b"other=1; zeromon-9=secret")]
+    post = {"method": "POST", "path": "/act/trace"}
+    assert through(guard, headers=found, **post)[0] == 200
+    assert through(guard, headers=[LOCAL, (b"cookie", b"zeromon-9=wrong")], **post)[0] == 401
+    assert through(guard, headers=[LOCAL, (b"authorization", b"Bearer secret")], **post)[0] == 200
+    # a wrong token in an address buys nothing
+    assert through(guard, headers=[LOCAL], query_string=b"token=wrong", **post)[0] == 401
+
+
+def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
+    _, headers, body = through(guard, headers=[LOCAL])
+    policy = headers["content-security-policy"]
+    assert body == b"inside" and "default-src 'self'" in policy and "'sha256-x'" in policy
+    assert "unsafe-eval" not in policy and "script-src 'self' 'unsafe-inline'" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    report = through(guard, headers=[LOCAL], path="/report/x.html")[1]["content-security-policy"]
+    assert "sandbox allow-scripts" in report and "connect-src" not in report
+    assert through(guard, type="websocket", headers=[LOCAL])[0] == 0
+
+
+# ---- figures --------------------------------------------------------------------------------------
+
+
+def rich(number: int, **facts: Any) -> Any:
+    """A rank that knows everything."""
+    row = TrafficRow(
+        op="all_gather", group="world", group_size=2, nodes=1, phase="forward", unit=f"{EVIL}.0",
+        count=3, calls=2.0, nbytes=4 << 20, seconds=0.01, exposed_seconds=0.004,
+        exposed_total_seconds=0.1, wait_seconds=0.001, transfer_seconds=0.003,
+        algbw_bytes_per_second=1e9, busbw_bytes_per_second=5e8, best_busbw_bytes_per_second=6e8,
+    )  # fmt: skip
+    unit = UnitRow(
+        fqn=f"layers.{EVIL}", unshards=1, reshards=1, exposed_seconds=0.0,
+        peak_allocated_bytes=3 << 30, late_bytes=0, ahead_bytes=0,
+    )  # fmt: skip
+    size = SizeRow(op="all_gather", calls=tuple(range(len(SIZE_BOUNDS) + 1)), nbytes=9)
+    expected = ExpectedRow(
+        role="sharded_param", measured_bytes=5 << 20, plain_bytes=4 << 20, predicted_bytes=5 << 20
+    )
+    risk = Risk(
+        pool="device", ratio=0.7, cause="growth", steps_left=100.0, steps_soonest=80.0,
+        steps_latest=None, growth_bytes_per_step=1e6, used_bytes=60 << 30, capacity_bytes=80 << 30,
+    )  # fmt: skip
+    return rank(
+        number, node=EVIL, unit=EVIL, memory=device_memory(), traffic=(row,), units=(unit,),
+        sizes=(size,), expected=(expected,), risks=(risk,), late_seconds=0.002, wait_seconds=0.001,
+        **facts,
+    )  # fmt: skip
+
+
+def rich_run(ranks: int = 2, **facts: Any) -> RunSnapshot:
+    remedy = Remedy(cause=EVIL, dialect="Python", diff=f"- {EVIL}\n+ b", price="none")
+    found = Finding(rule="x", code="ZM301", severity="warning", text=EVIL, rank=0, remedy=remedy)
+    hang = Hang(
+        kind="late_member", op="all_reduce", group=EVIL, group_id="g", sequence=3, nbytes=1,
+        seconds=12.0, waiting=(0,), missing=(1,), dead=(), elsewhere=(), calls=(),
+    )  # fmt: skip
+    straggler = Straggler(
+        rank=1, late_seconds=0.1, share=0.2, since_step=4, phase="forward", longer_seconds=0.1,
+        cause=EVIL,
+    )  # fmt: skip
+    made = run(
+        *(rich(n) for n in range(ranks)), findings=(found,), stragglers=(straggler,), **facts
+    )
+    return replace(made, hangs=(hang,))
+
+
+def rows(ranks: int, first: int, last: int) -> dict[str, list[int]]:
+    found = [row_of(r, summary(n), 0) for r in range(ranks) for n in range(first, last + 1)]
+    return hub.frame(found).to_dict(as_series=False)
+
+
+def known(picture: RunSnapshot, page: str, **facts: Any) -> layout.Known:
+    where = Where(run="train-1", page=page, **facts)
+    return layout.Known(where, picture, rows(len(picture.ranks) or 1, 1, 20))
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "picture", [rich_run(), run(rank(0)), run(), run(rank(0), rank(1), ended=True)],
+    ids=["rich", "plain", "none", "ended"],
+)  # fmt: skip
+def test_every_page_of_every_run_is_valid_and_can_be_sent(page: str, picture: RunSnapshot) -> None:
+    """plotly itself checks each figure; each part goes to a component that is there."""
+    made = layout.page_of(known(picture, page))
+    figures = [props["figure"] for props in made.parts.values() if "figure" in props]
+    for figure in (*figures, *(chart.figure() for chart in made.charts.values())):
+        go.Figure(figure)
+    tree = components.skeleton(Where(run="train-1", page=page), made, (1.0, 9.0), [0, 1])
+    text = json.dumps(tree, cls=components_encoder())
+    for name in (*made.parts, *made.charts):
+        assert f'"id": "{name}"' in text, name
+    assert "dangerously" not in text.lower()
+
+
+def components_encoder() -> Any:
+    from plotly.utils import PlotlyJSONEncoder
+
+    return PlotlyJSONEncoder
+
+
+def test_the_parts_of_a_step_are_the_step() -> None:
+    """Exposed communication is taken out of the phase that it was in, and nothing is counted twice."""
+    steps = tuple(
+        summary(n, phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0),
+                phase_exposed_ns=(0, 4 * MS, 6 * MS, 0, 0, 0))
+        for n in range(1, 30)
+    )  # fmt: skip
+    parts = views.step_parts(rank(0, recent=steps))
+    assert sum(parts.values()) == pytest.approx(0.1)
+    assert (parts["forward"], parts["backward"]) == (pytest.approx(0.026), pytest.approx(0.044))
+    assert parts["exposed"] == pytest.approx(0.010)
+    unknown = views.step_parts(
+        rank(0, recent=tuple(replace(s, phase_exposed_ns=()) for s in steps))
+    )
+    assert (unknown["exposed"], unknown["forward"]) == (0.0, pytest.approx(0.03))
+    assert views.step_parts(rank(0, recent=tuple(replace(s, idle=True) for s in steps))) == {}
+
+
+def test_own_time_names_the_slow_rank_and_step() -> None:
+    """Steps are equally long; the slow rank is the one that does not wait."""
+    slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
+    fast = tuple(summary(n) for n in range(1, 21))
+    figure = views.own_time(run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)))
+    assert figure is not None
+    z = figure["data"][0]["z"]
+    assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
+    assert views.own_time(run(rank(0))) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 33, 1024])
+def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
+    one = rank(0)
+    picture = run(*(replace(one, rank=n) for n in range(count)))
+    (trace,) = views.rank_map(picture, "step")["data"]
+    told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
+    assert told == list(range(count)) and len({len(row) for row in trace["z"]}) == 1
+    assert trace["zmin"] == 0  # equal ranks look equal
+
+
+def test_the_forecast_is_drawn_from_here_to_the_capacity() -> None:
+    chart = charts.memory({**rows(1, 1, 20), "reserved_bytes": [40 << 30] * 20}, rich_run(1))
+    assert chart is not None
+    ways = {mark.name: (mark.x, mark.y) for mark in chart.marks}
+    assert ways["capacity"] == (None, (80.0, 80.0))
+    assert ways["forecast"] == ((20, 120.0), (60.0, 80.0))
+    assert ways["soonest"] == ((20, 100.0), (60.0, 80.0)) and "latest" not in ways
+
+
+def test_a_chart_tells_what_is_newer() -> None:
+    chart = charts.step_time(rows(2, 1, 20))
+    assert chart is not None
+    newer = chart.newer(18)
+    assert newer == {"x": [[19, 20]] * 2, "y": [[100.0, 100.0]] * 2}
+    assert chart.newer(20) is None and chart.last == 20
+    assert len((chart.newer(-1) or {})["x"][0]) == 20
+
+
+def test_no_text_of_a_run_is_a_formula_or_markup() -> None:
+    content = to_csv(layout.rank_rows(rich_run()))
+    cells = content.splitlines()[1].split(",")
+    assert not any(cell.strip('"').startswith(("=", "+", "-", "@")) for cell in cells)
+    assert "'=cmd" in content
+    page = layout.page_of(known(rich_run(), "advice"))
+    text = json.dumps(page.parts, cls=components_encoder())
+    assert "Markdown" not in text and EVIL in text  # as text, which React escapes
+    assert to_csv([]) == ""
+    assert to_csv([{"a": -1, "b": "-1"}]).splitlines()[1] == "-1,'-1"
+
+
+# ---- what tabs are sent ---------------------------------------------------------------------------
+
+
+class Growing:
+    """A live run whose steps come one by one."""
+
+    def __init__(self, store: Store) -> None:
+        self.run = "train-1"
+        self.steps = 30
+        self.dead = False
+        self.asked = 0
+        self.past = Past(store.folder("train-1"))
+
+    def latest(self) -> RunSnapshot:
+        self.asked += 1
+        if self.dead:
+            raise SourceError("no collector answers")
+        recent = tuple(summary(n) for n in range(1, self.steps + 1))
+        return run(
+            rank(0, recent=recent, step=self.steps, steps=self.steps), taken_wall=DAY + self.asked
+        )
+
+    def span(self) -> tuple[float, float] | None:
+        return None
+
+    def at(self, wall: float) -> RunSnapshot:
+        return run(rank(0, step=7), taken_wall=wall)
+
+    def series(self, *args: Any, **kwargs: Any) -> dict[str, list[int]]:
+        return self.past.series(*args, **kwargs)
+
+    def findings(self) -> list[Any]:
+        return []
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Growing, Feeds, Clock]:
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    clock, store = Clock(), Store(tmp_path)
+    source, made = Growing(store), Hub(store, clock)
+    made._followed["train-1"] = Followed(source, store, clock)  # type: ignore[arg-type]
+    return source, Feeds(made), clock
+
+
+def sent(feeds: Feeds, where: Where, cursor: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(feeds.of(where).since(Cursor(**cursor)))  # type: ignore[no-any-return]
+
+
+def test_a_tab_is_sent_what_changed_and_points_at_the_end(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    source, feeds, clock = growing
+    where = Where(run="train-1")
+    page, cursor = feeds.of(where).page()
+    assert page.charts["step-time"].last == 29  # the newest step may still change
+    body = sent(feeds, where, cursor.as_json())
+    assert (body["props"], body["extend"]) == ({}, {})
+    source.steps = 33
+    clock.now += 1
+    body = sent(feeds, where, cursor.as_json())
+    assert body["extend"]["step-time"] == [{"x": [[30, 31, 32]], "y": [[100.0] * 3]}, [0]]
+    assert body["props"]["verdict"]["children"] == "running, step 33"
+    assert "figure" not in body["props"].get("step-time", {})
+    again = sent(feeds, where, body["cursor"])
+    assert (again["props"], again["extend"]) == ({}, {})
+
+
+def test_tabs_share_one_question_a_second(growing: tuple[Growing, Feeds, Clock]) -> None:
+    source, feeds, clock = growing
+    for _ in range(5):
+        for page in PAGES:
+            for _ in range(10):
+                sent(feeds, Where(run="train-1", page=page), {})
+        clock.now += 1
+    assert source.asked == 5
+
+
+def test_a_tab_of_an_earlier_server_gets_everything(growing: tuple[Growing, Feeds, Clock]) -> None:
+    _, feeds, _ = growing
+    where = Where(run="train-1", page="memory")
+    whole = sent(feeds, where, {})
+    other = {"feed": "another", "version": 99, "epoch": whole["cursor"]["epoch"], "step": 9999}
+    assert sent(feeds, where, other)["props"] == whole["props"] != {}
+    assert "figure" in whole["props"]["memory"]
+
+
+def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    source, feeds, clock = growing
+    where = Where(run="train-1")
+    first = sent(feeds, where, {})
+    source.dead = True
+    clock.now += 7
+    body = sent(feeds, where, first["cursor"])
+    assert body["props"]["state"]["children"] == "no answer for 7.00 s"
+    source.dead, source.steps = False, 40
+    clock.now += 1
+    body = sent(feeds, where, body["cursor"])
+    assert body["props"]["state"]["children"] == "recorded"  # no collector of ours follows it
+    assert body["extend"]["step-time"][0]["x"] == [list(range(30, 40))]
+
+
+def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    source, feeds, clock = growing
+    sent(feeds, Where(run="train-1"), {})
+    feeds.hub.store.save(run(rank(0), ended=True, taken_wall=DAY + 1000))
+    source.dead = True
+    clock.now += 5
+    body = sent(feeds, Where(run="train-1"), {})
+    assert body["props"]["state"]["children"] == "recorded"
+    assert body["props"]["verdict"]["children"] == "finished after 20 steps"
+    assert isinstance(feeds.hub.followed("train-1").source, StoreSource)
+
+
+def test_a_moment_of_the_past_is_a_page_of_its_own(growing: tuple[Growing, Feeds, Clock]) -> None:
+    _, feeds, _ = growing
+    body = sent(feeds, Where(run="train-1", at=DAY + 5), {})
+    assert body["props"]["state"]["children"].startswith("as at 2023-11-1")
+    with pytest.raises(RunNotFound):
+        feeds.of(Where(run="none"))
+
+
+def test_a_long_live_run_is_thinned_again(growing: tuple[Growing, Feeds, Clock]) -> None:
+    """What was appended does not grow without end; the page is then sent whole lines."""
+    source, feeds, clock = growing
+    where = Where(run="train-1")
+    record = Record(feeds.hub.store.folder("train-1"))
+    cursor = sent(feeds, where, {})["cursor"]
+    epochs = set()
+    for steps in range(200, 5000, 200):
+        source.steps = steps
+        record.keep([row_of(0, summary(n), 0) for n in range(1, steps)])
+        clock.now += 1
+        cursor = sent(feeds, where, cursor)["cursor"]
+        epochs.add(cursor["epoch"].split()[0])
+    _, series = feeds.hub.followed("train-1").series((), 0, None)
+    assert len(series["step"]) <= 2400 and len(epochs) >= 2
+    assert max(series["step"]) == 4799
+
+
+def test_the_list_of_runs_says_which_are_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    store = Store(tmp_path)
+    assert "No run has been recorded" in str(components.runs_page([]))
+    store.save(run(rank(0), ended=True))
+    store.save(run(rank(0), run="other", started_wall=2000.0))
+    found = components.run_rows(Hub(store).runs())
+    assert [row["run"] for row in found] == ["other", "train-1"]
+    assert found[0]["state"].startswith("no longer watched")
+    assert found[1]["state"] == "finished after 20 steps"
+
+
+def test_the_application_has_its_scripts_from_the_first_page_on(tmp_path: Path) -> None:
+    app = make_app(Hub(Store(tmp_path)), token="t", port=1)
+    status, headers, body = through(app, headers=[(b"host", b"localhost")])
+    assert status == 200 and b"assets/zeromon.js" in body
+    assert "'sha256-" in headers["content-security-policy"]
