@@ -46,6 +46,7 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
     app.layout = components.frame
     _callbacks(app, feeds)
     _routes(app.server, feeds)
+    app.backend.websocket_capability = False  # else every tab keeps trying to open one
     # else the very first page that is asked for comes without our scripts
     app._setup_server()
     hashes = app.csp_hashes()
@@ -98,8 +99,8 @@ def _callbacks(app: Any, feeds: Feeds) -> None:
         prevent_initial_call=True,
     )  # fmt: skip
     client(
-        told("links"), [Output(f"nav-{name}", "href") for name in PAGES],
-        [Output(f"nav-{name}", "active") for name in ("runs", *PAGES)], Output("pages", "style"),
+        told("links"), *(Output(f"nav-{name}", "href") for name in PAGES),
+        *(Output(f"nav-{name}", "active") for name in ("runs", *PAGES)), Output("pages", "style"),
         Input("route", "data"),
     )  # fmt: skip
     client(

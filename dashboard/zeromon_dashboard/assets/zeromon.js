@@ -79,7 +79,7 @@
       query.delete("metric");
       const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
       const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
-      return [hrefs, ["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
+      return [...hrefs, ...["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
     },
 
     chosen: (last, ranks) =>
