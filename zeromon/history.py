@@ -220,7 +220,9 @@ def shrink(folder: Path, limit_bytes: int) -> None:
 
 def _level(path: Path) -> int:
     """How often a segment was merged."""
-    most = max(_read_parquet(path)["steps"].to_list(), default=1)
+    import polars as pl
+
+    most = pl.scan_parquet(path).select(pl.col("steps").max()).collect().item() or 1
     return 0 if most == 1 else 1 if most <= MERGED else 2
 
 

@@ -41,8 +41,11 @@ pre { background: var(--soft); padding: .75rem; overflow-x: auto; }
 """
 
 
-def run_page(run: RunSnapshot, series: Series, text: str) -> str:
-    """The whole page. *series*: the run's steps by rank; *text*: the report for the terminal."""
+def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False) -> str:
+    """The whole page. *series*: the run's steps by rank; *text*: the report for the terminal.
+
+    *still*: to be looked at only, without buttons.
+    """
     lines = (charts.step_time(series), charts.exposed(series), charts.memory(series, run))
     over_time = [*(chart.figure() for chart in lines if chart is not None), phases(series)]
     told = next((rank for rank in run.ranks if rank.roles), run.ranks[0] if run.ranks else None)
@@ -57,9 +60,9 @@ def run_page(run: RunSnapshot, series: Series, text: str) -> str:
         _head(run),
         *(_findings(run.findings)),
         "<h2>Over the steps</h2>" if figures else "",
-        *(_figure(figure) for figure in figures),
+        *(_figure(figure, still=still) for figure in figures),
         "<h2>Memory by role</h2>" if memory else "",
-        *(_figure(figure) for figure in memory),
+        *(_figure(figure, still=still) for figure in memory),
         f"<h2>In numbers</h2><pre>{escape(text)}</pre>",
         "</body></html>",
     ]
@@ -108,8 +111,10 @@ def _finding(finding: Finding) -> str:
 _MARKS = {"+": "in", "-": "out"}
 
 
-def _figure(figure: dict[str, Any]) -> str:
+def _figure(figure: dict[str, Any], *, still: bool) -> str:
     config = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
+    if still:
+        config["displayModeBar"] = False
     body = go.Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<div class='figure'>{body}</div>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -134,3 +135,20 @@ def test_report_writes_the_page_from_the_history_or_the_last_picture(
     page = (tmp_path / "r.html").read_text()
     assert "Step time" in page and "zeromon" in page
     assert main(["report", picture.run, "-o", str(tmp_path / "absent" / "r.html")]) == 2
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser")
+def test_a_picture_of_the_page_is_drawn_where_a_browser_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    Store().save(run(rank(0), ended=True))
+    picture = tmp_path / "run.png"
+    assert main(["report", "train-1", "-o", str(picture)]) in (0, 1)
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 20_000
+    assert int.from_bytes(content[16:20], "big") == 1160
+    monkeypatch.setenv("PATH", "")
+    assert main(["report", "train-1", "-o", str(picture)]) == 2
+    assert "needs Chromium" in capsys.readouterr().err

@@ -2,15 +2,21 @@
 
 RUN is a run id or its beginning; without one, the newest run. Works on a run that is live, that has
 ended, and that was killed together with its collector. With -o it becomes one HTML file with charts of
-every step, which opens without a network. Exit code 1 when there are findings.
+every step, which opens without a network, or, where Chromium or Chrome is installed, a PNG of it. Exit
+code 1 when there are findings.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from zeromon import paths
@@ -28,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
-    parser.add_argument("-o", "--output", metavar="FILE", help="an HTML page (needs plotly)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="an HTML page, or .png")
     parser.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
     )
@@ -42,7 +48,8 @@ def call(options: argparse.Namespace) -> int:
         time.sleep(0.25)
         run = newest_picture(options.run)
     if options.output:
-        write_page(run, options.output)
+        write = write_picture if options.output.lower().endswith(".png") else write_page
+        write(run, options.output)
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
@@ -51,17 +58,50 @@ def call(options: argparse.Namespace) -> int:
     return 1 if any(f.severity != "info" for f in run.findings) else 0
 
 
-def write_page(run: RunSnapshot, path: str) -> None:
+def write_page(run: RunSnapshot, path: str, *, still: bool = False) -> None:
     """The run as one HTML file; raises :class:`SourceError` when it cannot be made."""
     try:
         pages = importlib.import_module("zeromon_dashboard.pages")
     except ImportError as error:
         raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
-    content = pages.run_page(run, series(run), render(run, over_time(run)))
+    content = pages.run_page(run, series(run), render(run, over_time(run)), still=still)
     try:
         Path(path).write_text(content)
     except OSError as error:
         raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
+_WIDE, _MOST_HIGH, _FIGURES_HIGH, _LINE_HIGH = 1160, 16_000, 2200, 19
+_PATIENCE_SECONDS = 60
+
+
+def write_picture(run: RunSnapshot, path: str) -> None:
+    """The page as a PNG, drawn by a browser without a window; raises :class:`SourceError`."""
+    browser = next((found for found in map(shutil.which, _BROWSERS) if found), None)
+    if browser is None:
+        raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
+    lines = render(run, over_time(run)).count("\n")
+    lines += sum(10 if finding.remedy else 3 for finding in run.findings)
+    high = min(_MOST_HIGH, _FIGURES_HIGH + _LINE_HIGH * lines)
+    with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
+        page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
+        write_page(run, str(page), still=True)
+        command = [
+            browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/b",
+            f"--window-size={_WIDE},{high}", "--virtual-time-budget=10000",
+            f"--screenshot={picture}", page.as_uri(),
+        ]  # fmt: skip
+        if os.geteuid() == 0:  # its sandbox refuses root
+            command.insert(1, "--no-sandbox")
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS, check=False)
+        if not picture.exists():
+            raise SourceError(f"{browser} made no picture", "Write FILE.html instead.")
+        try:
+            shutil.copyfile(picture, path)
+        except OSError as error:
+            raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 
 
 def series(run: RunSnapshot) -> Series:

@@ -1,0 +1,183 @@
+"""What the dashboard costs: `python tests/bench/bench_dash.py`.
+
+Server CPU and bytes an update with 1, 8 and 64 tabs open on a live run of 8 ranks with 3,600 steps
+behind it, as a share of one core; the same when every update were the whole page. Then how long a
+browser takes to draw that page, and the map of 1,024 ranks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from core.build import rank, run, summary
+
+from zeromon.history import row_of
+from zeromon.record import Past, Record
+from zeromon.snapshot import RunSnapshot
+from zeromon.store import Store
+
+STEPS = 3600
+SECONDS = 12
+BEGAN = time.monotonic()
+
+
+class Stepping(Past):
+    """A run that takes a step a second."""
+
+    run = "live"
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        super().__init__(folder)
+        one = rank(0, recent=())
+        self._ranks = [replace(one, rank=n, pid=n) for n in range(ranks)]
+
+    def latest(self) -> RunSnapshot:
+        """The picture of this second."""
+        now = STEPS + int(time.monotonic() - BEGAN)
+        recent = tuple(summary(n) for n in range(now - 100, now))
+        ranks = (replace(one, recent=recent, step=now, steps=now) for one in self._ranks)
+        return run(*ranks, run="live", taken_wall=time.time())
+
+
+def serve(folder: Path, ranks: int) -> None:
+    """The server, in a process of its own."""
+    import uvicorn
+
+    from zeromon.cli.dash import listen
+    from zeromon_dashboard.app import make_app
+    from zeromon_dashboard.hub import Followed, Hub
+
+    store = Store(folder)
+    hub = Hub(store)
+    source: Any = Stepping(store.folder("live"), ranks)
+    hub._followed["live"] = Followed(source, store, time.monotonic)
+    listening = listen("127.0.0.1", None)
+    port = listening.getsockname()[1]
+    sys.stderr.write(f"port {port}\n")
+    sys.stderr.flush()
+    app = make_app(hub, token="t", port=port)
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
+
+
+@dataclass
+class Server:
+    """That process."""
+
+    ranks: int
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="zeromon-dash-")))
+
+    def __enter__(self) -> Server:
+        record = Record(Store(self.folder).folder("live"))
+        steps = range(1, STEPS) if self.ranks <= 8 else range(1, 60)
+        for n in steps:
+            record.keep([row_of(r, summary(n), 0) for r in range(self.ranks)])
+        record.close()
+        command = [sys.executable, __file__, "--serve", str(self.folder), str(self.ranks)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        found = re.search(r"port (\d+)", self.process.stderr.readline())
+        assert found is not None
+        self.port = int(found[1])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.folder)
+
+
+def tab(port: int, stop: threading.Event, told: list[int], *, whole: bool) -> None:
+    """Asks once a second, as a page does."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    cursor: dict[str, Any] = {}
+    while not stop.is_set():
+        query = urlencode({"to": "/run/live/overview", **cursor})
+        connection.request("GET", f"/live?{query}")
+        content = connection.getresponse().read()
+        if cursor or whole:  # the first answer is the page itself
+            told.append(len(content))
+        cursor = {} if whole else json.loads(content)["cursor"]
+        stop.wait(1.0)
+
+
+def load(server: Server, tabs: int, *, whole: bool) -> tuple[float, float]:
+    """CPU of the server as a share of a core, and bytes an update."""
+    stop, told = threading.Event(), []
+    threads = [
+        threading.Thread(target=tab, args=(server.port, stop, told), kwargs={"whole": whole})
+        for _ in range(tabs)
+    ]
+    process = psutil.Process(server.process.pid)
+    for thread in threads:
+        thread.start()
+    time.sleep(3)
+    told.clear()
+    before, begin = process.cpu_times(), time.monotonic()
+    time.sleep(SECONDS)
+    after, spent = process.cpu_times(), time.monotonic() - begin
+    stop.set()
+    for thread in threads:
+        thread.join()
+    used = after.user + after.system - before.user - before.system
+    return used / spent, sum(told) / max(1, len(told))
+
+
+def drawn(server: Server, page: str, graph: str) -> str:
+    """How long a browser takes from the address to the picture."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        return "no browser here"
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        tab = made.new_page()
+        found = []
+        for _ in range(4):
+            begin = time.monotonic()
+            tab.goto(f"http://127.0.0.1:{server.port}/run/live/{page}")
+            tab.wait_for_selector(f"#{graph} .main-svg", timeout=60_000, state="attached")
+            found.append(time.monotonic() - begin)
+        made.close()
+    return f"{found[0]:.1f} s at first, {min(found[1:]):.1f} s with what it keeps"
+
+
+def main() -> None:
+    """Prints the figures."""
+    with Server(8) as server:
+        print(
+            f"{'tabs':>6}{'CPU, parts':>12}{'bytes':>9}{'CPU, whole page':>17}{'bytes':>10}{'ratio':>8}"
+        )
+        for tabs in (1, 8, 64):
+            parts, nbytes = load(server, tabs, whole=False)
+            whole, all_bytes = load(server, tabs, whole=True)
+            print(
+                f"{tabs:6}{parts:12.1%}{nbytes:9,.0f}{whole:17.1%}{all_bytes:10,.0f}"
+                f"{all_bytes / max(1, nbytes):8.1f}"
+            )
+        print(f"8 x {STEPS:,} steps drawn: {drawn(server, 'overview', 'step-time')}")
+    with Server(1024) as server:
+        print(f"1,024 ranks drawn: {drawn(server, 'ranks', 'rank-map')}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()
