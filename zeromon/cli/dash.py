@@ -27,6 +27,11 @@ _PORTS_TO_TRY = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon dash [RUN] [--host H] [--port P] [--no-browser]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning: open on it")
+    add_server_arguments(parser)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the dashboard listens."""
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
     )
@@ -38,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C."""
+    return serve(options, options.run)
+
+
+def serve(options: argparse.Namespace, run: str | None, at: float | None = None) -> int:
+    """The dashboard, opened on *run* as it was *at* a moment."""
     try:
         app_module: Any = importlib.import_module("zeromon_dashboard.app")
         hub_module: Any = importlib.import_module("zeromon_dashboard.hub")
@@ -52,10 +62,11 @@ def call(options: argparse.Namespace) -> int:
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
     hub = hub_module.Hub()
-    start = f"/run/{quote(resolved(hub, options.run))}/overview" if options.run else "/"
+    start = f"/run/{quote(resolved(hub, run))}/overview?" if run else "/?"
+    start += f"at={at:.3f}&" if at is not None else ""
     app = app_module.make_app(hub, token=token, port=port, loopback=loopback)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{'127.0.0.1' if loopback else host}:{port}{start}?token={token}"
+    address = f"http://{'127.0.0.1' if loopback else host}:{port}{start}token={token}"
     sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
     if (
         not options.no_browser
