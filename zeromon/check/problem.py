@@ -43,6 +43,32 @@ class Problem:
         return pages()[self.code].name
 
 
+def problem_at(
+    file: str,
+    place: tuple[int, int],
+    code: str,
+    severity: str,
+    message: str,
+    fix: str,
+    key: str = "",
+    *,
+    quiet: bool = False,
+) -> Problem:
+    """A problem of *file* at *place*, a line and a column."""
+    line, column = place
+    return Problem(
+        code=code,
+        severity=severity,
+        file=file,
+        line=line,
+        column=column,
+        message=message,
+        fix=fix,
+        key=key,
+        quiet=quiet,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What the command line says of the machine and the model."""
@@ -101,18 +127,8 @@ class Config:
         self, code: str, severity: str, path: Path, message: str, fix: str, *, quiet: bool = False
     ) -> Problem:
         """A problem at *path*."""
-        line, column = self.place(path)
-        return Problem(
-            code=code,
-            severity=severity,
-            file=self.file,
-            line=line,
-            column=column,
-            message=message,
-            fix=fix,
-            key=".".join(path),
-            quiet=quiet,
-        )
+        place, key = self.place(path), ".".join(path)
+        return problem_at(self.file, place, code, severity, message, fix, key, quiet=quiet)
 
     def on(self, ranks: int | None) -> Config:
         """The same, where the number of ranks is known."""

@@ -16,7 +16,7 @@ from zeromon.check.documents import (
     parse_python,
     read_text,
 )
-from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
+from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, problem_at
 from zeromon.errors import CheckError
 from zeromon.rules import pages
 
@@ -124,17 +124,9 @@ class _Run:
             error, is_ours = refused, any(sign in text for sign in _SIGNS)
         if named or is_ours:
             self.seen.add(known)
-            self.problems.append(
-                Problem(
-                    code="ZM101",
-                    severity="error",
-                    file=str(file),
-                    line=error.line,
-                    column=error.column,
-                    message=error.message,
-                    fix=error.fix or "give a JSON or YAML configuration, or a Python script",
-                )
-            )
+            place = error.line, error.column
+            fix = error.fix or "give a JSON or YAML configuration, or a Python script"
+            self.problems.append(problem_at(str(file), place, "ZM101", "error", error.message, fix))
         return None
 
     def config(self, config: Config, kind: str, file: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, number
+from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, number, problem_at
 
 FRAMEWORKS = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 """Whose names are looked for; anything else is the script's own."""
@@ -93,17 +93,8 @@ class Script:
         self, code: str, severity: str, node: ast.AST, message: str, fix: str, key: str = ""
     ) -> Problem:
         """A problem at *node*."""
-        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
-        return Problem(
-            code=code,
-            severity=severity,
-            file=self.file,
-            line=line,
-            column=column,
-            message=message,
-            fix=fix,
-            key=key,
-        )
+        place = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        return problem_at(self.file, place, code, severity, message, fix, key)
 
 
 Check = Callable[[Script], Iterable[Problem]]
