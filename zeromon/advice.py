@@ -5,12 +5,12 @@ Pure: a snapshot in, findings out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from zeromon import remedies
+from zeromon import precision, remedies
 from zeromon.hangs import in_words
+from zeromon.remedies import as_number
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Finding,
@@ -138,50 +138,6 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Finding]:
                 "communication is hidden behind compute",
             )
             return
-
-
-def overflow_storm(run: RunSnapshot) -> Iterable[Finding]:
-    """fp16 gradients overflow so often that training stands still. Said once."""
-    for rank in run.ranks:
-        last = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
-        skipped = sum(last)
-        if len(last) < _LEAST_STEPS or skipped < max(5, 0.2 * len(last)):
-            continue
-        scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
-        at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
-        floor = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
-        if scale is not None and scale <= (as_number(floor) or 1.0):
-            at += ", its floor: it cannot be halved any more"
-        newest = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
-        at += f"; the newest: {', '.join(map(str, newest))}"
-        yield Finding(
-            rule="overflow_storm",
-            severity="critical" if all(last[-_LEAST_STEPS:]) else "warning",
-            text=f"{skipped} of the last {len(last)} steps were skipped for overflow{at}",
-            remedy=_lower_scale(scale, skipped),
-        )
-        return
-
-
-def as_number(text: str) -> float | None:
-    """A number as a setting shows it; None for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _lower_scale(scale: float | None, skipped: int) -> Remedy:
-    """Begins where the scale has come to, or leaves fp16."""
-    power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
-    return Remedy(
-        cause="gradients times the loss scale do not fit into fp16",
-        dialect="DeepSpeed JSON",
-        diff=f'+ "fp16": {{"initial_scale_power": {power}}}\n'
-        '  or, where the device has it:\n- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
-        effect=f"the {skipped} steps are not lost",
-        price="none; bf16 has fewer bits of mantissa and needs no scale",
-    )
 
 
 def straggler(run: RunSnapshot) -> Iterable[Finding]:
@@ -414,7 +370,6 @@ CODES = {
     "straggler": "ZM309",
     "starved_prefetch": "ZM313",
     "poor_overlap": "ZM314",
-    "overflow_storm": "ZM401",
     "offload_waits": "ZM503",
 }
 """The pages of the rules in here."""
@@ -424,7 +379,6 @@ RULES: tuple[Rule, ...] = (
     oom_risk,
     in_flight_too_long,
     straggler,
-    overflow_storm,
     exposed_communication,
     starved_prefetch,
     offload_waits,
@@ -432,6 +386,7 @@ RULES: tuple[Rule, ...] = (
     poor_overlap,
     no_step,
     record_incomplete,
+    *precision.RULES,
     *remedies.RULES,
 )
 

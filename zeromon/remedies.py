@@ -7,6 +7,7 @@ are tested against what applying the diff achieved (``tests/bench/bench_advice.p
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -373,6 +374,15 @@ def setting(rank: RankSnapshot, name: str) -> str:
     return next((s.effective for s in rank.settings if s.name.endswith(name)), "")
 
 
+def as_number(text: str) -> float | None:
+    """A number as a setting shows it; None for anything else."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def stage_too_high(run: RunSnapshot) -> Iterable[Finding]:
     """ZeRO-3 gathers parameters that there would be room to keep."""
     rank = worst(run)
@@ -455,7 +465,7 @@ _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
 def overlap_comm_off(run: RunSnapshot) -> Iterable[Finding]:
     """DeepSpeed reduces on the stream that computes."""
     rank = worst(run)
-    if rank is None or rank.device == "cpu" or setting(rank, "overlap_comm") != "False":
+    if rank is None or rank.device == "cpu" or setting(rank, "overlap_comm") != "false":
         return  # on a CPU there is no other stream
     buckets = [r for r in rank.traffic if r.unit.startswith("bucket") and r.phase == "backward"]
     share = share_of_step(rank, exposed(buckets))
@@ -686,37 +696,6 @@ def fragmentation(run: RunSnapshot) -> Iterable[Finding]:
         return
 
 
-def half_precision_unused(run: RunSnapshot) -> Iterable[Finding]:
-    """A device that computes bf16 many times as fast is given fp32."""
-    for rank in run.ranks:
-        name = rank.device_stats.name if rank.device_stats else ""
-        whole = [f for f in rank.models if int(f.get("compute_bytes", 0)) == 4]
-        if not whole or rank.steps < LEAST_STEPS or not any(part in name for part in _HAS_BF16):
-            continue
-        yield Finding(
-            rule="half_precision_unused",
-            code="ZM403",
-            severity="info",
-            rank=rank.rank,
-            text=f"parameters are computed with in fp32 on {name}, which has bf16",
-            remedy=Remedy(
-                cause="no mixed precision is configured (autocast is not seen from here)",
-                dialect="DeepSpeed JSON"
-                if rank.strategy.startswith("deepspeed")
-                else "Python (FSDP2)",
-                diff='+ "bf16": {"enabled": true}'
-                if rank.strategy.startswith("deepspeed")
-                else "+ fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
-                effect="half the bytes of gathers and activations, and matrix products on tensor cores",
-                price="fewer bits of mantissa: check the loss",
-            ),
-        )
-        return
-
-
-_HAS_BF16 = ("A100", "A800", "H100", "H200", "H800", "B100", "B200", "GB200", "L40", "A10", "A40")
-
-
 def slow_link(run: RunSnapshot) -> Iterable[Finding]:
     """Large collectives come nowhere near what the links can do."""
     rank = worst(run)
@@ -766,6 +745,5 @@ RULES: tuple[Callable[[RunSnapshot], Iterable[Finding]], ...] = (
     cpu_optimizer_slow,
     data_wait,
     fragmentation,
-    half_precision_unused,
     slow_link,
 )

@@ -15,6 +15,7 @@ _SHOWN_AT_3 = (
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
     "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
 )  # fmt: skip
+_SCALE = ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 Row = tuple[str, str, str]
@@ -47,6 +48,10 @@ def effective(engine: Any) -> Iterator[tuple[str, Any]]:
         yield name, getattr(engine, name)()
     yield "bf16.enabled", engine.bfloat16_enabled()
     yield "fp16.enabled", engine.fp16_enabled()
+    half = getattr(config, "float16_config", None)
+    if engine.fp16_enabled() and getattr(half, "loss_scale", None) == 0:
+        for name in _SCALE:
+            yield f"fp16.{name}", getattr(half, name)
     yield "gradient_clipping", engine.gradient_clipping()
     yield "communication_data_type", engine.communication_data_type
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)

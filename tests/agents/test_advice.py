@@ -16,8 +16,8 @@ from zeromon.snapshot import Finding, RunSnapshot
 STEPS = 30
 
 
-def ran(node: Node, case: str, state: str) -> RunSnapshot:
-    result = node.run(train_command(2, case, state, str(STEPS), program="advised.py"))
+def ran(node: Node, case: str, state: str, steps: int = STEPS, ranks: int = 2) -> RunSnapshot:
+    result = node.run(train_command(ranks, case, state, str(steps), program="advised.py"))
     assert result.code == 0, result.output
     return result.snapshot
 
@@ -49,3 +49,14 @@ def test_units_a_layer_free_what_the_whole_model_took(node: Node) -> None:
     assert told(after, "whole_model_unit") is None
     freed = before.ranks[0].unsharded_peak_bytes - after.ranks[0].unsharded_peak_bytes
     assert finding.remedy.frees_bytes == pytest.approx(freed, rel=0.05)
+
+
+def test_a_loss_scale_that_is_tried_too_often_is_no_storm(node: Node) -> None:
+    """By DeepSpeed's own scaler: 11 steps without an overflow, then 2 that are skipped."""
+    run = ran(node, "loss_scale_settings", "before", 60, ranks=1)
+    finding = told(run, "loss_scale_settings")
+    assert finding is not None and finding.remedy is not None
+    assert run.ranks[0].skipped_steps == 8
+    assert "15.4 %" in finding.text  # 2 of 13
+    assert finding.remedy.diff == '- "loss_scale_window": 10\n+ "loss_scale_window": 1000'
+    assert told(run, "overflow_storm") is None

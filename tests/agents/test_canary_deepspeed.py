@@ -54,7 +54,11 @@ def test_patched_names_exist_where_they_are_patched(module: str, owner: str, nam
     [
         (deepspeed.ENGINE, "skipped_steps global_steps zero_config optimizer module"),
         (deepspeed.ENGINE, "fp16_enabled bfloat16_enabled communication_data_type"),
-        ("deepspeed.runtime.config", "_param_dict zero_config"),
+        ("deepspeed.runtime.config", "_param_dict zero_config float16_config"),
+        (
+            "deepspeed.runtime.precision_config",
+            "loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
+        ),
         (
             "deepspeed.runtime.zero.config",
             "offload_param offload_optimizer zero_hpz_partition_size zero_quantized_weights "

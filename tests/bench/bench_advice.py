@@ -44,6 +44,7 @@ CASES = {
     "stage_too_high": Case("stage_too_high", link="2gbit"),
     "tiny_buckets": Case("tiny_collectives"),
     "overflow_storm": Case("overflow_storm", steps=40),
+    "loss_scale_settings": Case("loss_scale_settings"),
 }
 
 

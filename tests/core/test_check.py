@@ -145,6 +145,8 @@ DEEPSPEED = [
      "warning"),
     (zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "loss_scale_window": 50}}'),
      zero(2, top='{"fp16": {"enabled": false, "loss_scale_window": 50}}'), "ZM404", "warning"),
+    (zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "hysteresis": 0}}'),
+     zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "hysteresis": 1}}'), "ZM404", "warning"),
     (zero(2, top='{"bf16": {"enabled": false}}'), zero(0, top='{"bf16": {"enabled": false}}'), "ZM405",
      "info"),
     (zero(1, top='{"bf16": {}}'), zero(1, top='{"bf16": {"enabled": "auto"}}'), "ZM405", "info"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.build import MS, device_memory, rank, run, summary
-from zeromon import remedies
+from zeromon import precision, remedies
 from zeromon.advice import CODES, LINGER_NS, Settled, advise
 from zeromon.report import render
 from zeromon.rules import pages
@@ -86,6 +86,22 @@ def role(name: str, nbytes: int) -> RoleRow:
     return RoleRow(role=name, device_bytes=nbytes, host_bytes=0, disk_bytes=0, pinned_bytes=0)
 
 
+SCALER = {"initial_scale_power": 30, "loss_scale_window": 10, "hysteresis": 2}
+
+
+def fp16(steps: str, **settings: int) -> RankSnapshot:
+    """Steps from the first one on, x for a skipped one, as DeepSpeed's scaler makes them."""
+    return one(
+        recent=tuple(summary(n, skipped=s == "x") for n, s in enumerate(steps, 1)),
+        settings=tuple(
+            Setting(engine=1, name=f"fp16.{name}", effective=str(value), written="")
+            for name, value in (SCALER | settings).items()
+        ),
+    )
+
+
+TRIED = fp16("." * 40 + "...........xx" * 4)
+
 FIRES: dict[str, RankSnapshot] = {
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
@@ -120,7 +136,7 @@ FIRES: dict[str, RankSnapshot] = {
     "overlap_comm_off": one(
         *[replace(r, unit=f"bucket {n}") for n, r in enumerate(REDUCES)],
         strategy="deepspeed-zero2", device="cuda:0",
-        settings=(Setting(engine=1, name="zero.overlap_comm", effective="False", written=""),),
+        settings=(Setting(engine=1, name="zero.overlap_comm", effective="false", written=""),),
     ),
     "cpu_optimizer_slow": one(recent=CPU_STEP * 30),
     "offload_without_need": one(
@@ -132,6 +148,8 @@ FIRES: dict[str, RankSnapshot] = {
         risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9)
     ),
     "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
+    "overflow_storm": fp16("." * 30 + "..x.x" * 6),
+    "loss_scale_settings": TRIED,
     "slow_link": one(
         row(nbytes=64.0 * MIB, exposed_seconds=0.03),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
@@ -161,6 +179,8 @@ SILENT: dict[str, RankSnapshot] = {
     "data_wait": one(),
     "fragmentation": one(risks=(FULL,), memory=device_memory(retries=9)),
     "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
+    "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
+    "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),
     "slow_link": one(
         row(nbytes=64.0 * MIB, best_busbw_bytes_per_second=300e9),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
@@ -192,7 +212,7 @@ def test_a_rule_is_silent_where_its_cause_is_not(rule: str) -> None:
 
 
 def test_every_rule_with_a_remedy_is_here() -> None:
-    names = {rule.__name__ for rule in remedies.RULES}
+    names = {rule.__name__ for rules in (remedies, precision) for rule in rules.RULES}
     two = {"crosses_nodes": {"full_shard_across_nodes", "zero_plus_plus"},
            "cpu_optimizer_slow": {"cpu_optimizer_slow", "offload_without_need"}}  # fmt: skip
     wanted = set().union(*(two.get(name, {name}) for name in names))
@@ -224,6 +244,42 @@ def test_the_gain_of_prefetch_is_bounded_by_the_compute_it_can_hide_behind() -> 
     finding = found(one(*GATHERS, recent=(short,) * 30), "fsdp_prefetch_off")
     assert finding is not None and finding.remedy is not None
     assert finding.remedy.gain_high_seconds == pytest.approx(0.010 + 0.030)
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings", "says"),
+    [
+        ("...........xx" * 4, {}, "15.4 % of the steps"),
+        ("...........xx" * 3, {}, None),  # two cycles are no rule yet
+        ("...........x.x" * 4, {}, "2 skipped each time"),  # not every step overflows
+        ("....................." + "x" + "...........x" * 4, {"hysteresis": 1}, "8.3 %"),
+        ("...........xxxxx" * 4, {"hysteresis": 5}, "5 skipped each time"),
+        ("...........xx........xx...xx.....xx" * 2, {}, None),  # at no distance of its own
+        (("." * 201 + "x") * 4, {"loss_scale_window": 200}, None),  # 0.5 %
+        ("xxxxxxxxxxx" + "." * 40, {"loss_scale_window": 1000}, "from 2^30 to 2^20"),
+        ("xxxxxxxxxxx" + "." * 10, {"loss_scale_window": 1000}, None),  # it may not be over
+        ("xxxx" + "." * 40, {"loss_scale_window": 1000}, None),
+        ("x" * 30, {}, None),
+    ],
+)
+def test_what_a_loss_scale_costs_is_read_from_where_the_overflows_are(
+    steps: str, settings: dict[str, int], says: str | None
+) -> None:
+    finding = found(fp16(steps, **settings), "loss_scale_settings")
+    assert (finding is None) == (says is None)
+    assert finding is None or (says or "") in finding.text
+
+
+def test_a_scale_that_can_never_fall_is_named() -> None:
+    finding = found(fp16("x" * 30, hysteresis=0), "overflow_storm")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == '- "hysteresis": 0\n+ "hysteresis": 2'
+
+
+@pytest.mark.parametrize("odd", ["", "x", "nan", "inf", "-5", "0", "1e999", "1e18"])
+def test_settings_that_make_no_sense_are_no_crash(odd: str) -> None:
+    settings = tuple(replace(setting, effective=odd) for setting in TRIED.settings)
+    assert found(replace(TRIED, settings=settings), "loss_scale_settings") is None
 
 
 # ---- without flapping -----------------------------------------------------------------------------

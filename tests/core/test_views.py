@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.build import MS, deepspeed_facts, device_memory, rank, run, summary
-from zeromon import remedies
+from zeromon import precision, remedies
 from zeromon.advice import RULES, advise, risk_in_words
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.forecast import host_capacity, host_risk, rank_risks
@@ -93,7 +93,7 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     for rule, one in fired.items():
         assert rule in rules_of(replace(one, step_seconds=0.1), taken_ns=late), rule
     # the others are below, in test_skew, test_traffic and test_remedies
-    assert len(RULES) == 12 + len(remedies.RULES)
+    assert len(RULES) == 11 + len(remedies.RULES) + len(precision.RULES)
 
 
 def test_the_gravest_finding_comes_first() -> None:

@@ -153,16 +153,30 @@ def tiny_buckets() -> None:
     run_engine(engine(layers(48, 40), zero_optimization=zero), 48, 16)
 
 
-def overflow_storm() -> None:
+def run_fp16(made_of: dict[str, int]) -> None:
+    """2^20 is the largest loss scale that these gradients stand."""
     from deepspeed.accelerator import get_accelerator
 
     get_accelerator().is_fp16_supported = lambda: True  # it is, only slow
-    half = {"enabled": True, "initial_scale_power": 16 if AFTER else 50, "hysteresis": 1}
-    made = engine(layers(64, 3), zero_optimization={"stage": 2}, fp16=half)
-    run_engine(made, 64, 16, 1e-3)
+    half = {"enabled": True, **made_of}
+    run_engine(engine(layers(64, 3), zero_optimization={"stage": 2}, fp16=half), 64, 16, 1e-3)
 
 
-if CASE in ("stage_too_high", "tiny_buckets", "overflow_storm"):
+def overflow_storm() -> None:
+    run_fp16({"initial_scale_power": 16 if AFTER else 50, "hysteresis": 1})
+
+
+def loss_scale_settings() -> None:
+    run_fp16({"initial_scale_power": 20, "loss_scale_window": 1000 if AFTER else 10})
+
+
+DEEPSPEED = (
+    stage_too_high,
+    tiny_buckets,
+    overflow_storm,
+    loss_scale_settings,
+)
+if globals()[CASE] in DEEPSPEED:
     import deepspeed
 
     deepspeed.init_distributed("gloo")

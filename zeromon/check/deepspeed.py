@@ -492,15 +492,17 @@ def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
         fix = config.write("loss_scale", 0)
         yield config.problem("ZM404", "warning", ("fp16", "loss_scale"), message, fix)
         return
+    window, hysteresis = (
+        number(part.get(name)) or usual
+        for name, usual in (("loss_scale_window", 1000), ("hysteresis", 2))
+    )
+    often = (
+        f"skips about {hysteresis:g} of {window + 1 + hysteresis:g} steps to find its limit anew"
+    )
     limits: tuple[tuple[str, Callable[[float], bool], str, int], ...] = (
         ("initial_scale_power", lambda x: x > 24, "makes the first steps overflow one by one", 16),
-        (
-            "loss_scale_window",
-            lambda x: 0 < x < 100,
-            "raises the scale so soon that it overflows",
-            1000,
-        ),
-        ("hysteresis", lambda x: x < 1, "lets every single overflow lower the scale", 2),
+        ("loss_scale_window", lambda x: 0 < x < 100, often, 1000),
+        ("hysteresis", lambda x: x < 1, "is counted down to 1, so the scale is never lowered", 2),
     )
     for name, is_bad, why, better in limits:
         value = number(part.get(name))
