@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from zeromon import precision, remedies
+from zeromon import offload, precision, remedies
 from zeromon.hangs import in_words
 from zeromon.remedies import as_number
 from zeromon.snapshot import (
@@ -19,7 +19,7 @@ from zeromon.snapshot import (
     Risk,
     RunSnapshot,
 )
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 Rule = Callable[[RunSnapshot], Iterable[Finding]]
 
@@ -197,52 +197,6 @@ def _larger(value: str) -> str:
     return "200000000" if number is None else f"{4 * number:.0f}"
 
 
-def offload_waits(run: RunSnapshot) -> Iterable[Finding]:
-    """Steps stand still while offloaded state moves. Said for the worst rank."""
-    worst: tuple[float, RankSnapshot] | None = None
-    for rank in run.ranks:
-        last = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
-        spent = sum(step.end_ns - step.start_ns for step in last)
-        waited = sum(step.offload_blocked_ns for step in last)
-        if spent and rank.steps >= _LEAST_STEPS and (worst is None or waited / spent > worst[0]):
-            worst = (waited / spent, rank)
-    if worst is None or worst[0] < 0.10:
-        return
-    share, rank = worst
-    path = max(rank.transfers, key=lambda t: t.blocked_seconds)
-    yield Finding(
-        rule="offload_waits",
-        severity="warning" if share >= 0.25 else "info",
-        rank=rank.rank,
-        text=f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
-        f"{path.path}, at {human_rate(path.bytes_per_second)}",
-        remedy=_faster_path(path.path, share * (rank.step_seconds or 0.0)),
-    )
-
-
-def _faster_path(path: str, waits: float) -> Remedy:
-    """For the disk its queue, for the host page-locked memory."""
-    if path.startswith("disk"):
-        return Remedy(
-            cause="the disk gives no more at this depth and block size",
-            dialect="DeepSpeed JSON",
-            diff='+ "aio": {"block_size": 8388608, "queue_depth": 32, "intra_op_parallelism": 8,\n'
-            '+         "single_submit": false, "overlap_events": true}',
-            gain_low_seconds=0.0,
-            gain_high_seconds=0.7 * waits,
-            effect="ds_nvme_tune finds the best of this machine's disk",
-            price="threads of the CPU",
-        )
-    return Remedy(
-        cause="copies to and from pageable memory wait for each other",
-        dialect="DeepSpeed JSON",
-        diff='- "pin_memory": false\n+ "pin_memory": true',
-        gain_low_seconds=0.2 * waits,
-        gain_high_seconds=0.6 * waits,
-        price="page-locked memory on the host, as much as is offloaded",
-    )
-
-
 def disk_space(run: RunSnapshot) -> Iterable[Finding]:
     """The disk that state is offloaded to is nearly full. Said once a path."""
     told: set[str] = set()
@@ -370,7 +324,6 @@ CODES = {
     "straggler": "ZM309",
     "starved_prefetch": "ZM313",
     "poor_overlap": "ZM314",
-    "offload_waits": "ZM503",
 }
 """The pages of the rules in here."""
 
@@ -381,12 +334,12 @@ RULES: tuple[Rule, ...] = (
     straggler,
     exposed_communication,
     starved_prefetch,
-    offload_waits,
     disk_space,
     poor_overlap,
     no_step,
     record_incomplete,
     *precision.RULES,
+    *offload.RULES,
     *remedies.RULES,
 )
 

@@ -27,7 +27,7 @@ from zeromon import paths
 from zeromon.advice import Settled, advise
 from zeromon.capture import Captures
 from zeromon.device import Nvml
-from zeromon.disk import read_disk
+from zeromon.disk import DiskReader
 from zeromon.errors import (
     CaptureRefused,
     CollectorError,
@@ -83,6 +83,7 @@ class RankFollower:
         self.alive = True
         self._dead_ticks = 0
         self._disk: Disk | None = None
+        self._disk_reader = DiskReader(header.pid)
         self._kept_ns = 0
         """Start of the newest step that was given to the history."""
         self._pressure = PressureReader(header.pid)
@@ -175,7 +176,8 @@ class RankFollower:
     def _read_disk(self) -> Disk | None:
         """The disk now; after the end of the rank as it was last."""
         if self.alive:
-            self._disk = read_disk(self.state.pid, self._disk_path()) or self._disk
+            now = time.monotonic_ns()
+            self._disk = self._disk_reader.read(self._disk_path(), now) or self._disk
         return self._disk
 
     def _disk_path(self) -> str:
@@ -335,12 +337,14 @@ class RunFollower:
         if not uuid and self._network[0] is None:
             return None
         if rank not in self._links or (uuid and not self._links[rank].device_kind):
-            device, network = nvml.links(uuid), self._network
+            device, host, network = nvml.links(uuid), nvml.host_link(uuid), self._network
             self._links[rank] = Links(
                 device_bytes_per_second=device[0],
                 device_kind=device[1],
                 network_bytes_per_second=network[0],
                 network_kind=network[1],
+                host_bytes_per_second=host[0],
+                host_kind=host[1],
             )
         return self._links[rank]
 

@@ -150,8 +150,22 @@ class Nvml:
         values = ask(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])) if active else None
         if values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
             return active * values[0].value.uiVal * 1e6, f"{active} NVLinks"
-        generation = ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-        width = ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        return self._pcie(handle)
+
+    def host_link(self, uuid: str) -> tuple[float | None, str]:
+        """The same between the device and its host; unknown where that is no PCIe (Grace Hopper)."""
+        handle = self._handles.get(bare_uuid(uuid)) if self._nvml and uuid else None
+        if handle is None:
+            return None, ""
+        field = getattr(self._nvml, "NVML_FI_DEV_C2C_LINK_COUNT", None)
+        values = self._ask(partial(self._nvml.nvmlDeviceGetFieldValues, handle, [field]))
+        if field is not None and values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
+            return None, ""
+        return self._pcie(handle)
+
+    def _pcie(self, handle: Any) -> tuple[float | None, str]:
+        generation = self._ask(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        width = self._ask(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
         lane = _PCIE_LANE.get(generation)
         if lane is None or not width:
             return None, ""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from zeromon.cgroups import CGROUP, PROC, folders, lines_of
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
@@ -18,7 +19,7 @@ _UNLIMITED = 1 << 60
 class HostReader:
     """Reads once a round for all processes of one cgroup; *proc* and *cgroup* are for tests."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._proc = proc
         self._cgroup = cgroup
         self._levels: dict[int, tuple[Path, ...]] = {}
@@ -34,7 +35,7 @@ class HostReader:
         """The memory that *pid* lives in; also after its death, if it was asked for while it lived."""
         levels = self._levels.get(pid)
         if levels is None:
-            levels = self._levels[pid] = tuple(memory_cgroups(pid, self._proc, self._cgroup))
+            levels = self._levels[pid] = tuple(folders(pid, "memory", self._proc, self._cgroup))
         found = self._now.get(levels)
         if found is None:
             found = self._now[levels] = self._read(levels)
@@ -59,29 +60,6 @@ class HostReader:
             oom_kills=kills - first[0] if kills >= 0 else -1,
             oom_kills_everywhere=max(0, everywhere - first[1]),
         )
-
-
-def memory_cgroups(pid: int, proc: Path, cgroup: Path) -> list[Path]:
-    """The folders of the memory cgroups that *pid* is in, the innermost first."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            base = cgroup / "memory"
-        elif not controllers:
-            base = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
-        else:
-            continue
-        folder = base / path.strip("/")
-        # in a container's own view the path of the host may not exist: its root is the limit then
-        levels = [folder, *folder.parents] if folder.is_dir() else [base]
-        found += [level for level in levels if level == base or base in level.parents]
-    return [level for level in found if (level / "cgroup.procs").exists()]
 
 
 def read_level(folder: Path) -> HostMemory | None:
@@ -122,9 +100,8 @@ def _number(path: Path) -> int:
 
 def _field(path: Path, name: str) -> int:
     """The number behind *name* in a file of "name number" lines, or -1."""
-    with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            words = line.split()
+    with suppress(ValueError):
+        for words in lines_of(path):
             if len(words) >= 2 and words[0] == name:
                 return int(words[1])
     return -1

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 
 from zeromon.expected import rests
+from zeromon.offload import peak
 from zeromon.snapshot import (
     Device,
     DeviceMemory,
@@ -141,6 +142,7 @@ def _links(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     if rank.links is not None:
         yield ("device",), rank.links.device_bytes_per_second
         yield ("network",), rank.links.network_bytes_per_second
+        yield ("host",), rank.links.host_bytes_per_second
 
 
 def _traffic(read: Callable[[TrafficRow], float | None]) -> Rows:
@@ -204,7 +206,7 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
     Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "The highest of it so far.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives)),
-    Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "What the links can do at most, one direction: device (NVLink, else PCIe), network (all adapters of the node); absent where unknown.",
+    Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "What the links can do at most, one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
          ("link",), _links),
     Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication a step by operation, group and phase, mean over about the last ten timed steps; overlapping collectives count each.",
          ("op", "group", "phase"), _traffic(lambda t: t.seconds)),
@@ -252,6 +254,10 @@ METRICS: tuple[Spec, ...] = (
          ("path",), lambda run, r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers)),
     Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved speed over the last steps; a lower bound.",
          ("path",), lambda run, r: (((t.path,), t.bytes_per_second) for t in r.transfers)),
+    Spec("zeromon_offload_best_bytes_per_second", "gauge", "bytes/second", "The most of that so far.",
+         ("path",), lambda run, r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers)),
+    Spec("zeromon_offload_peak_bytes_per_second", "gauge", "bytes/second", "What the way could do at most: PCIe, or what the cgroup allows of a disk; absent where nothing says.",
+         ("path",), lambda run, r: (((t.path,), peak(r, t.path)[0]) for t in r.transfers)),
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
          ("role", "place"), _roles),
     Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "What the plain arithmetic of ZeRO gives a role, on device, host and disk together.",
@@ -292,6 +298,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: read from its device by all processes since boot.", (), _disk(lambda d: d.device_read_bytes)),
     Spec("zeromon_disk_device_written_bytes_total", "counter", "bytes", "/proc/diskstats: written to it.", (), _disk(lambda d: d.device_written_bytes)),
     Spec("zeromon_disk_device_busy_seconds_total", "counter", "seconds", "/proc/diskstats: time with requests under way.", (), _disk(lambda d: d.device_busy_seconds)),
+    Spec("zeromon_disk_device_queue_seconds_total", "counter", "seconds", "/proc/diskstats: the same, each request by itself; divided by the busy seconds, requests at once.", (), _disk(lambda d: d.device_queue_seconds)),
     Spec("zeromon_process_disk_read_bytes_total", "counter", "bytes", "/proc/PID/io: read from storage by the rank's process.", (), _disk(lambda d: d.process_read_bytes)),
     Spec("zeromon_process_disk_written_bytes_total", "counter", "bytes", "/proc/PID/io: written to storage by it.", (), _disk(lambda d: d.process_written_bytes)),
     Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "NVML: memory in use on the device by all processes.", (), _device(lambda d: d.used_bytes)),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from zeromon.advice import doing, host_evidence
 from zeromon.expected import rests
+from zeromon.offload import peak
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
+    Disk,
     ExpectedRow,
     Finding,
     RankSnapshot,
@@ -360,28 +362,47 @@ def _signed(nbytes: int) -> str:
 
 
 def offload(run: RunSnapshot) -> str:
-    """Offloaded state on the move; "" without any."""
+    """Offloaded state on the move, beside what its way could do; "" without any."""
     rank = next((r for r in run.ranks if r.transfers), None)
     if rank is None:
         return ""
+    peaks = {way.path: peak(rank, way.path) for way in rank.transfers}
     rows = [
         (
             way.path.replace("_", " "),
             human_bytes(way.nbytes),
+            human_bytes(way.step_bytes),
             human_rate(way.bytes_per_second),
+            human_rate(way.best_bytes_per_second or None),
+            human_rate(peaks[way.path][0]),
             human_seconds(way.blocked_seconds) if way.seconds else "n/a",
         )
         for way in rank.transfers
     ]
-    lines = [table(("path", "bytes", "speed", "waited"), rows)]
-    disk = rank.disk
-    if disk is not None and disk.free_bytes is not None:
-        on = f" ({disk.device})" if disk.device else ""
-        lines.append(
-            f"  {disk.path}{on}: {human_bytes(disk.free_bytes)} of "
-            f"{human_bytes(disk.total_bytes)} free"
-        )
+    head = ("path", "bytes", "a step", "speed", "best", "at most", "waited")
+    says = dict.fromkeys(
+        f"{human_rate(rate)} is what {what}" for rate, what in peaks.values() if rate
+    )
+    lines = [table(head, rows), *(f"  {line}" for line in says), *_disk_lines(rank.disk)]
     return f"Offload of rank {rank.rank}\n" + "\n".join(lines)
+
+
+def _disk_lines(disk: Disk | None) -> list[str]:
+    """Its space, and what it did in the last seconds."""
+    if disk is None or disk.free_bytes is None:
+        return []
+    on = f" ({disk.device})" if disk.device else ""
+    free = f"{human_bytes(disk.free_bytes)} of {human_bytes(disk.total_bytes)} free"
+    lines = [f"  {disk.path}{on}: {free}"]
+    if disk.busy_ratio is not None:
+        lines.append(f"  busy {human_ratio(disk.busy_ratio)} of the last ten seconds")
+    if disk.busy_bytes_per_second is not None:
+        lines.append(
+            f"  while busy it moves {human_rate(disk.busy_bytes_per_second)}, with "
+            f"{disk.requests_at_once or 0.0:.1f} requests at once; at best it moved "
+            f"{human_rate(disk.best_busy_bytes_per_second)}"
+        )
+    return lines
 
 
 def engines(run: RunSnapshot) -> str:

@@ -144,6 +144,9 @@ class Links:
     network_bytes_per_second: float | None = None
     """All network adapters of the node together."""
     network_kind: str = ""
+    host_bytes_per_second: float | None = None
+    """Between the device and its host: PCIe."""
+    host_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +218,10 @@ class TransferRow:
     """How long the training thread stood still for them."""
     bytes_per_second: float | None
     """Over the last steps. A lower bound: a wait may come after the end."""
+    best_bytes_per_second: float = 0.0
+    """The most that was so far."""
+    step_bytes: float = 0.0
+    """Mean over the last steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,9 +523,23 @@ class Disk:
     total_bytes: int | None = None
     device: str = ""
     device_read_bytes: int | None = None
-    """By all processes since boot, as are the next two."""
+    """By all processes since boot, as are the next three."""
     device_written_bytes: int | None = None
     device_busy_seconds: float | None = None
+    """With requests under way."""
+    device_queue_seconds: float | None = None
+    """The same, each request by itself."""
+    busy_ratio: float | None = None
+    """The share of the last ten seconds in which its device had requests under way."""
+    requests_at_once: float | None = None
+    """Mean over the time in which it had some; of the last ten seconds with enough of that."""
+    busy_bytes_per_second: float | None = None
+    """What it moved in that time, both ways."""
+    best_busy_bytes_per_second: float | None = None
+    """The most of that since the run is watched."""
+    read_limit_bytes_per_second: float | None = None
+    """What the cgroup allows; None without a limit."""
+    write_limit_bytes_per_second: float | None = None
     process_read_bytes: int | None = None
     process_written_bytes: int | None = None
 

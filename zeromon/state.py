@@ -160,6 +160,11 @@ class PathTotals:
     blocked_ns: int = 0
     recent_bytes: float = 0.0
     recent_ns: float = 0.0
+    best: float = 0.0
+    """Bytes a nanosecond."""
+    of_step: int = 0
+    """Bytes since the step began."""
+    step_bytes: float | None = None
 
 
 @dataclass(slots=True)
@@ -451,6 +456,10 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         totals.recent_bytes *= 0.8
         totals.recent_ns *= 0.8
     for way in state.transfers.values():
+        if way.recent_ns >= 1:
+            way.best = max(way.best, way.recent_bytes / way.recent_ns)
+        before = way.of_step if way.step_bytes is None else way.step_bytes
+        way.step_bytes, way.of_step = 0.8 * before + 0.2 * way.of_step, 0
         way.recent_bytes *= 0.8
         way.recent_ns *= 0.8
 
@@ -732,6 +741,7 @@ def _fold_role(state: RankState, e: RoleBytes) -> None:
 def _fold_transfer(state: RankState, e: Transfer) -> None:
     way = state.transfers.setdefault(e.path, PathTotals())
     way.nbytes += e.nbytes
+    way.of_step += e.nbytes
     way.busy_ns += e.busy_ns
     way.blocked_ns += e.blocked_ns
     if e.busy_ns:
@@ -965,6 +975,8 @@ def _transfer_row(path: Path, way: PathTotals) -> TransferRow:
         seconds=way.busy_ns / 1e9,
         blocked_seconds=way.blocked_ns / 1e9,
         bytes_per_second=way.recent_bytes / way.recent_ns * 1e9 if way.recent_ns >= 1 else None,
+        best_bytes_per_second=way.best * 1e9,
+        step_bytes=way.step_bytes or 0.0,
     )
 
 

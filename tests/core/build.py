@@ -158,7 +158,9 @@ def deepspeed_facts() -> dict[str, Any]:
     disk = Disk(
         path="/nvme", free_bytes=1 << 40, total_bytes=1 << 41, device="nvme0n1",
         device_read_bytes=1, device_written_bytes=1, device_busy_seconds=0.5,
-        process_read_bytes=1, process_written_bytes=1,
+        device_queue_seconds=1.0, process_read_bytes=1, process_written_bytes=1, busy_ratio=0.5,
+        requests_at_once=2.0, busy_bytes_per_second=50e6, best_busy_bytes_per_second=80e6,
+        read_limit_bytes_per_second=100e6,
     )  # fmt: skip
     collective = replace(rank(0).collectives[0], quantized_bytes=5, nodes=2)
     return {
@@ -170,12 +172,20 @@ def deepspeed_facts() -> dict[str, Any]:
             device_kind="18 NVLinks",
             network_bytes_per_second=50e9,
             network_kind="InfiniBand",
+            host_bytes_per_second=63e9,
+            host_kind="PCIe 5 x16",
         ),
         "settings": (Setting(engine=1, name="zero.stage", effective="3", written="3"),),
         "gathers": (GatherRow(outcome="late", nbytes=5, exposed_seconds=0.1),),
         "transfers": (
             TransferRow(
-                path="disk_read", nbytes=5, seconds=0.2, blocked_seconds=0.1, bytes_per_second=25e6
+                path="disk_read",
+                nbytes=5,
+                seconds=0.2,
+                blocked_seconds=0.1,
+                bytes_per_second=25e6,
+                best_bytes_per_second=30e6,
+                step_bytes=2.0,
             ),
         ),
         "roles": (

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from core.build import rank
+from zeromon.cgroups import folders
 from zeromon.collector import explain_kills
-from zeromon.hostmemory import HostReader, memory_cgroups, read_level
+from zeromon.hostmemory import HostReader, read_level
 from zeromon.snapshot import KILLED_FOR_MEMORY, HostMemory
 
 GIB = 1 << 30
@@ -83,7 +84,7 @@ def test_a_container_that_shows_its_own_root(tmp_path: Path) -> None:
     """The path of the host does not exist inside: the root of the view is the limit."""
     proc = proc_of(tmp_path / "proc", "0::/docker/abc\n")
     root = v2(tmp_path / "cgroup", str(GIB), GIB // 4, 0, kills=0)
-    assert memory_cgroups(7, proc, root) == [root]
+    assert folders(7, "memory", proc, root) == [root]
     assert HostReader(proc, root).read(7).limit_bytes == GIB
 
 

@@ -97,3 +97,12 @@ def test_nvlinks_add_up_and_pcie_is_what_is_left() -> None:
     assert peak == pytest.approx(63e9, rel=0.01)
     assert kind == "PCIe 5 x16"
     assert Nvml(Library(18)).links("unknown") == (None, "")
+
+
+def test_the_host_is_reached_over_pcie_however_many_nvlinks_there_are() -> None:
+    peak, kind = Nvml(Library(18)).host_link("GPU-1")
+    assert (kind, peak) == ("PCIe 5 x16", pytest.approx(63e9, rel=0.01))
+    assert Nvml(Library(18)).host_link("unknown") == (None, "")
+    grace = Library(18)
+    grace.NVML_FI_DEV_C2C_LINK_COUNT = 160  # type: ignore[attr-defined]
+    assert Nvml(grace).host_link("GPU-1") == (None, "")  # its link names no rate in one direction

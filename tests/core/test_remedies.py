@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from core.build import MS, device_memory, rank, run, summary
-from zeromon import precision, remedies
+from zeromon import offload, precision, remedies
 from zeromon.advice import CODES, LINGER_NS, Settled, advise
 from zeromon.report import render
 from zeromon.rules import pages
 from zeromon.snapshot import (
     Device,
+    Disk,
     Finding,
     HostMemory,
     Links,
@@ -23,6 +24,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Setting,
     TrafficRow,
+    TransferRow,
 )
 from zeromon.tui.renderables import findings_page
 
@@ -100,6 +102,34 @@ def fp16(steps: str, **settings: int) -> RankSnapshot:
     )
 
 
+def offloading(
+    *ways: TransferRow, blocked_ms: int = 60, settings: dict[str, str] | None = None, **facts: Any
+) -> RankSnapshot:
+    """Steps of 200 ms, so many of which the training thread stands still for *ways*."""
+    base = one(**facts)
+    written = tuple(
+        Setting(engine=1, name=name, effective=value, written=value)
+        for name, value in (settings or {}).items()
+    )
+    steps = tuple(replace(s, offload_blocked_ns=blocked_ms * MS) for s in base.recent)
+    return replace(base, transfers=ways, recent=steps, settings=written)
+
+
+def way(path: str, rate: float | None = 500e6, **more: Any) -> TransferRow:
+    """A GiB a step, which the training thread waits for where a rate is known."""
+    facts: dict[str, Any] = {
+        "path": path, "nbytes": 40 * GIB, "seconds": 4.0 if rate else 0.0,
+        "blocked_seconds": 2.0 if rate else 0.0, "bytes_per_second": rate,
+        "best_bytes_per_second": rate or 0.0, "step_bytes": float(GIB),
+    }  # fmt: skip
+    return TransferRow(**(facts | more))
+
+
+ON_PCIE = Links(host_bytes_per_second=31.5e9, host_kind="PCIe 4 x16")
+PAGEABLE = {
+    "zero_optimization.offload_optimizer.pin_memory": "false",
+    "zero_optimization.offload_optimizer.device": "cpu",
+}
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
 FIRES: dict[str, RankSnapshot] = {
@@ -150,6 +180,10 @@ FIRES: dict[str, RankSnapshot] = {
     "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
     "loss_scale_settings": TRIED,
+    "offload_waits": offloading(way("disk_read")),
+    "pinned_memory_off": offloading(
+        way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, device="cuda:0", links=ON_PCIE
+    ),
     "slow_link": one(
         row(nbytes=64.0 * MIB, exposed_seconds=0.03),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
@@ -181,6 +215,10 @@ SILENT: dict[str, RankSnapshot] = {
     "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
     "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),
+    "offload_waits": offloading(way("disk_read"), blocked_ms=10),
+    "pinned_memory_off": offloading(
+        way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, links=ON_PCIE
+    ),
     "slow_link": one(
         row(nbytes=64.0 * MIB, best_busbw_bytes_per_second=300e9),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
@@ -212,7 +250,7 @@ def test_a_rule_is_silent_where_its_cause_is_not(rule: str) -> None:
 
 
 def test_every_rule_with_a_remedy_is_here() -> None:
-    names = {rule.__name__ for rules in (remedies, precision) for rule in rules.RULES}
+    names = {rule.__name__ for rules in (remedies, precision, offload) for rule in rules.RULES}
     two = {"crosses_nodes": {"full_shard_across_nodes", "zero_plus_plus"},
            "cpu_optimizer_slow": {"cpu_optimizer_slow", "offload_without_need"}}  # fmt: skip
     wanted = set().union(*(two.get(name, {name}) for name in names))
@@ -280,6 +318,85 @@ def test_a_scale_that_can_never_fall_is_named() -> None:
 def test_settings_that_make_no_sense_are_no_crash(odd: str) -> None:
     settings = tuple(replace(setting, effective=odd) for setting in TRIED.settings)
     assert found(replace(TRIED, settings=settings), "loss_scale_settings") is None
+
+
+DISK = Disk(
+    path="/nvme", device="nvme0n1", busy_ratio=0.4, busy_bytes_per_second=2e9, requests_at_once=2.0
+)
+
+
+@pytest.mark.parametrize(
+    ("rate", "disk", "because", "change"),
+    [
+        # of what the disk moves while it is busy: a quarter
+        (500e6, DISK, "75.0 % of that time nvme0n1 has nothing to do", '"queue_depth": 32'),
+        (1.8e9, DISK, "busy, and has only 2.0 requests at once", '"queue_depth": 32'),
+        (1.8e9, replace(DISK, requests_at_once=30.0), "busy all of that time", '"device": "cpu"'),
+        (95e6, replace(DISK, read_limit_bytes_per_second=100e6), "allows no more than 100 MB/s",
+         '"device": "cpu"'),
+        (20e6, replace(DISK, read_limit_bytes_per_second=100e6), "99.0 % of that time", "queue_depth"),
+        (500e6, None, "not asked for enough at once, or gives no more", '"queue_depth": 32'),
+        (500e6, Disk(path="/nvme"), "or gives no more", '"queue_depth": 32'),
+    ],
+)  # fmt: skip
+def test_a_disk_that_is_not_used_is_told_from_one_that_is_used_up(
+    rate: float, disk: Disk | None, because: str, change: str
+) -> None:
+    roles = (replace(role("sharded_param", 0), disk_bytes=GIB),)
+    finding = found(offloading(way("disk_read", rate), disk=disk, roles=roles), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert because in finding.remedy.cause
+    assert change in finding.remedy.diff
+
+
+def test_settings_that_are_there_are_not_advised_again() -> None:
+    settings = {"aio.queue_depth": "128", "aio.block_size": "1048576", "aio.single_submit": "true"}
+    finding = found(offloading(way("disk_read"), disk=DISK, settings=settings), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == (
+        '- "aio": {"block_size": 1048576, "intra_op_parallelism": 1, "single_submit": true}\n'
+        '+ "aio": {"block_size": 8388608, "intra_op_parallelism": 8, "single_submit": false}'
+    )
+
+
+def test_what_does_not_fit_on_the_host_is_moved_for_more_samples() -> None:
+    busy = replace(DISK, requests_at_once=30.0)
+    facts: dict[str, Any] = {
+        "disk": busy,
+        "roles": (replace(role("optimizer_state", 0), disk_bytes=100 * GIB),),
+        "settings": {"gradient_accumulation_steps": "3"},
+    }
+    finding = found(offloading(way("disk_write", 2e9), **facts), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert '+ "gradient_accumulation_steps": 6' in finding.remedy.diff
+
+
+def test_two_ranks_share_a_disk_and_each_device_has_its_own_link() -> None:
+    """Together they use up what one of them does not."""
+    both = [
+        replace(offloading(way("disk_read", 900e6), disk=DISK), rank=number) for number in (0, 1)
+    ]
+    (finding,) = (f for f in advise(run(*both)) if f.rule == "offload_waits")
+    assert finding.remedy is not None
+    assert "requests at once" in finding.remedy.cause
+
+
+def test_copies_of_a_device_are_held_against_its_link() -> None:
+    """4 GiB at 31.5 GB/s need 136 ms of a step of 200 ms, though nobody is seen to wait."""
+    out, back = way("device_to_host", None, step_bytes=4.0 * GIB), way("host_to_device", None)
+    facts: dict[str, Any] = {"blocked_ms": 0, "device": "cuda:0", "links": ON_PCIE}
+    finding = found(offloading(out, back, **facts), "offload_waits")
+    assert finding is not None
+    assert "4.0 GiB a step go one way" in finding.text
+    assert "PCIe 4 x16 can do that takes 136.3 ms at least, 68.2 %" in finding.text
+    assert found(offloading(back, **facts), "offload_waits") is None
+    assert found(offloading(out, **(facts | {"links": None})), "offload_waits") is None
+
+
+def test_on_a_cpu_offload_copies_within_the_host() -> None:
+    finding = found(offloading(way("device_to_host")), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert '- "offload_optimizer": {"device": "cpu"}' in finding.remedy.diff
 
 
 # ---- without flapping -----------------------------------------------------------------------------

@@ -298,7 +298,8 @@ def test_precision_transfers_and_roles_are_folded() -> None:
     assert engine.nonfinite == 1
     (way,) = rank.transfers
     assert (way.nbytes, way.seconds, way.blocked_seconds) == (2000, 0.004, 0.002)
-    assert way.bytes_per_second == pytest.approx(500_000)
+    assert way.bytes_per_second == way.best_bytes_per_second == pytest.approx(500_000)
+    assert way.step_bytes == 2000
     assert rank.recent[-1].offload_blocked_ns == 2 * MS
     (role,) = rank.roles
     assert (role.device_bytes, role.host_bytes, role.disk_bytes) == (4, 5, 6)

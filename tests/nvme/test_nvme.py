@@ -5,6 +5,7 @@ DeepSpeed's asynchronous I/O is compiled once (about 4 minutes) into .nvme-build
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -88,11 +89,15 @@ def group() -> Iterator[Group]:
             time.sleep(0.1)
 
 
-def train(node: Node, tmp_path: Path, group: Group, *more: str) -> Result:
+CONFIG = ROOT / "examples/deepspeed/zero3-nvme.json"
+
+
+def train(
+    node: Node, tmp_path: Path, group: Group, *more: str, config: Path = CONFIG, steps: int = STEPS
+) -> Result:
     command = [
-        *TORCHRUN, "2", str(ROOT / "examples/train_gpt_deepspeed.py"), "--steps", str(STEPS),
-        "--config", str(ROOT / "examples/deepspeed/zero3-nvme.json"), "--nvme", str(tmp_path),
-        *MODEL, *more,
+        *TORCHRUN, "2", str(ROOT / "examples/train_gpt_deepspeed.py"), "--steps", str(steps),
+        "--config", str(config), "--nvme", str(tmp_path), *MODEL, *more,
     ]  # fmt: skip
     result = node.run(
         group.inside(command), timeout=400, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=BUILDS
@@ -136,8 +141,43 @@ def test_a_slow_disk_is_named(node: Node, tmp_path: Path, group: Group) -> None:
     group.throttle(tmp_path, SLOW)
     result = train(node, tmp_path, group)
     found = {finding.rule: finding for finding in advise(result.snapshot)}
-    print(found["offload_waits"].text)
-    assert found["offload_waits"].severity == "warning"
-    assert "disk" in found["offload_waits"].text
+    finding = found["offload_waits"]
+    print(finding.text, finding.remedy)
+    assert finding.severity == "warning"
+    assert "disk" in finding.text
+    assert finding.remedy is not None
+    assert "the cgroup allows no more than 42 MB/s" in finding.remedy.cause
     for rank in result.snapshot.ranks:  # the throttle is shared by both
         assert paths(rank)["disk_read"].bytes_per_second < 1.1 * SLOW
+
+
+def test_a_disk_that_is_asked_for_little_is_told_from_a_slow_one(
+    node: Node, tmp_path: Path, group: Group
+) -> None:
+    """Two rounds in turns: the finding names the settings, and with its diff the disk gives more."""
+    before: dict[str, object] = {
+        "block_size": 65536, "queue_depth": 1, "single_submit": True, "overlap_events": False,
+    }  # fmt: skip
+    after = {
+        "block_size": 8388608, "queue_depth": 32, "intra_op_parallelism": 8,
+        "single_submit": False, "overlap_events": True,
+    }  # fmt: skip
+    seconds: dict[str, list[float]] = {"before": [], "after": []}
+    rates: dict[str, list[float]] = {"before": [], "after": []}
+    for _ in range(2):
+        for state, aio in (("before", before), ("after", after)):
+            config = json.loads(CONFIG.read_text())
+            config["aio"].update(aio)
+            file = tmp_path / f"{state}.json"
+            file.write_text(json.dumps(config))
+            rank = train(node, tmp_path, group, config=file, steps=40).snapshot.ranks[0]
+            seconds[state].append(rank.step_seconds or 0.0)
+            rates[state].append(paths(rank)["disk_read"].bytes_per_second or 0.0)
+            found = {f.rule: f for f in advise(node.collector.view[-1])}.get("offload_waits")
+            if state == "before":
+                assert found is not None and found.remedy is not None
+                assert '"queue_depth": 32' in found.remedy.diff.splitlines()[1]
+                low, high = found.remedy.gain_low_seconds, found.remedy.gain_high_seconds
+                print(f"{found.text}; {found.remedy.cause}: {low} to {high} s shorter")
+    print(f"steps of {seconds} s; reads at {rates} B/s")
+    assert min(rates["after"]) > max(rates["before"])
