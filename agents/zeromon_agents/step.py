@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zeromon.events import Flag, Kind, Outcome, Phase
@@ -24,6 +24,7 @@ DETAIL_EVERY, _DETAIL_AT = (
 )  # not the rhythm of idle steps: their neighbours must be as any other
 _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
+_MOST_TOLD = 32
 
 
 def idle_step(step: int) -> bool:
@@ -65,6 +66,10 @@ class Steps:
         self._loader: Callable[[], Any] = lambda: None
         """A weak reference to the iterator that was asked last."""
         self._loader_facts: dict[str, Any] = {}
+        self._loader_told: dict[str, Any] = {}
+        self._times_told = 0
+        self._length = 0
+        """Tokens of a sequence in the last batch, 0 where it has none."""
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before its step; must not raise."""
         self.on_boundary: Callable[[int], None] | None = None
@@ -108,6 +113,8 @@ class Steps:
             return
         if self.on_backward is not None and not self._micro_steps:
             self.on_backward()
+        if self._loader_facts:
+            self._tell_loader()
         now = time.monotonic_ns()
         if self._forward_from:
             self._close_forward()
@@ -298,21 +305,49 @@ class Steps:
             except Guard.CAUGHT as error:
                 note(error, "DataLoader")
             try:
-                return original(loader)
+                batch = original(loader)
             finally:
                 try:
                     self.data_ends()
                 except Guard.CAUGHT as error:
                     note(error, "DataLoader")
+            try:
+                self._length = sequence_length(batch)
+            except Guard.CAUGHT as error:
+                note(error, "DataLoader")
+            return batch
 
         patches.set(iterator, "__next__", next_batch)
 
     def _describe_loader(self, iterator: Any) -> None:
-        """Told again only when it differs: a loop makes a new iterator each epoch."""
-        facts = {
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        self._loader_facts = {
             "num_workers": int(getattr(iterator, "_num_workers", 0)),
             "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+            "batch_size": size if isinstance(size, int) else 0,
         }
-        if facts != self._loader_facts:
-            self._loader_facts = facts
+
+    def _tell_loader(self) -> None:
+        """What is trained on, when backward begins: no backward follows the loader of an evaluation.
+
+        Told again only when it differs: a loop makes a new iterator each epoch.
+        """
+        told = self._loader_told
+        same = told.get("length", self._length) == self._length
+        facts = {**self._loader_facts, "length": self._length if same else 0}
+        if facts != told and self._times_told < _MOST_TOLD:  # a loop may train on two in turns
+            self._loader_told = facts
+            self._times_told += 1
             self._recorder.meta(loader=facts)
+
+
+def sequence_length(batch: Any) -> int:
+    """Tokens of a sequence in a batch of ``input_ids`` or that begins with such a tensor; else 0."""
+    first: Any = batch
+    if isinstance(batch, Mapping):
+        first = batch.get("input_ids")
+    elif isinstance(batch, (list, tuple)) and batch:
+        first = batch[0]
+    is_float = getattr(first, "is_floating_point", None)
+    is_tokens = is_float is not None and not is_float() and len(first.shape) == 2
+    return int(first.shape[1]) if is_tokens else 0

@@ -62,12 +62,26 @@ def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> 
         ("sample_fails", {"steps": 3, "errors": 3}),
         ("early_import", {"started": True}),
         ("subclass", {"calls": ["theirs"], "errors": 0}),
+        (
+            "sequence_lengths",
+            {"tuple": 5, "dict": 5, "tensor": 5, "images": 0, "floats": 0, "nothing": 0, "text": 0},
+        ),
     ],
 )
 def test_odd_turns_are_survived(shared_node: Node, name: str, expected: dict[str, Any]) -> None:
     """Each as its function in the program says."""
     facts, _ = case(shared_node, name)
     assert facts == expected
+
+
+def test_the_loader_that_is_trained_on_is_told(shared_node: Node) -> None:
+    """Once; not that of an evaluation; no length where batches differ; and not without end."""
+    facts, _ = case(shared_node, "loader_facts")
+    of_training = {"num_workers": 0, "pin_memory": False, "batch_size": 4, "length": 16}
+    assert facts["first"] == of_training
+    assert facts["after_evaluation"] == 1
+    assert facts["varied"] == of_training | {"length": 0}
+    assert (facts["told"], facts["errors"]) == (32, 0)
 
 
 def test_a_device_mesh_starts_the_agent(shared_node: Node) -> None:

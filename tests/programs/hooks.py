@@ -355,6 +355,59 @@ def two_optimizers() -> dict:
     return {}
 
 
+def loader_facts() -> dict:
+    """What is told of the loader that is trained on, beside one of an evaluation; then lengths vary."""
+    begin()
+    zeromon_agents.start()
+    ring, told = agent().recorder.ring, []
+    name = ring.name
+
+    def noted(kind, payload):
+        told.extend([payload["loader"]] if "loader" in payload else [])
+        return name(kind, payload)
+
+    ring.name = noted
+
+    def batches(length, size, count=8):
+        return torch.utils.data.DataLoader(torch.ones(count, length, dtype=torch.long), size)
+
+    layer = nn.Linear(1, 1)
+    for _ in range(2):
+        for batch in batches(16, 4):
+            layer(batch.float().mean().view(1)).backward()
+        next(iter(batches(99, 7)))
+    after_evaluation = len(told)
+    for length in (16, 17, 16):
+        for batch in batches(length, 4):
+            layer(batch.float().mean().view(1)).backward()
+    varied = told[-1]
+    for turn in range(200):  # two loaders in turns: the name table is not filled with them
+        next(iter(batches(4, 2 + turn % 2)))
+        layer(torch.ones(1)).backward()
+    facts = {
+        "first": told[0], "after_evaluation": after_evaluation, "varied": varied,
+        "told": len(told), "errors": agent().guard.errors,
+    }  # fmt: skip
+    zeromon_agents.stop()
+    return facts
+
+
+def sequence_lengths() -> dict:
+    """By kinds of batches."""
+    from zeromon_agents.step import sequence_length
+
+    tokens = torch.zeros(2, 5, dtype=torch.long)
+    return {
+        "tuple": sequence_length((tokens, tokens)),
+        "dict": sequence_length({"labels": torch.zeros(2, 9), "input_ids": tokens}),
+        "tensor": sequence_length(tokens),
+        "images": sequence_length([torch.zeros(2, 3, 4, 4), tokens]),
+        "floats": sequence_length((torch.zeros(2, 5),)),
+        "nothing": sequence_length(None) + sequence_length([]) + sequence_length({}),
+        "text": sequence_length(["a", "b"]),
+    }
+
+
 def stopped_and_started_again() -> dict:
     begin()
     for _ in range(2):
