@@ -16,6 +16,8 @@
       HistoryError         the history of a run cannot be written
       RuleNotFound         no rule of that code or name
       CheckError           a file that zeromon check cannot look at
+      CompareError         runs that cannot be compared, or a limit that cannot be judged
+      ExportError          a run that cannot be exported so, or not to there
 """
 
 from __future__ import annotations
@@ -110,3 +112,15 @@ class CheckError(ZeromonError):
     """A path that cannot be checked, or options that make no sense together."""
 
     hint = "zeromon check --help says what can be given."
+
+
+class CompareError(ZeromonError):
+    """Runs that cannot be compared, a limit that says nothing, or one that cannot be judged."""
+
+    hint = "zeromon compare --help lists what limits can be set on."
+
+
+class ExportError(ZeromonError):
+    """A run that cannot be exported in that form, or not to that place."""
+
+    hint = "zeromon export --help says what can be given."

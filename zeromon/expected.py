@@ -173,6 +173,28 @@ def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -
     )
 
 
+def role_bytes(rank: RankSnapshot, role: str) -> tuple[int, int, int] | None:
+    """What of *role* is on device, host and disk, gathered parameters at their peak; None: no census."""
+    row = next((r for r in rank.roles if r.role == role), None)
+    if row is None:
+        return None
+    device, host = row.device_bytes, row.host_bytes
+    expected = next((e for e in rank.expected if e.role == role), None)
+    if expected is not None and expected.measured_bytes is not None:
+        peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
+        device, host = (device, host + peak) if rank.memory is None else (device + peak, host)
+    return device, host, row.disk_bytes
+
+
+def micro_batch(rank: RankSnapshot) -> int | None:
+    """Samples of a rank's forward, as its engine or its DataLoader says; None where neither does."""
+    of_engine = rank.models[0].get("micro_batch") if rank.models else None
+    for told in (of_engine, rank.loader.get("batch_size")):
+        if isinstance(told, int) and 0 < told < _MOST:
+            return told
+    return None
+
+
 def rests(rank: RankSnapshot) -> tuple[Rest, ...]:
     """What no role accounts for, by name. Nothing is said where a figure is missing.
 

@@ -529,3 +529,30 @@ def slices(folder: Path, count: int = 10) -> list[Stretch]:
         )
         for row in rows.iter_rows(named=True)
     ]
+
+
+def by_step(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """One row a step instead of one a rank and step: means of times over the ranks, the most of bytes.
+
+    The steps that an elastic restart counts anew are steps of their own.
+    """
+    import polars as pl
+
+    counted_anew = pl.col("step").cast(pl.Int64).diff().fill_null(0) < 0
+    return (
+        rows.sort("start_us")
+        .with_columns(counted_anew.cum_sum().over("rank").alias("life"))
+        .group_by("life", "step")
+        .agg(
+            pl.col("steps", "flags", "micro_steps", "collective_bytes", "start_us").max(),
+            pl.col(*_TIMES).mean(),
+            pl.col(*_PEAKS).max(),
+        )
+        .sort("life", "step")
+        .drop("life")
+    )
+
+
+def steps(folder: Path) -> pl.DataFrame:
+    """A history :func:`by_step`."""
+    return _collect(list(segments(folder).values()), by_step)[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from zeromon.errors import PlanError
+from zeromon.expected import micro_batch, read_facts, rests
 from zeromon.memory import (
     ACTIVATION,
     Batch,
@@ -17,11 +18,15 @@ from zeromon.memory import (
     sequences_that_fit,
     transformer_activations,
 )
-from zeromon.model import ModelSpec, ShardPlan, Sizes, ZeroStage
+from zeromon.model import ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
 RESERVE = 0.06
 """Share of a device that contexts, NCCL and fragmentation take."""
+
+_USUAL_BYTES = 80 << 30
+"""Of a device, where a run does not say."""
 
 DEVICES = {
     "a100-40": 40 << 30, "a100": 80 << 30, "a100-80": 80 << 30, "h100": 80 << 30, "h200": 141 << 30,
@@ -70,6 +75,48 @@ class Row:
     def device_bytes(self) -> int:
         """At the peak."""
         return self.memory.total("device")
+
+
+def of_run(run: RunSnapshot) -> Setup:
+    """*run* as it is, with the activations that it was seen to keep.
+
+    Raises :class:`PlanError` when it did not tell its model.
+    """
+    rank = next((r for r in run.ranks if r.models), None)
+    described = read_facts(rank.models[0]) if rank is not None else None
+    if rank is None or described is None:
+        raise PlanError(
+            f"{run.run} did not tell its model",
+            hint="That comes with its first optimizer step under FSDP, DDP or DeepSpeed.",
+        )
+    sizes, notes = described.sizes, []
+    if len(rank.models) > 1:
+        notes.append(f"the first of {len(rank.models)} models of the run")
+    if not described.optimizer_known:
+        optimizer = rank.models[0].get("optimizer")
+        notes.append(f"optimizer {optimizer}: its state is unknown and not counted")
+    model = ModelSpec(
+        name=run.run,
+        units=(
+            Unit("trained", ((sizes.trainable,),)),
+            Unit("frozen", ((sizes.numel - sizes.trainable,),), trainable=False),
+        ),
+        has_units=False,
+        buffer_bytes=sizes.buffer_bytes,
+        notes=tuple(notes),
+    )
+    kept = next((rest.nbytes for rest in rests(rank) if rest.kind == "activation_temp"), 0)
+    own = micro_batch(rank) or 1
+    capacity = rank.memory.capacity_bytes if rank.memory is not None else -1
+    return Setup(
+        model=model,
+        plan=described.plan,
+        device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
+        batch=Batch(sequences=own, length=1) if kept else None,
+        measured_activation_bytes=kept // own if kept else None,
+        measured_compute_bytes=described.plan.precision.compute_bytes,
+        known=sizes,
+    )
 
 
 def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.advice import doing, host_evidence
-from zeromon.expected import rests
+from zeromon.expected import rests, role_bytes
 from zeromon.offload import peak
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
@@ -331,17 +331,9 @@ _REST_NAMES = {
 
 def _places(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
     """What of *role* is on device, host and disk."""
-    row = next((r for r in rank.roles if r.role == role), None)
-    if row is None:
-        return "-", "-", "-"
-    device, host = row.device_bytes, row.host_bytes
-    expected = next((e for e in rank.expected if e.role == role), None)
-    if expected is not None and expected.measured_bytes is not None:  # with the peak in the step
-        peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
-        device, host = (device, host + peak) if rank.memory is None else (device + peak, host)
-    cells = (human_bytes(n) if n else "-" for n in (device, host, row.disk_bytes))
-    first, second, third = cells
-    return first, second, third
+    found = role_bytes(rank, role) or (0, 0, 0)
+    device, host, disk = (human_bytes(n) if n else "-" for n in found)
+    return device, host, disk
 
 
 def _compared(row: ExpectedRow | None) -> tuple[str, str, str]:

@@ -45,6 +45,11 @@ def human_rate(bytes_per_second: float | None) -> str:
     return f"{bytes_per_second / 1e9:.2f} GB/s"
 
 
+def printable(text: str) -> str:
+    """*text* from a run for a terminal: what would steer it becomes ``?``."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def human_count(count: float) -> str:
     """``1,234``."""
     return f"{count:,.0f}"

@@ -30,6 +30,7 @@ VERBS = {
     "attach": "the live view of a run",
     "dash": "the dashboard in the browser: live and recorded runs",
     "report": "print what a run did and how it ended",
+    "compare": "runs side by side: what differs by more than noise, and which to take",
     "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",
     "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",

@@ -30,7 +30,6 @@ import msgspec
 from zeromon import plan
 from zeromon.configs import changes, deepspeed_changes, parse
 from zeromon.errors import PlanError
-from zeromon.expected import read_facts, rests
 from zeromon.memory import ACTIVATION, Batch
 from zeromon.model import (
     FRAMEWORKS,
@@ -39,7 +38,6 @@ from zeromon.model import (
     PRECISIONS,
     ModelSpec,
     ShardPlan,
-    Unit,
     ZeroStage,
     from_config,
     from_count,
@@ -279,52 +277,21 @@ def from_run(options: argparse.Namespace) -> plan.Setup:
 
 def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
     """The setup of *run*, changed by the command line; see :func:`from_run`."""
-    rank = next((r for r in run.ranks if r.models), None)
-    described = read_facts(rank.models[0]) if rank is not None else None
-    if rank is None or described is None:
-        raise PlanError(
-            f"{run.run} did not tell its model",
-            hint="That comes with its first optimizer step under FSDP, DDP or DeepSpeed.",
-        )
-    sizes = described.sizes
-    facts = rank.models[0]
-    notes = []
-    if len(rank.models) > 1:
-        notes.append(f"the first of {len(rank.models)} models of the run")
-    if not described.optimizer_known:
-        notes.append(f"optimizer {facts.get('optimizer')}: its state is unknown and not counted")
-    model = ModelSpec(
-        name=run.run,
-        units=(
-            Unit("trained", ((sizes.trainable,),)),
-            Unit("frozen", ((sizes.numel - sizes.trainable,),), trainable=False),
-        ),
-        has_units=False,
-        buffer_bytes=sizes.buffer_bytes,
-        notes=tuple(notes),
-    )
+    base = plan.of_run(run)
     found = read_changes(options, 0)
     found.pop("micro_batch", None)
-    chosen = changed(described.plan, found, options)
-    kept = next((rest.nbytes for rest in rests(rank) if rest.kind == "activation_temp"), 0)
-    own = facts.get("micro_batch")
-    own = own if isinstance(own, int) and own > 0 else 1
-    if kept and own == 1 and options.micro_batch:
-        model = replace(
-            model, notes=(*model.notes, "--micro-batch counts batches of the run's size")
-        )
-    memory = rank.memory
-    capacity = (
-        memory.capacity_bytes if memory is not None and memory.capacity_bytes > 0 else 80 << 30
-    )
-    return plan.Setup(
+    model, batch = base.model, base.batch
+    if batch is not None and options.micro_batch:
+        if batch.sequences == 1:
+            note = "--micro-batch counts batches of the run's size"
+            model = replace(model, notes=(*model.notes, note))
+        batch = replace(batch, sequences=options.micro_batch)
+    return replace(
+        base,
         model=model,
-        plan=chosen,
-        device_bytes=plan.parse_size(options.memory) if options.memory else capacity,
-        batch=Batch(sequences=options.micro_batch or own, length=1) if kept else None,
-        measured_activation_bytes=kept // own if kept else None,
-        measured_compute_bytes=described.plan.precision.compute_bytes,
-        known=sizes,
+        plan=changed(base.plan, found, options),
+        device_bytes=plan.parse_size(options.memory) if options.memory else base.device_bytes,
+        batch=batch,
         reserve=options.reserve,
     )
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zeromon import paths
 from zeromon.collector import read_folder
@@ -28,6 +29,9 @@ from zeromon.report import render
 from zeromon.snapshot import RunSnapshot, Stretch
 from zeromon.source import LiveSource, node_runs
 from zeromon.store import Store, encode
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +113,12 @@ def series(run: RunSnapshot) -> Series:
     kept = Past(Store().folder(run.run)).series()
     if kept["step"]:
         return kept
-    rows = [row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent]
-    return frame(rows).sort("rank", "step").to_dict(as_series=False)
+    return recent(run).sort("rank", "step").to_dict(as_series=False)
+
+
+def recent(run: RunSnapshot) -> pl.DataFrame:
+    """The last steps, as the picture has them."""
+    return frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
 
 
 _LONG_STEPS = 1000
@@ -131,8 +139,9 @@ def newest_picture(name: str | None) -> RunSnapshot:
     except (RunNotFound, RunAmbiguous):
         if not pictures:
             raise
+    exact = [run for run in pictures if run.run == name]
     # the same run may be both kept and live: what was taken last is the fuller one
-    return max(pictures, key=lambda run: (run.started_wall, run.taken_wall))
+    return max(exact or pictures, key=lambda run: (run.started_wall, run.taken_wall))
 
 
 def _live(name: str | None) -> list[RunSnapshot]:

@@ -1,0 +1,291 @@
+"""Puts runs side by side: what differs by more than noise, and which to take.
+
+RUN is a run id or its beginning, or a file that zeromon report --json has written. The others are
+measured against the first. Repeats of one program are joined by commas: then the noise is what they
+differ by.
+
+  zeromon compare ddp zero2 zero3
+  zeromon compare base.1,base.2,base.3 new.1,new.2,new.3
+  zeromon compare main.json new --fail-on "step_time>+10%" --fail-on "peak_memory>+5%"
+
+A * marks a difference that is larger than the noise. A limit is METRIC, > or <, and an amount: +5% or
+-5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or 20% of the figure itself.
+It is broken when the figure is beyond it by more than the noise; the same runs always give the same
+answer. What cannot be judged is an error. A run that died breaks every limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from zeromon.cli.report import newest_picture, recent
+from zeromon.compare import Column, Comparison, Row, change, compare, letter, shown
+from zeromon.errors import CompareError
+from zeromon.history import by_step, steps
+from zeromon.limits import NAMES, broken, parse
+from zeromon.measures import Measured, measured
+from zeromon.report import table
+from zeromon.snapshot import RunSnapshot
+from zeromon.store import Store, decode
+from zeromon.units import human_count, printable
+
+_GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+_LONGEST = 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json]``"""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or its repeats: a,b,c")
+    parser.add_argument(
+        "--fail-on", action="append", default=[], metavar="LIMIT",
+        help="exit code 1 when it is broken; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
+    parser.epilog = (
+        f"metrics for limits:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
+        "exit code: 0 fine, 1 a limit is broken, 2 a wrong call or a limit that cannot be judged"
+    )
+
+
+def call(options: argparse.Namespace) -> int:
+    """Finds the runs, compares, prints."""
+    if len(options.runs) < 2:
+        raise CompareError("there is nothing to compare with", "Like: zeromon compare ddp zero2")
+    limits = [parse(text) for text in options.fail_on]
+    found = compare([[find(name) for name in names.split(",")] for names in options.runs])
+    failures = list(broken(found, limits)) if limits else []
+    if options.json:
+        content = {"comparison": found, "broken": failures}
+        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    else:
+        width = shutil.get_terminal_size().columns
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        sys.stdout.write(as_text(found, width, coloured=coloured))
+    for failure in failures:
+        sys.stderr.write(f"zeromon: {printable(failure)}\n")
+    return 1 if failures else 0
+
+
+def find(name: str) -> Measured:
+    """The run that *name* means, with its history."""
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file():
+        picture = _read(path)
+        kept = None
+    else:
+        picture = newest_picture(name)
+        kept = steps(Store().history(picture.run))
+    if kept is None or kept.is_empty():
+        kept = by_step(recent(picture).lazy()).collect()
+    return measured(picture, kept.to_dict(as_series=False))
+
+
+def _read(path: Path) -> RunSnapshot:
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise CompareError(f"cannot read {path}: {error.strerror}") from error
+
+
+# ---- text -----------------------------------------------------------------------------------------
+
+_GROUPS = (
+    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
+              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
+    ("Moved", ("sent_bytes", "offload_bytes")),
+    ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
+                "largest_micro_batch")),
+)  # fmt: skip
+_ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
+
+Text = tuple[str, str]
+"""What is shown, and in which colour ("" for none)."""
+
+
+def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
+    """The runs, the table in as many parts as *width* asks for, and which run to take."""
+    parts = [_runs(found), *_tables(found, width, coloured=coloured)]
+    if any(cell.marked for row in found.rows for cell in row.cells):
+        parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
+    notes = _unknown(found)
+    if notes:
+        parts.append("Not known\n" + "\n".join(_wrapped(note, "  ", width) for note in notes))
+    advice, reasons = found.advice.text, found.advice.reasons
+    lines = [_wrapped(advice[0].upper() + advice[1:], "", width)]
+    parts.append("\n".join([*lines, *(_wrapped(why, "  - ", width) for why in reasons)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(text: str, mark: str, width: int) -> str:
+    return textwrap.fill(
+        printable(text), min(width, 100), initial_indent=mark, subsequent_indent=" " * len(mark)
+    )
+
+
+def _runs(found: Comparison) -> str:
+    rows = [
+        (
+            f"{letter(number)}  {_name(column)}",
+            _short(column.strategy),
+            _batch(column),
+            human_count(column.steps),
+            "died" if column.died else column.ended.split(" ")[0].strip(","),
+        )
+        for number, column in enumerate(found.columns)
+    ]
+    return table(("   run", "strategy", "batch", "steps", ""), rows)
+
+
+def _name(column: Column) -> str:
+    repeats = f" and {len(column.runs) - 1} more" if len(column.runs) > 1 else ""
+    return _short(column.runs[0]) + repeats
+
+
+def _short(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _batch(column: Column) -> str:
+    """``4 x 2 x 8 = 64``: micro-batch, accumulation, ranks."""
+    whole = f" = {human_count(column.effective_batch)}" if column.effective_batch else ""
+    return f"{column.micro_batch or '?'} x {column.micro_steps} x {column.ranks}{whole}"
+
+
+def _tables(found: Comparison, width: int, *, coloured: bool) -> list[str]:
+    """One table where it fits, else without the differences, else the first run beside some others."""
+    others = list(range(1, len(found.columns)))
+    for detailed in (True, False):
+        rows = _rows(found, [0, *others], detailed=detailed)
+        if _width(rows) <= width:
+            return [_laid_out(rows, coloured=coloured)]
+    for most in range(len(others) - 1, 0, -1):
+        chunks = [others[at : at + most] for at in range(0, len(others), most)]
+        tables = [_rows(found, [0, *chunk], detailed=False) for chunk in chunks]
+        if max(map(_width, tables)) <= width:
+            break
+    return [_laid_out(rows, coloured=coloured) for rows in tables]
+
+
+def _rows(found: Comparison, columns: Sequence[int], *, detailed: bool) -> list[list[Text]]:
+    header: list[Text] = [("", "")]
+    for number in columns:
+        header.append((letter(number), ""))
+        if number and detailed:
+            header.append((f"to {letter(0)}", ""))
+    lines = [header]
+    for title, rows in _grouped(found):
+        lines.append([(title, "")] + [("", "")] * (len(header) - 1))
+        for row in rows:
+            lines.append(_line(f"  {row.label}", row, columns, detailed=detailed))
+            if row.name == "step_time":
+                lines.append(_noise(row, columns, detailed=detailed))
+    return lines
+
+
+def _grouped(found: Comparison) -> Iterator[tuple[str, list[Row]]]:
+    """The rows that say something, below their titles."""
+    by_name = {row.name: row for row in found.rows}
+    for title, names in _GROUPS:
+        yield title, [by_name[name] for name in names if _is_shown(by_name[name])]
+    roles = [row for row in found.rows if "." in row.name and _is_shown(row)]
+    places = {row.name.partition(".")[0] for row in roles}
+    if len(places) == 1:
+        (place,) = places
+        yield (
+            f"Memory by role ({place})",
+            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
+        )
+    elif roles:
+        yield "Memory by role", roles
+
+
+def _is_shown(row: Row) -> bool:
+    """Roles and events that occur nowhere are left out, and what is known of none."""
+    if "." in row.name or row.name in _ONLY_WHERE_THERE:
+        return any(cell.value for cell in row.cells)
+    return any(cell.value is not None for cell in row.cells)
+
+
+def _line(label: str, row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
+    cells: list[Text] = [(label, "")]
+    for number in columns:
+        cell = row.cells[number]
+        mark = "*" if cell.marked else " "
+        colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
+        value = shown(cell.value, row.unit)
+        if not number:
+            cells.append((value, ""))
+        elif detailed:
+            cells += [(value, ""), (change(row, number) + mark, colour)]
+        else:
+            cells.append((value + mark, colour))
+    return cells
+
+
+def _noise(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
+    """What each figure is uncertain by, as a share of it."""
+    cells: list[Text] = [("    noise (99 %)", "")]
+    for number in columns:
+        cell = row.cells[number]
+        known = cell.value and cell.half_width is not None
+        text = (
+            f"{100 * (cell.half_width or 0.0) / cell.value:.1f} %"
+            if known and cell.value
+            else "n/a"
+        )
+        cells.append((text if detailed or not number else f"{text} ", ""))
+        if number and detailed:
+            cells.append(("", ""))
+    return cells
+
+
+def _width(rows: Sequence[Sequence[Text]]) -> int:
+    return sum(_widths(rows)) + 2 * len(rows[0])
+
+
+def _widths(rows: Sequence[Sequence[Text]]) -> list[int]:
+    return [max(len(row[i][0]) for row in rows) for i in range(len(rows[0]))]
+
+
+def _laid_out(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
+    """Like :func:`zeromon.report.table`, with colours."""
+    widths = _widths(rows)
+    lines = []
+    for row in rows:
+        cells = [
+            (text.ljust(width) if i == 0 else text.rjust(width), colour)
+            for i, ((text, colour), width) in enumerate(zip(row, widths, strict=True))
+        ]
+        plain = [
+            f"{colour}{text}{_PLAIN}" if coloured and colour else text for text, colour in cells
+        ]
+        lines.append("  " + "  ".join(plain).rstrip())
+    return "\n".join(lines)
+
+
+def _unknown(found: Comparison) -> list[str]:
+    """What is not known, by reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    count = len(found.columns)
+    for row in found.rows:
+        if "." in row.name and not _is_shown(row):
+            continue
+        whys: dict[str, list[int]] = {}
+        for number, cell in enumerate(row.cells):
+            if cell.value is None:
+                whys.setdefault(cell.why, []).append(number)
+        for why, numbers in whys.items():
+            whose = "" if len(numbers) == count else f" of {', '.join(map(letter, numbers))}"
+            reasons.setdefault((whose, why), []).append(row.label)
+    return [f"{', '.join(labels)}{whose}: {why}" for (whose, why), labels in reasons.items()]

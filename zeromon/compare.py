@@ -1,0 +1,432 @@
+"""Runs side by side: which differences are more than noise, and which run to take. Pure.
+
+Every column is one run, or repeats of one; the first is what the others are measured against. A
+difference is marked when it is beyond the noise: what the steps themselves vary by (99 %), and never
+less than what the same program differs by from run to run (:attr:`zeromon.measures.Metric.least`);
+docs/decisions/020-compare.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zeromon import plan
+from zeromon.expected import micro_batch
+from zeromon.measures import (
+    METRIC,
+    METRICS,
+    PEAK_MEMORY,
+    SPEED,
+    Figure,
+    Measured,
+    Metric,
+    died,
+    peak_memory,
+    samples_a_step,
+    tokens_a_step,
+)
+from zeromon.noise import Estimate, half_width, pooled
+from zeromon.report import verdict
+from zeromon.units import human_bytes, human_count, human_params, human_ratio, human_seconds
+
+_TIGHT = plan.RESERVE
+_WORTH_SAYING = 0.1
+_TIMES_AS_MUCH = 9.995
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A figure of one column, and how it stands to the first column's."""
+
+    value: float | None
+    why: str = ""
+    """Why there is none."""
+    half_width: float | None = None
+    """What the figure itself is uncertain by, 99 %; None where that cannot be said."""
+    difference: float | None = None
+    """To the first column's figure."""
+    noise: float | None = None
+    """What the difference must exceed to be one; None where that cannot be said."""
+    marked: bool = False
+    better: bool = False
+    """Marked, and for the better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A metric over all columns."""
+
+    name: str
+    label: str
+    unit: str
+    """``s``, ``bytes``, ``1/s``, ``ratio`` or ``count``."""
+    more_is_better: bool
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A run, or repeats of one."""
+
+    runs: tuple[str, ...]
+    strategy: str
+    params: int | None
+    """Of its model; None where it was not told, as in the next ones."""
+    ranks: int
+    micro_batch: int | None
+    micro_steps: int
+    effective_batch: float | None
+    tokens: float | None
+    """Of an effective batch."""
+    ended: str
+    died: bool
+    steps: int
+    """Those that the figures are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Which to take. Columns by number; None where none is better by more than the noise."""
+
+    take: int | None
+    fastest: int | None
+    smallest: int | None
+    text: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All that a view shows."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    advice: Advice
+
+    def row(self, name: str) -> Row:
+        """The row of a metric, or of :data:`~zeromon.measures.PEAK_MEMORY`."""
+        rows = {row.name: row for row in self.rows}
+        if name == PEAK_MEMORY:
+            on_device = all(cell.value is not None for cell in rows["peak_reserved"].cells)
+            name = peak_memory(on_device=on_device)
+        return rows[name]
+
+
+def compare(columns: Sequence[Sequence[Measured]]) -> Comparison:
+    """*columns*: of each the runs that repeat one another, at least one."""
+    figures = {metric.name: [_figure(metric, runs) for runs in columns] for metric in METRICS}
+    made = tuple(_column(runs) for runs in columns)
+    return Comparison(
+        columns=made,
+        rows=tuple(row_of(metric, figures[metric.name]) for metric in METRICS),
+        advice=advise(made, figures),
+    )
+
+
+def _figure(metric: Metric, runs: Sequence[Measured]) -> Figure:
+    found = [metric.find(run) for run in runs]
+    unknown = [figure for figure in found if isinstance(figure, str)]
+    return unknown[0] if unknown else pooled([f for f in found if isinstance(f, Estimate)])
+
+
+def row_of(metric: Metric, figures: Sequence[Figure]) -> Row:
+    """The row of a metric, of one figure a column."""
+    first, *others = figures
+    cells = [_cell(metric, None, first), *(_cell(metric, first, figure) for figure in others)]
+    return Row(
+        name=metric.name,
+        label=metric.label,
+        unit=metric.unit,
+        more_is_better=metric.more_is_better,
+        cells=tuple(cells),
+    )
+
+
+def _cell(metric: Metric, first: Figure | None, figure: Figure) -> Cell:
+    if isinstance(figure, str):
+        return Cell(value=None, why=figure)
+    if not isinstance(first, Estimate):
+        return Cell(value=figure.value, half_width=half_width(figure))
+    difference, marked = figure.value - first.value, metric.differ(first, figure)
+    return Cell(
+        value=figure.value,
+        half_width=half_width(figure),
+        difference=difference,
+        noise=metric.noise(first, figure),
+        marked=marked,
+        better=marked and (difference > 0) is metric.more_is_better,
+    )
+
+
+def _column(runs: Sequence[Measured]) -> Column:
+    first = runs[0]
+    dead = [run for run in runs if died(run.picture)]
+    samples, tokens = samples_a_step(first), tokens_a_step(first)
+    return Column(
+        runs=tuple(run.picture.run for run in runs),
+        strategy=_strategy(first),
+        params=first.described.sizes.numel if first.described is not None else None,
+        ranks=first.data_parallel,
+        micro_batch=micro_batch(first.rank) if first.rank is not None else None,
+        micro_steps=first.micro_steps,
+        effective_batch=None if isinstance(samples, str) else samples,
+        tokens=None if isinstance(tokens, str) else tokens,
+        ended=verdict((dead or runs)[0].picture),
+        died=bool(dead),
+        steps=sum(len(run.seconds) for run in runs),
+    )
+
+
+def _strategy(m: Measured) -> str:
+    if m.described is None:
+        return m.rank.strategy if m.rank is not None else "unknown"
+    shards = m.described.optimizer_numel is not None
+    return m.described.plan.label + (" + sharded optimizer" if shards else "")
+
+
+# ---- in words -------------------------------------------------------------------------------------
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure for people; ``n/a`` for None."""
+    if value is None:
+        return "n/a"
+    if unit == "s":
+        return human_seconds(value)
+    if unit == "bytes":
+        return human_bytes(value)
+    if unit == "ratio":
+        return human_ratio(value)
+    if unit == "count" or value >= 1000:
+        return human_count(value)
+    return f"{value:#.3g}".rstrip(".")
+
+
+def change(row: Row, number: int) -> str:
+    """A column's difference to the first: ``+12.3 %``, ``+5.2 pp``, ``+3``; "" where there is none."""
+    cell, base = row.cells[number], row.cells[0].value
+    return "" if cell.difference is None else _signed(cell.difference, base or 0.0, row.unit)
+
+
+def said(row: Row, number: int) -> str:
+    """``52.0 ms (+12.3 %, noise 1.1 %)``."""
+    cell, base = row.cells[number], row.cells[0].value or 0.0
+    text = shown(cell.value, row.unit)
+    if cell.difference is None or cell.noise is None:
+        return text
+    noise = _signed(cell.noise, base, row.unit).lstrip("+")
+    return f"{text} ({change(row, number)}, noise {noise})"
+
+
+def _signed(difference: float, base: float, unit: str) -> str:
+    if unit == "ratio":
+        return f"{difference * 100:+.1f} pp"
+    if unit == "count":
+        return f"{difference:+,.0f}" if difference else "0"
+    if not base:
+        sign = "-" if difference < 0 else "+"
+        return sign + shown(abs(difference), unit) if difference else "0"
+    share = difference / base
+    return f"{share * 100:+.1f} %" if share < _TIMES_AS_MUCH else f"x {1 + share:,.0f}"
+
+
+# ---- which to take --------------------------------------------------------------------------------
+
+
+def letter(number: int) -> str:
+    """What a column is called: ``A``, ``B``, ..."""
+    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
+
+
+def names_of(columns: Sequence[Column]) -> list[str]:
+    """``B (ZeRO-2)``; where strategies do not tell them apart, ``B (the run)``."""
+    by_strategy = len({column.strategy for column in columns}) == len(columns)
+    return [
+        f"{letter(i)} ({column.strategy if by_strategy else column.runs[0]})"
+        for i, column in enumerate(columns)
+    ]
+
+
+def advise(columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]]) -> Advice:
+    """The column to take and why: none that died, and none whose lead lies in the noise."""
+    names = names_of(columns)
+    living = [i for i, column in enumerate(columns) if not column.died]
+    deaths = [f"{names[i]} {column.ended}" for i, column in enumerate(columns) if column.died]
+    params = {p for i in living if (p := columns[i].params) is not None}
+    if not living or len(params) > 1:
+        sizes = ", ".join(map(human_params, sorted(params)))
+        why = f"their models differ ({sizes} parameters)" if living else "all of them died"
+        return Advice(
+            take=None, fastest=None, smallest=None, text=f"take none: {why}", reasons=(*deaths,)
+        )
+    contest = _contest(columns, figures, living)
+    take, text = contest.won()
+    reasons = [*contest.reasons(take), *deaths]
+    if take is not None:
+        reasons.append(_limit(names[take], take, figures))
+    return Advice(
+        take=take,
+        fastest=_alone(contest.fast(contest.speeds)),
+        smallest=_alone(contest.small(contest.memory)),
+        text=text,
+        reasons=tuple(reasons),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contest:
+    """What columns that live are chosen by; figures by the number of the column, where all have them."""
+
+    names: Sequence[str]
+    unit: str
+    """Of the speeds; without any, why they cannot be compared."""
+    speeds: Mapping[int, Estimate]
+    """At the median step."""
+    achieved: Mapping[int, Estimate]
+    """Over all steps."""
+    peak: Metric
+    memory: Mapping[int, Estimate]
+    headroom: Mapping[int, float]
+
+    def fast(self, among: Mapping[int, Estimate]) -> list[int]:
+        """The fastest at its median step, and all that may be as fast."""
+        if not among:
+            return []
+        best = max(among, key=lambda i: among[i].value)
+        return [best, *(i for i in among if i != best and not self._slower(i, best))]
+
+    def _slower(self, one: int, best: int) -> bool:
+        """Slower by more than the noise, and not because the other one's pauses do not count."""
+        overall = self.achieved[one].value <= self.achieved[best].value
+        return SPEED.differ(self.speeds[best], self.speeds[one]) and overall
+
+    def small(self, among: Mapping[int, Estimate]) -> list[int]:
+        """The one with the lowest peak, and all that may be as low."""
+        if not among:
+            return []
+        best = min(among, key=lambda i: among[i].value)
+        return [
+            best,
+            *(i for i in among if i != best and not self.peak.differ(among[best], among[i])),
+        ]
+
+    def won(self) -> tuple[int | None, str]:
+        """The column to take, and the sentence that says so."""
+        if not self.speeds:
+            return None, f"take none: their speed cannot be compared: {self.unit}"
+        if len(self.speeds) == 1:
+            (only,) = self.speeds
+            return only, f"take {self.names[only]}: the only one that did not die"
+        roomy = {i: s for i, s in self.speeds.items() if self.headroom.get(i, 1.0) >= _TIGHT}
+        fast = self.fast(roomy or self.speeds)
+        if len(fast) == 1:
+            return fast[
+                0
+            ], f"take {self.names[fast[0]]}: {self._lead(fast[0], roomy or self.speeds)}"
+        small = self.small({i: self.memory[i] for i in fast if i in self.memory})
+        if len(small) == 1:
+            others = " and ".join(self.names[i] for i in fast if i != small[0])
+            return small[0], (
+                f"take {self.names[small[0]]}: as fast as {others} within the noise, and it "
+                f"{self._less(small[0], fast)}"
+            )
+        said = ", ".join(self.names[i] for i in sorted(fast))
+        return None, f"take any of {said}: neither speed nor memory differs by more than the noise"
+
+    def _lead(self, best: int, among: Mapping[int, Estimate]) -> str:
+        """``12 % (± 2) faster than C (ZeRO-3), with 31 % of its device free``."""
+        others = [i for i in among if i != best]
+        text = "the only one with room to spare"
+        if others:
+            second = max(others, key=lambda i: among[i].value)
+            behind = among[second]
+            gain = among[best].value / behind.value - 1
+            noise = (SPEED.noise(behind, among[best]) or 0.0) / behind.value
+            text = f"{gain * 100:.0f} % (± {noise * 100:.0f}) faster than {self.names[second]}"
+        if best in self.headroom:
+            text += f", with {human_ratio(self.headroom[best])} of its device free"
+        return text
+
+    def _less(self, best: int, among: Sequence[int]) -> str:
+        """``needs 1.2 GiB (12.0 %) less than C (ZeRO-3)``."""
+        second = min((i for i in among if i != best), key=lambda i: self.memory[i].value)
+        less = self.memory[second].value - self.memory[best].value
+        share = human_ratio(less / self.memory[second].value)
+        return f"needs {human_bytes(less)} ({share}) less than {self.names[second]}"
+
+    def reasons(self, take: int | None) -> list[str]:
+        """What else there is to know before one is taken."""
+        lines = [
+            f"{self.names[i]} left {human_ratio(free)} of its device free: a longer batch may end it"
+            for i, free in self.headroom.items()
+            if free < _TIGHT
+        ]
+        if take is not None and self.unit == "steps/s":
+            lines.append("no batch is known: a step is taken for as much work in all of them")
+        smallest = _alone(self.small(self.memory))
+        if smallest is not None and smallest != take and len(self.memory) > 1:
+            lines.append(f"{self.names[smallest]} {self._less(smallest, list(self.memory))}")
+        return lines
+
+
+def _alone(best: Sequence[int]) -> int | None:
+    return best[0] if len(best) == 1 else None
+
+
+def _contest(
+    columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]], living: Sequence[int]
+) -> _Contest:
+    def known(name: str) -> dict[int, Estimate]:
+        return {i: f for i in living if isinstance(f := figures[name][i], Estimate)}
+
+    def of_all(name: str) -> dict[int, Estimate]:
+        return found if len(found := known(name)) == len(living) else {}
+
+    times, overall = of_all("step_time"), of_all("steps_per_second")
+    work, unit = _work(columns, living)
+    if not times or not overall:
+        work, unit = {}, "one has no step after the warm-up"
+    peak = METRIC[peak_memory(on_device=bool(of_all("peak_reserved")))]
+    return _Contest(
+        names=names_of(columns),
+        unit=unit,
+        speeds={i: times[i].inverted().scaled(amount) for i, amount in work.items()},
+        achieved={i: overall[i].scaled(amount) for i, amount in work.items()},
+        peak=peak,
+        memory=of_all(peak.name),
+        headroom={i: f.value for i, f in known("headroom").items()},
+    )
+
+
+def _work(columns: Sequence[Column], living: Sequence[int]) -> tuple[dict[int, float], str]:
+    """What a step does in each, and the unit of that a second; or nothing, and why."""
+    for unit, amounts in (
+        ("tokens/s", {i: columns[i].tokens for i in living}),
+        ("samples/s", {i: columns[i].effective_batch for i in living}),
+    ):
+        found = {i: amount for i, amount in amounts.items() if amount}
+        if len(found) == len(living):
+            return found, unit
+    if any(columns[i].effective_batch for i in living):
+        return {}, "not all told their batch, and it may differ"
+    return dict.fromkeys(living, 1.0), "steps/s"
+
+
+_WAITS = {"exposed_share": "exposed communication", "data_wait_share": "waiting for data"}
+
+
+def _limit(name: str, take: int, figures: Mapping[str, Sequence[Figure]]) -> str:
+    """What most of a step is lost to."""
+    shares = {
+        what: f.value
+        for metric, what in _WAITS.items()
+        if isinstance(f := figures[metric][take], Estimate)
+    }
+    step, blocked = figures["step_time"][take], figures["offload_time"][take]
+    if isinstance(step, Estimate) and isinstance(blocked, Estimate):
+        shares["waiting for offloaded state"] = blocked.value / step.value
+    what = max(shares, key=lambda wait: shares[wait], default="")
+    if not what or shares[what] < _WORTH_SAYING:
+        return f"no wait takes {_WORTH_SAYING * 100:.0f} % of a step of {name}: it computes"
+    return f"what limits {name}: {what}, {human_ratio(shares[what])} of a step"
