@@ -8,8 +8,8 @@ docs/decisions/020-compare.md says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from zeromon import plan
 from zeromon.expected import micro_batch
@@ -229,6 +229,40 @@ def _signed(difference: float, base: float, unit: str) -> str:
         return sign + shown(abs(difference), unit) if difference else "0"
     share = difference / base
     return f"{share * 100:+.1f} %" if share < _TIMES_AS_MUCH else f"x {1 + share:,.0f}"
+
+
+_GROUPS = (
+    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
+              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
+    ("Moved", ("sent_bytes", "offload_bytes")),
+    ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
+                "largest_micro_batch")),
+)  # fmt: skip
+_ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
+
+
+def grouped(found: Comparison) -> Iterator[tuple[str, list[Row]]]:
+    """The rows that say something, below their titles."""
+    by_name = {row.name: row for row in found.rows}
+    for title, names in _GROUPS:
+        yield title, [by_name[name] for name in names if is_shown(by_name[name])]
+    roles = [row for row in found.rows if "." in row.name and is_shown(row)]
+    places = {row.name.partition(".")[0] for row in roles}
+    if len(places) == 1:
+        (place,) = places
+        yield (
+            f"Memory by role ({place})",
+            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
+        )
+    elif roles:
+        yield "Memory by role", roles
+
+
+def is_shown(row: Row) -> bool:
+    """Whether a row says something: roles that are nowhere do not, nor does what is known of none."""
+    if "." in row.name or row.name in _ONLY_WHERE_THERE:
+        return any(cell.value for cell in row.cells)
+    return any(cell.value is not None for cell in row.cells)
 
 
 # ---- which to take --------------------------------------------------------------------------------

@@ -151,8 +151,14 @@ def _split(route: str) -> tuple[str, str]:
     return path, query
 
 
-def _runs(hub: Hub, where: Where) -> Any:  # noqa: ARG001
-    return components.runs_page(hub.runs())
+def _runs(hub: Hub, where: Where) -> Any:
+    comparison: Any = None
+    if len(where.compared) > 1:
+        try:
+            comparison = components.comparison(hub.compared(where.compared))
+        except ZeromonError as error:
+            comparison = components.trouble(str(error), error.hint)
+    return components.runs_page(hub.runs(), comparison)
 
 
 def _timeline(hub: Hub, where: Where) -> Any:

@@ -9,6 +9,7 @@ import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from zeromon.compare import Column, Comparison, Row, change, grouped, letter, shown
 from zeromon.units import human_count
 from zeromon_dashboard import charts, views
 from zeromon_dashboard.hub import Item
@@ -172,18 +173,27 @@ def _grid(
         columnDefs=list(columns),
         getRowId="params.data.id",
         defaultColDef={
-            "sortable": True, "filter": True, "floatingFilter": True, "resizable": True,
-            "suppressHeaderFilterButton": True, "minWidth": 100, "flex": 1,
+            "sortable": True,
+            "filter": True,
+            "floatingFilter": True,
+            "resizable": True,
+            "suppressHeaderFilterButton": True,
+            "minWidth": 100,
+            "flex": 1,
             "suppressFloatingFilterButton": True,
         },
         dashGridOptions={
             "theme": {"function": "themeQuartz.withPart(agGrid.colorSchemeVariable)"},
-            "rowHeight": 28, "headerHeight": 34, "floatingFiltersHeight": 32, "animateRows": False,
-            "tooltipShowDelay": 300, **options,
+            "rowHeight": 28,
+            "headerHeight": 34,
+            "floatingFiltersHeight": 32,
+            "animateRows": False,
+            "tooltipShowDelay": 300,
+            **options,
         },
         style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
         **rows,
-    )  # fmt: skip
+    )
 
 
 def _column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]:
@@ -195,9 +205,13 @@ def _column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any
 
 def _number(name: str, title: str) -> dict[str, Any]:
     return {
-        "field": name, "headerName": title, "type": "rightAligned", "filter": "agNumberColumnFilter",
-        "floatingFilter": False, "minWidth": 104,
-    }  # fmt: skip
+        "field": name,
+        "headerName": title,
+        "type": "rightAligned",
+        "filter": "agNumberColumnFilter",
+        "floatingFilter": False,
+        "minWidth": 104,
+    }
 
 
 _TRAFFIC = (
@@ -388,6 +402,77 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
         for item in items
         for m in (item.manifest,)
     ]
+
+
+def comparison(found: Comparison) -> Any:
+    """Runs side by side: which to take, and what differs by more than the noise."""
+    advice = found.advice
+    heads = [_compared_head(number, column) for number, column in enumerate(found.columns)]
+    marks = f"Marked is what differs from {letter(0)} by more than the noise."
+    return dmc.Stack(
+        [
+            dmc.Alert(
+                html.Ul([html.Li(why) for why in advice.reasons]),
+                title=advice.text[:1].upper() + advice.text[1:],
+                color="gray" if advice.take is None else "teal",
+            ),
+            dmc.Table(
+                [
+                    html.Thead(html.Tr([html.Th(""), *heads])),
+                    html.Tbody([line for part in grouped(found) for line in _compared(*part)]),
+                ],
+                withTableBorder=True,
+                withRowBorders=True,
+                highlightOnHover=True,
+                verticalSpacing=4,
+            ),
+            dmc.Text(marks, size="xs", c="dimmed"),
+        ],
+        gap="sm",
+    )
+
+
+def _compared_head(number: int, column: Column) -> Any:
+    ended = f", {column.ended}" if column.died else ""
+    return html.Th(
+        [
+            dcc.Link(f"{letter(number)}  {column.runs[0]}", href=f"/run/{column.runs[0]}/overview"),
+            dmc.Text(
+                f"{column.strategy}, {human_count(column.steps)} steps{ended}",
+                size="xs",
+                c="dimmed",
+            ),
+        ]
+    )
+
+
+def _compared(title: str, rows: Sequence[Row]) -> list[Any]:
+    head = html.Tr(html.Th(title, colSpan=1 + len(rows[0].cells))) if rows else None
+    lines = [
+        html.Tr([html.Td(row.label), *(_compared_cell(row, n) for n in range(len(row.cells)))])
+        for row in rows
+    ]
+    return [head, *lines] if head is not None else []
+
+
+def _compared_cell(row: Row, number: int) -> Any:
+    cell = row.cells[number]
+    if cell.value is None:
+        return html.Td(dmc.Text("n/a", size="sm", c="dimmed"), title=cell.why)
+    colour = ("teal" if cell.better else "orange") if cell.marked else "dimmed"
+    return html.Td(
+        [
+            html.Span(shown(cell.value, row.unit), className="figure"),
+            dmc.Text(
+                change(row, number),
+                size="xs",
+                c=colour,
+                span=True,
+                ml=8,
+                fw=700 if cell.marked else 400,
+            ),
+        ]
+    )
 
 
 def frame() -> Any:

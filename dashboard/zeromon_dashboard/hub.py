@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from zeromon.compare import Comparison, compare
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.history import Series, frame, row_of
+from zeromon.history import Row, Series, by_step, frame, row_of, steps
+from zeromon.measures import measured
 from zeromon.record import KnownFinding
 from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
 from zeromon.source import LiveSource, Source, StoreSource, node_runs
@@ -157,13 +159,17 @@ def _too_many(series: Series, run: RunSnapshot | None) -> bool:
 
 def _of_picture(run: RunSnapshot | None, ranks: tuple[int, ...]) -> Series:
     """The steps that a picture has, where nothing else is kept."""
-    rows = [
+    rows = _rows_of(run, ranks) if run is not None else []
+    return frame(rows).to_dict(as_series=False)
+
+
+def _rows_of(run: RunSnapshot, ranks: tuple[int, ...]) -> list[Row]:
+    return [
         row_of(rank.rank, step, _shift(run))
-        for rank in (run.ranks if run is not None else ())
-        if run is not None and (not ranks or rank.rank in ranks)
+        for rank in run.ranks
+        if not ranks or rank.rank in ranks
         for step in _settled(run, rank)
     ]
-    return frame(rows).to_dict(as_series=False)
 
 
 def _settled(run: RunSnapshot, rank: RankSnapshot) -> tuple[StepSummary, ...]:
@@ -232,6 +238,17 @@ class Hub:
             while len(self._followed) > _MOST_SOURCES:
                 self._followed.popitem(last=False)
             return found
+
+    def compared(self, names: Sequence[str]) -> Comparison:
+        """Runs side by side; raises :class:`~zeromon.errors.ZeromonError` for one that is not there."""
+        found = []
+        for name in names:
+            run = self.followed(name).seen().run
+            kept = steps(self.store.history(run.run))
+            if kept.is_empty():
+                kept = by_step(frame(_rows_of(run, ())).lazy()).collect()
+            found.append([measured(run, kept.to_dict(as_series=False))])
+        return compare(found)
 
     def runs(self) -> list[Item]:
         """The runs of this user on this node, the live ones first, then the newest."""

@@ -505,6 +505,25 @@ def test_the_list_of_runs_says_which_are_live(
     assert found[1]["state"] == "finished after 20 steps"
 
 
+def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is twice as slow in all its steps: marked, and the other one is taken."""
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    store = Store(tmp_path)
+    for name, times in (("fast", 1), ("slow", 2)):
+        record = Record(store.folder(name))
+        length = times * 100 * MS
+        steps = [summary(n, start_ns=n * length, end_ns=(n + 1) * length) for n in range(1, 60)]
+        record.keep([row_of(0, step, 0) for step in steps])
+        store.save(run(rank(0), run=name, ended=True))
+    found = Hub(store).compared(["fast", "slow"])
+    cell = found.row("step_time").cells[1]
+    assert cell.marked and not cell.better and cell.difference == pytest.approx(0.1)
+    text = json.dumps(components.comparison(found), cls=components_encoder())
+    assert "+100.0 %" in text and found.advice.take == 0
+    with pytest.raises(RunNotFound):
+        Hub(store).compared(["fast", "none"])
+
+
 def test_the_application_has_its_scripts_from_the_first_page_on(tmp_path: Path) -> None:
     app = make_app(Hub(Store(tmp_path)), token="t", port=1)
     status, headers, body = through(app, headers=[(b"host", b"localhost")])

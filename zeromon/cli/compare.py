@@ -21,14 +21,23 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from zeromon.cli.report import newest_picture, recent
-from zeromon.compare import Column, Comparison, Row, change, compare, letter, shown
+from zeromon.compare import (
+    Column,
+    Comparison,
+    Row,
+    change,
+    compare,
+    grouped,
+    is_shown,
+    letter,
+    shown,
+)
 from zeromon.errors import CompareError
 from zeromon.history import by_step, steps
 from zeromon.limits import NAMES, broken, parse
@@ -98,15 +107,6 @@ def _read(path: Path) -> RunSnapshot:
 
 
 # ---- text -----------------------------------------------------------------------------------------
-
-_GROUPS = (
-    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
-              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
-    ("Moved", ("sent_bytes", "offload_bytes")),
-    ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
-                "largest_micro_batch")),
-)  # fmt: skip
-_ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
 
 Text = tuple[str, str]
 """What is shown, and in which colour ("" for none)."""
@@ -184,37 +184,13 @@ def _rows(found: Comparison, columns: Sequence[int], *, detailed: bool) -> list[
         if number and detailed:
             header.append((f"to {letter(0)}", ""))
     lines = [header]
-    for title, rows in _grouped(found):
+    for title, rows in grouped(found):
         lines.append([(title, "")] + [("", "")] * (len(header) - 1))
         for row in rows:
             lines.append(_line(f"  {row.label}", row, columns, detailed=detailed))
             if row.name == "step_time":
                 lines.append(_noise(row, columns, detailed=detailed))
     return lines
-
-
-def _grouped(found: Comparison) -> Iterator[tuple[str, list[Row]]]:
-    """The rows that say something, below their titles."""
-    by_name = {row.name: row for row in found.rows}
-    for title, names in _GROUPS:
-        yield title, [by_name[name] for name in names if _is_shown(by_name[name])]
-    roles = [row for row in found.rows if "." in row.name and _is_shown(row)]
-    places = {row.name.partition(".")[0] for row in roles}
-    if len(places) == 1:
-        (place,) = places
-        yield (
-            f"Memory by role ({place})",
-            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
-        )
-    elif roles:
-        yield "Memory by role", roles
-
-
-def _is_shown(row: Row) -> bool:
-    """Roles and events that occur nowhere are left out, and what is known of none."""
-    if "." in row.name or row.name in _ONLY_WHERE_THERE:
-        return any(cell.value for cell in row.cells)
-    return any(cell.value is not None for cell in row.cells)
 
 
 def _line(label: str, row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
@@ -279,7 +255,7 @@ def _unknown(found: Comparison) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     count = len(found.columns)
     for row in found.rows:
-        if "." in row.name and not _is_shown(row):
+        if "." in row.name and not is_shown(row):
             continue
         whys: dict[str, list[int]] = {}
         for number, cell in enumerate(row.cells):
