@@ -27,6 +27,8 @@ ENDED_WELL = ("finished", "ended")
 """Linux before 6.15 does not tell the exit status of a process that is not one's child."""
 
 PROGRAMS = ROOT / "tests" / "programs"
+LAUNCH = (sys.executable, str(PROGRAMS / "launch.py"))
+"""Ranks as torchrun starts them, some seconds sooner: it does not import torch."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -179,4 +181,4 @@ def over_link(command: list[str], rate: str) -> list[str]:
 
 def train_command(nproc: int, *arguments: str, program: str = "train_counted.py") -> list[str]:
     """The command that trains tests/programs/*program* on *nproc* ranks."""
-    return [*TORCHRUN, str(nproc), str(PROGRAMS / program), *arguments]
+    return [*LAUNCH, str(nproc), str(PROGRAMS / program), *arguments]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
-from support import ENDED_WELL, PROGRAMS, ROOT, TORCHRUN, Node, Result, train_command
+from support import ENDED_WELL, LAUNCH, PROGRAMS, ROOT, Node, Result, train_command
 
 from zeromon.snapshot import RankSnapshot
 
@@ -361,7 +361,7 @@ SOFT = (
 
 def odd(node: Node, *cases: str, **environment: str) -> tuple[dict[str, Any], Result]:
     """Runs those cases of the program; DeepSpeed's own figures, and what the collector saw."""
-    command = [*TORCHRUN, "2", str(PROGRAMS / "deepspeed_odd.py"), *cases]
+    command = [*LAUNCH, "2", str(PROGRAMS / "deepspeed_odd.py"), *cases]
     result = node.run(command, **environment)
     assert result.code == 0, result.output
     line = next(x for x in result.output.splitlines() if x.startswith("{"))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import PROGRAMS, ROOT, TORCHRUN, Node, clean_environment
+from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment
 
 from zeromon.cli import main
 from zeromon.collector import read_folder
@@ -23,7 +23,7 @@ from zeromon.ring import RingReader
 from zeromon.source import collector_address, runs_at
 
 TINY = str(PROGRAMS / "tiny.py")
-TWO = [*TORCHRUN, "2", TINY]
+TWO = [*LAUNCH, "2", TINY]
 PYTHON = sys.executable
 
 
@@ -117,7 +117,7 @@ def test_a_hung_collective_is_visible_while_it_hangs(
 ) -> None:
     """Within seconds: which one, who waits, who has not come; as a finding, a metric, by the doctor."""
     environment = node.environment("r")
-    program = [*TORCHRUN, "2", str(PROGRAMS / "hang.py"), kind]
+    program = [*LAUNCH, "2", str(PROGRAMS / "hang.py"), kind]
     training = subprocess.Popen(program, env=environment, cwd=ROOT)
     try:
 
@@ -158,7 +158,7 @@ def test_without_room_for_a_ring_training_goes_on_and_the_user_is_told(
     if where == "full":
         limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
         limited += f"(1 << 20, 1 << 20)); runpy.run_path({TINY!r}, run_name='__main__')"
-        command = [*TORCHRUN, "2", "--no-python", PYTHON, "-c", limited]
+        command = [*LAUNCH, "2", "--no-python", PYTHON, "-c", limited]
         result = node.run(command)
     else:
         result = node.run(TWO, ZEROMON_RUN_DIR="/proc/nowhere/r")

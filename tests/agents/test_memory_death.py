@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT, TORCHRUN, Node
+from support import LAUNCH, ROOT, Node
 
 from zeromon.report import render
 from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
@@ -44,7 +44,7 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
     """The alarm comes with the step at which it happens; the record names the kernel and the limit."""
     pictures: list[RunSnapshot] = []
     script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
-    command = ["sh", "-c", script, "sh", *TORCHRUN, "2", str(ROOT / "examples" / "leak.py")]
+    command = ["sh", "-c", script, "sh", *LAUNCH, "2", str(ROOT / "examples" / "leak.py")]
     result = node.run(command, seen=pictures.append)
     assert result.code != 0
     end = max(rank.step for rank in result.snapshot.ranks)
@@ -77,7 +77,7 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
 
 def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:
     """SIGKILL without an OOM kill on record stays what it is."""
-    command = ["sh", "-c", 'timeout -s KILL 12 "$@"', "sh", *TORCHRUN, "1",
+    command = ["sh", "-c", 'timeout -s KILL 12 "$@"', "sh", *LAUNCH, "1",
                str(ROOT / "examples" / "leak.py"), "--keep", "0"]  # fmt: skip
     pictures: list[RunSnapshot] = []
 

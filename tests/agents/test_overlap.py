@@ -6,7 +6,7 @@ import json
 import statistics
 
 import pytest
-from support import PROGRAMS, TORCHRUN, Node
+from support import LAUNCH, PROGRAMS, Node
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.25, 0.5, 0.75, 0.9])
@@ -14,7 +14,7 @@ def test_live_overlap_is_within_five_percent_of_the_truth(node: Node, hidden: fl
     """100 ms of communication, so many of them hidden."""
     late = 100.0
     busy = hidden * late
-    program = [*TORCHRUN, "2", str(PROGRAMS / "overlap.py"), str(late), str(busy)]
+    program = [*LAUNCH, "2", str(PROGRAMS / "overlap.py"), str(late), str(busy)]
     truth_file = node.folder / "truth.json"
     result = node.run(program, TRUTH=str(truth_file))
     assert result.code == 0, result.output
@@ -41,7 +41,7 @@ def test_live_overlap_is_within_five_percent_of_the_truth(node: Node, hidden: fl
 
 def test_a_collective_that_is_wholly_hidden_ends_before_it_is_waited_for(node: Node) -> None:
     """40 ms of communication behind 120 ms of compute: its duration is 40, its exposure none."""
-    program = [*TORCHRUN, "2", str(PROGRAMS / "overlap.py"), "40", "120"]
+    program = [*LAUNCH, "2", str(PROGRAMS / "overlap.py"), "40", "120"]
     truth_file = node.folder / "truth.json"
     result = node.run(program, TRUTH=str(truth_file))
     rank = result.snapshot.ranks[0]

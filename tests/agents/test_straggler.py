@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import PROGRAMS, TORCHRUN, Node
+from support import LAUNCH, PROGRAMS, Node
 
 from zeromon.snapshot import RunSnapshot
 
@@ -14,7 +14,7 @@ PHASE = {"data": "data_wait", "forward": "forward"}
 def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> None:
     """From step 10 on rank 1 takes longer by a third of a step; a healthy run accuses nobody."""
     seen: list[RunSnapshot] = []
-    command = [*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), where, "0.3"]
+    command = [*LAUNCH, "2", str(PROGRAMS / "slow_rank.py"), where, "0.3"]
     result = node.run(command, seen=seen.append)
     assert result.code == 0, result.output
     if where == "none":
@@ -36,7 +36,7 @@ def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> N
 
 def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
     """DDP's collectives are issued from C++: only the reducer knows when."""
-    command = [*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "forward", "0.3", "60", "ddp"]
+    command = [*LAUNCH, "2", str(PROGRAMS / "slow_rank.py"), "forward", "0.3", "60", "ddp"]
     result = node.run(command)
     assert result.code == 0, result.output
     (late,) = result.snapshot.stragglers
@@ -46,7 +46,7 @@ def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
 
 def test_a_rank_that_shares_its_cpu_is_told_so(node: Node) -> None:
     """A busy process beside rank 1, on the same CPU: the forward takes longer, and why is the host."""
-    result = node.run([*TORCHRUN, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "80"])
+    result = node.run([*LAUNCH, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "80"])
     assert result.code == 0, result.output
     (late,) = result.snapshot.stragglers
     assert (late.rank, late.phase) == (1, "forward")

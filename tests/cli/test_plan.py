@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from core.build import device_memory, rank, run, summary
-from support import PROGRAMS, ROOT, TORCHRUN, clean_environment
+from support import LAUNCH, PROGRAMS, ROOT, clean_environment
 
 from zeromon.cli import build_parser, main
 from zeromon.cli.plan import read_changes, setup_of_run
@@ -279,7 +279,7 @@ def in_programs(*arguments: str) -> Any:
 def measured() -> dict[str, int]:
     """What one real step of planned.build took, by torch's own profiler; see programs/peak.py."""
     done = subprocess.run(
-        [*TORCHRUN, "2", str(PROGRAMS / "peak.py")],
+        [*LAUNCH, "2", str(PROGRAMS / "peak.py")],
         env=clean_environment(), capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     line = next((x for x in done.stdout.splitlines() if x.startswith("{")), None)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from core.build import rank, run
-from support import ROOT, TORCHRUN, clean_environment
+from support import LAUNCH, ROOT, clean_environment
 
 from zeromon.snapshot import Finding
 from zeromon.store import Store
@@ -94,7 +94,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     program = str(ROOT / "examples" / "train_gpt.py")
     small = ["--width", "32", "--layers", "2", "--length", "32", "--batch", "2"]
     watched = [sys.executable, "-m", "zeromon", "run", "--name", "live-run", "--"]
-    command = [*watched, *TORCHRUN, "2", program]
+    command = [*watched, *LAUNCH, "2", program]
     with (folder / "training.log").open("w") as log:
         made.training = subprocess.Popen(
             [*command, "--steps", "1000000", "--log-every", "100000", *small],
