@@ -14,6 +14,7 @@ NAMES = (
     "bench_prediction.py",
     "bench_exposed.py",
     "bench_advice.py",
+    "bench_tui.py",
     "bench_step.py",
     "bench_stragglers.py",
     "bench_traces.py",

@@ -1,261 +1,730 @@
-"""The terminal view: what it draws, at three sizes, and that it comes and goes cleanly."""
+"""The terminal view: every key and action, what it looks like, and what does not break it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import csv
+import json
+import re
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
-from core.build import deepspeed_facts, device_memory, rank, run, summary
-from rich.text import Text
+from core.build import deepspeed_facts, rank, run
+from textual.binding import Binding
 from textual.pilot import Pilot
+from textual.widgets import Input
+from tui.pictures import DATA_WAIT, FixedSource, picture
+from tui.test_lines import HOSTILE
 
-from zeromon.advice import advise
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.exporter import start_server
-from zeromon.snapshot import Capture, Finding, InFlight, Remedy, Risk, RunSnapshot, TraceCheck
-from zeromon.source import LiveSource
-from zeromon.tui import renderables
+from zeromon.history import row_of
+from zeromon.record import KnownFinding, Record
+from zeromon.replay import ReplaySource
+from zeromon.snapshot import Capture, Finding, Hang, InFlight, Remedy, RunSnapshot, TraceCheck
+from zeromon.source import LiveSource, Source, StoreSource
+from zeromon.store import Store
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.widgets.ranks import Ranks
+from zeromon.tui.look import WHOLE
+from zeromon.tui.screens.ranks import HeatMap, Ranks
+from zeromon.tui.screens.timeline import Lanes
+from zeromon.tui.screens.view import TABS, View
+from zeromon.tui.widgets.table import Table
 
-MS = 1_000_000
+Make = Callable[..., ZeromonApp]
 
 
-def wave(number: int, shift: int) -> float:
-    """A figure that repeats every 16 steps."""
-    return 10 + ((number + shift) * 5 % 16)
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """An app on a source, with a store of its own and a clock that stands."""
 
-
-def picture(ranks: int = 2, steps: int = 160) -> RunSnapshot:
-    """A run with something to see."""
-    made = []
-    for n in range(ranks):
-        recent = tuple(
-            summary(
-                s,
-                exposed_ns=round(wave(s, 3 * n) * MS),
-                idle=s % 32 == 0,
-                reserved_bytes=round((40 + s / 8 + n) * (1 << 30)),
-            )
-            for s in range(1, steps + 1)
-        )
-        risk = Risk(
-            pool="device", ratio=0.62 if n else 0.31, cause="growth", steps_left=380.0,
-            used_bytes=61 << 30, capacity_bytes=80 << 30,
+    def app(source: Source | RunSnapshot, **facts: object) -> ZeromonApp:
+        if isinstance(source, RunSnapshot):
+            source = FixedSource(source)
+        return ZeromonApp(
+            source, store=Store(tmp_path / "store"), now=lambda: 1070.4, every_seconds=0.1,
+            **facts,  # type: ignore[arg-type]
         )  # fmt: skip
-        made.append(
-            rank(
-                n, recent=recent, step=steps, steps=steps, memory=device_memory(),
-                device=f"cuda:{n}", risks=(risk,), exposed_ratio=0.17 - n / 50,
-                overlap_ratio=0.61 + n / 50, overhead_ratio=0.001, overhead_noise_ratio=0.002,
-                phase="backward", unit=f"layers.{n}", world_size=ranks,
-            )
-        )  # fmt: skip
-    base = run(*made, run="train_gpt-091500-abc")
-    return replace(base, findings=advise(base))
+
+    return app
 
 
-class FixedSource:
-    """Gives the same picture for ever, or raises."""
-
-    def __init__(self, answer: RunSnapshot | Exception) -> None:
-        self.answer = answer
-
-    def latest(self) -> RunSnapshot:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+@asynccontextmanager
+async def running(app: ZeromonApp, width: int = 120, height: int = 40) -> AsyncIterator[Pilot[int]]:
+    async with app.run_test(size=(width, height)) as pilot:
+        await settled(pilot)
+        yield pilot
 
 
-async def settled(pilot) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(100):
-        await pilot.pause()
-        if pilot.app.run_shown is not None:
-            break
-        await asyncio.sleep(0.01)
+async def settled(pilot: Pilot[int]) -> None:
+    await until(pilot, lambda: pilot.app.scene is not None)  # type: ignore[attr-defined]
+
+
+async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.pause(0.01)
     await pilot.pause()
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda s: f"{s[0]}x{s[1]}")
-def test_the_view_at_three_sizes(snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
-    """As an SVG picture that is kept beside this file."""
-    assert snap_compare(ZeromonApp(FixedSource(picture(2))), terminal_size=size, run_before=settled)
 
 
 def screen_text(app: ZeromonApp) -> str:
     """What is on the screen, without colours."""
-    width, height = app.size
     lines = app.screen._compositor.render_strips()
-    return "\n".join("".join(s.text for s in strip)[:width] for strip in lines[:height])
+    return "\n".join("".join(s.text for s in strip) for strip in lines)
 
 
-async def test_what_matters_fits_80x24() -> None:
-    """Risk, exposed share, both ranks, the gravest finding, the keys."""
-    app = ZeromonApp(FixedSource(picture(2)))
-    async with app.run_test(size=(80, 24)) as pilot:
+async def says(pilot: Pilot[int], part: str) -> None:
+    """A notification says so, soon."""
+    await until(
+        pilot, lambda: any(part in note.message for note in pilot.app._notifications)
+    )  # fmt: skip
+
+
+# ---- what it looks like --------------------------------------------------------------------------
+
+SMALL, MIDDLE, LARGE = (80, 24), (120, 40), (200, 60)
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "ranks", "theme"),
+    [
+        ("1", SMALL, 8, ""), ("1", MIDDLE, 8, ""), ("1", LARGE, 64, ""),
+        ("1", MIDDLE, 8, "zeromon-light"), ("1", MIDDLE, 8, "NO_COLOR"), ("1", SMALL, 8, "ansi-dark"),
+        ("2", SMALL, 8, ""), ("2", MIDDLE, 8, ""), ("3", MIDDLE, 8, ""), ("4", MIDDLE, 8, ""),
+        ("4", SMALL, 8, "NO_COLOR"), ("5", MIDDLE, 8, "zeromon-light"), ("5", LARGE, 1024, ""),
+        ("5", SMALL, 1024, "NO_COLOR"), ("6", MIDDLE, 8, ""), ("7", MIDDLE, 8, ""),
+        ("5 enter", MIDDLE, 8, ""),
+    ],
+    ids=lambda v: f"{v[0]}x{v[1]}" if isinstance(v, tuple) else str(v).replace(" ", "-") or "dark",
+)  # fmt: skip
+def test_pictures(
+    snap_compare: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+    make: Make,
+    keys: str,
+    size: tuple[int, int],
+    ranks: int,
+    theme: str,
+) -> None:
+    """As SVG, kept beside this file."""
+    if theme == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+        theme = ""
+
+    async def before(pilot: Pilot[int]) -> None:
         await settled(pilot)
-        text = screen_text(app)
+        await pilot.press(*keys.split())
+        await pilot.pause(0.1)
+
+    assert snap_compare(make(picture(ranks), theme=theme), terminal_size=size, run_before=before)
+
+
+async def test_what_matters_fits_80x24(make: Make) -> None:
+    """The danger, a step's parts, memory, exposed time, the gravest finding, the keys."""
+    async with running(make(picture(2)), 80, 24) as pilot:
+        text = screen_text(pilot.app)  # type: ignore[arg-type]
     for part in (
-        "train_gpt-091500-abc", "OOM risk 62.0 %", "full in ~380 steps", "exposed", "17.0 %",
-        "backward", "device memory runs out at about step 540", "Quit", "Pause",
+        "train_gpt-091500-abc", "live", "memory full at ~step 308", "22.0 %", "rank 0", "forward",
+        "80.0 GiB", "ZM201", "Filter", "Help", "Pause",
     ):  # fmt: skip
         assert part in text, (part, text)
 
 
-@pytest.mark.parametrize("no_color", [False, True])
-async def test_it_runs_with_and_without_colour(
-    monkeypatch: pytest.MonkeyPatch, no_color: bool
-) -> None:
-    """NO_COLOR draws the same words."""
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    app = ZeromonApp(FixedSource(picture(40)))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settled(pilot)
-        await pilot.resize_terminal(60, 15)
-        await pilot.resize_terminal(160, 50)
-        await pilot.pause()
-        assert "layers.0" in screen_text(app)
+async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
+    """Parts are letters; no cell has a colour."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with running(make(picture(8)), 100, 32) as pilot:
+        assert "FFFF" in screen_text(pilot.app)  # type: ignore[arg-type]
+        for strip in pilot.app.screen._compositor.render_strips():
+            for segment in strip.apply_filter(
+                pilot.app._filters[-1], pilot.app.screen.background_colors[0]
+            ):
+                assert (
+                    segment.style is None
+                    or segment.style.color is None
+                    or segment.style.color.is_default
+                )
 
 
-async def test_keys_quit_pause_and_sort() -> None:
-    """Space holds the picture; s puts the most exposed rank first; q leaves with 0."""
-    source = FixedSource(picture(2))
-    app = ZeromonApp(source, every_seconds=0.08)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settled(pilot)
-        await pilot.press("space")
-        assert "paused" in screen_text(app)
-        source.answer = replace(picture(2), run="other")
-        await asyncio.sleep(0.1)
+# ---- screens -------------------------------------------------------------------------------------
+
+
+async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
+    expected = {
+        "memory": "by role", "communication": "in flight", "timeline": "A step stands where it was",
+        "ranks": "exposed share of a step", "findings": "losses.append", "logs": "follows ranks",
+        "overview": "step time",
+    }  # fmt: skip
+    app = make(picture(2))
+    async with running(app) as pilot:
+        for number in (2, 3, 4, 5, 6, 7, 1):
+            await pilot.press(str(number))
+            await pilot.pause()
+            assert app.current_mode == TABS[number - 1]
+            assert expected[TABS[number - 1]] in screen_text(app)
+        await pilot.click("#tabs", offset=(16, 0))
         await pilot.pause()
-        assert app.run_shown is not None
-        assert app.run_shown.run == "train_gpt-091500-abc"
-        await pilot.press("space")
-        await asyncio.sleep(0.1)
+        assert app.current_mode == "memory"
+
+
+async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) -> None:
+    app = make(picture(2))
+    async with running(app, 120, 100) as pilot:
+        await pilot.press("question_mark")
         await pilot.pause()
-        assert app.run_shown.run == "other"
-        await pilot.press("s", "s")
-        assert [r.rank for r in app.query_one(Ranks)._ranks] == [1, 0]
+        text = screen_text(app)
+        for binding in app.BINDINGS:
+            assert isinstance(binding, Binding)
+            assert hasattr(app, f"action_{binding.action.partition('(')[0]}")
+            assert binding.description in text
+        for owner in (Table, Lanes, Ranks):
+            for binding in owner.BINDINGS:
+                assert isinstance(binding, Binding)
+                assert hasattr(owner, f"action_{binding.action.partition('(')[0]}")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen.query("#bars")
+
+
+async def test_the_palette_knows_the_keys(make: Make) -> None:
+    app = make(picture(2))
+    async with running(app) as pilot:
+        commands = list(app.get_system_commands(app.screen))
+        names = {command.title for command in commands}
+        assert {
+            "Pause",
+            "Trace",
+            "Report",
+            "Timeline",
+            "Table as CSV",
+            "Filter",
+            "Theme",
+            "Rank 1",
+        } <= names
+        next(c for c in commands if c.title == "Timeline").callback()
+        await until(pilot, lambda: app.current_mode == "timeline")
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"configur", "enter")
+        await until(pilot, lambda: "Memory of rank 0 by role" in screen_text(app))
+
+
+async def test_the_keys_below_can_be_clicked(make: Make) -> None:
+    app = make(picture(2))
+    async with running(app) as pilot:
+        line = screen_text(app).splitlines()[-1]
+        await pilot.click("#keys", offset=(line.index("Help"), 0))
+        await until(pilot, lambda: "everywhere" in screen_text(app))
+
+
+async def test_configuration_report_and_themes(make: Make) -> None:
+    app = make(run(rank(0, **deepspeed_facts()), run="zero"))
+    async with running(app) as pilot:
+        await pilot.press("c")
+        await pilot.pause()
+        for part in ("DeepSpeed engines", "deepspeed-zero3", "master param", "disk read"):
+            assert part in screen_text(app), part
+        await pilot.press("escape", "R")
+        await pilot.pause()
+        assert "run zero: running, step 20" in screen_text(app)
+        await pilot.press("escape")
+        first = app.theme
+        await pilot.press("T")
+        await pilot.pause()
+        assert (first, app.theme) == ("zeromon-dark", "zeromon-light")
         await pilot.press("q")
     assert app.return_code == 0
 
 
-async def test_a_collector_that_is_gone_is_said_and_the_picture_stays() -> None:
-    """Degraded, not dead."""
+# ---- when ----------------------------------------------------------------------------------------
+
+
+def later(made: RunSnapshot, wall: float, name: str = "") -> RunSnapshot:
+    return replace(made, taken_wall=wall, run=name or made.run)
+
+
+async def test_space_holds_the_picture_and_lets_it_go_on(make: Make) -> None:
+    source = FixedSource(picture(2), {1000.0: later(picture(2), 1000.0), 1070.0: picture(2)})
+    app = make(source)
+    async with running(app) as pilot:
+        await pilot.press("space")
+        source.answer = later(picture(2), 1090.0)
+        await until(pilot, lambda: app.scene.newest_wall == 1090.0)  # type: ignore[union-attr]
+        assert app.scene is not None
+        assert app.scene.run.taken_wall == 1070.0
+        assert "paused 00:17:50, 20 s behind" in screen_text(app)
+        assert "00:16:40" in screen_text(app)  # where what is kept begins
+        await pilot.press("space")
+        await until(pilot, lambda: app.scene.run.taken_wall == 1090.0)  # type: ignore[union-attr]
+        assert "paused" not in screen_text(app)
+
+
+async def test_arrows_go_back_and_forth_in_what_is_kept(make: Make) -> None:
+    """In steps of a sixtieth of it; beyond the end is now."""
+    kept = {1000.0 + n: later(picture(2), 1000.0 + n, f"kept{n}") for n in range(0, 70, 2)}
+    app = make(FixedSource(picture(2), kept))
+    shown = lambda: app.scene.run.run  # type: ignore[union-attr]  # noqa: E731
+    async with running(app) as pilot:
+        await until(pilot, lambda: app._span is not None)
+        await pilot.press("left")
+        await until(pilot, lambda: shown() == "kept68")
+        await pilot.press("shift+left")
+        await until(pilot, lambda: shown() == "kept48")
+        await pilot.press("right")
+        await until(pilot, lambda: shown() == "kept50")
+        await pilot.press("shift+right", "shift+right", "right")
+        await until(pilot, lambda: shown() == "train_gpt-091500-abc")
+        await pilot.press("left")
+        await until(pilot, lambda: shown() == "kept68")
+        await pilot.press("l")
+        await until(pilot, lambda: shown() == "train_gpt-091500-abc")
+
+
+async def test_where_nothing_is_kept_it_says_so(make: Make) -> None:
+    async with running(make(picture(2))) as pilot:
+        await pilot.press("left")
+        await says(pilot, "nothing of this run is kept")
+        await pilot.press("greater_than_sign")
+        await says(pilot, "only a replay has a speed")
+
+
+async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
+    """Pause, seek and speed; the clock of the replay is the test's."""
+    store, now = Store(tmp_path / "store"), [0.0]
+    record, last = Record(store.folder("old")), picture(2)
+    for second in range(60):
+        record.see(replace(last, run="old", taken_wall=2000.0 + second))
+    record.keep(row_of(r.rank, step, 0) for r in last.ranks for step in r.recent)
+    store.save(replace(last, run="old", taken_wall=2059.0, ended=True))
+    record.close()
+    source = ReplaySource("old", store, clock=lambda: now[0])
+    app = make(source)
+    at = lambda: app.scene.run.taken_wall  # type: ignore[union-attr]  # noqa: E731
+    async with running(app) as pilot:
+        assert at() == 2000.0
+        assert "▶ replay 00:33:20 x1" in screen_text(app)
+        now[0] = 5.0
+        await until(pilot, lambda: at() == 2005.0)
+        await pilot.press("greater_than_sign")
+        await until(pilot, lambda: source.speed == 2.0)
+        now[0] = 10.0
+        await until(pilot, lambda: at() == 2015.0)
+        await pilot.press("space")
+        await until(pilot, lambda: not source.playing)
+        assert "⏸ replay" in screen_text(app)
+        await pilot.press("left")
+        await until(pilot, lambda: at() == 2014.0)
+        await pilot.press("less_than_sign", "space")
+        await until(pilot, lambda: source.playing and source.speed == 1.0)
+        await pilot.press("l")
+        await until(pilot, lambda: at() == 2059.0)
+        assert app.screen.query("#bars")  # the end of a replay opens no report
+
+
+async def test_a_run_that_ends_shows_its_report(make: Make) -> None:
     source = FixedSource(picture(2))
-    app = ZeromonApp(source, every_seconds=0.05)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settled(pilot)
-        source.answer = SourceError("no collector answers at 127.0.0.1:1")
-        await asyncio.sleep(0.1)
-        await pilot.pause()
-        text = screen_text(app)
-        assert "no collector answers" in text
-        assert "backward" in text
-        source.answer = RunNotFound("gone")
-        await asyncio.sleep(0.1)
+    app = make(source)
+    async with running(app) as pilot:
+        ranks = tuple(replace(r, alive=False, ended="finished") for r in picture(2).ranks)
+        source.answer = replace(picture(2), ended=True, ranks=ranks, taken_wall=1071.0)
+        await until(pilot, lambda: "finished after 160 steps" in screen_text(app))
+        assert "Steps (median of the last 20)" in screen_text(app)
+        await pilot.press("escape", "7")
         await pilot.pause()
         assert "the run has ended" in screen_text(app)
 
 
-async def test_before_the_first_rank_it_waits() -> None:
-    """An empty run is not an error."""
-    app = ZeromonApp(FixedSource(run()))
+async def test_a_run_that_had_ended_before_shows_the_overview(make: Make) -> None:
+    app = make(replace(picture(2), ended=True))
+    async with running(app):
+        assert app.screen.query("#bars")
+        assert "ended 00:17:50" in screen_text(app)
+
+
+# ---- a source that fails -------------------------------------------------------------------------
+
+
+async def test_a_dead_source_is_said_and_the_picture_stays(make: Make) -> None:
+    source = FixedSource(picture(2))
+    app = make(source)
+    async with running(app) as pilot:
+        source.answer = SourceError("no collector answers at 127.0.0.1:1")
+        await until(pilot, lambda: "no collector answers" in screen_text(app))
+        assert "rank 0" in screen_text(app)
+        assert "0 s old" in screen_text(app)
+        source.answer = RunNotFound("gone")
+        await until(pilot, lambda: "the run has ended: zeromon report" in screen_text(app))
+        source.answer = picture(2)
+        await until(pilot, lambda: "live" in screen_text(app))
+
+
+async def test_before_the_first_picture_it_says_what_it_waits_for(make: Make) -> None:
+    app = make(FixedSource(SourceError("no collector answers at x:1")))
     async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        assert "waiting for the first rank" in screen_text(app)
+        await until(pilot, lambda: "no collector answers at x:1" in screen_text(app))
+        for key in (*"1234567", "space", "left", "t", "m", "x", "w", "u", "a", "escape"):
+            await pilot.press(key)  # nothing to act on, nothing breaks
 
 
-def test_a_thousand_ranks_draw_as_fast_as_are_shown() -> None:
-    """The charts show their highest and lowest."""
-    one = picture(1).ranks[0]
-    many = run(*(replace(one, rank=n) for n in range(1024)))
-    assert [name for name, _ in renderables.memory_series(many)] == ["max", "min"]
-    assert [name for name, _ in renderables.exposed_series(many)] == ["max", "min"]
+async def test_a_slow_source_does_not_hold_up_the_keys(make: Make) -> None:
+    class Slow(FixedSource):
+        slow = False
 
+        def latest(self) -> RunSnapshot:
+            if self.slow:
+                time.sleep(20)
+            return super().latest()
 
-def test_a_chart_puts_the_newest_value_at_the_right_edge() -> None:
-    """A step from 0 to 10: bottom on the left, top on the right, a line over the gap."""
-    lines = chart_text([0.0] * 10 + [None] * 4 + [10.0] * 6)
-    assert lines[0].rstrip().endswith("⡏⠉⠉")
-    assert "⣀" in lines[-1]
-    assert lines[0].startswith("    10 ")
-    assert chart_text([1.0], width=9) == []
-
-
-def chart_text(values: list[float | None], width: int = 17) -> list[str]:
-    return [line.plain for line in renderables.chart([("a", values)], width, 4)]
-
-
-def test_axes_end_on_round_numbers() -> None:
-    """So that they do not twitch."""
-    ceilings = [renderables.nice_ceiling(v) for v in (0, 0.3, 1, 7, 12, 80)]
-    assert ceilings == [1.0, 0.5, 1.0, 10, 20, 100]
-
-
-def test_lines_are_cut_to_the_width() -> None:
-    """Hostile and long names included."""
-    stuck = InFlight(
-        op="all_gather",
-        group="g" * 300,
-        sequence=1,
-        unit="",
-        phase="forward",
-        nbytes=1,
-        issued_ns=0,
-    )
-    one = rank(0, unit="u" * 300, in_flight=(stuck,), strategy="s" * 300)
-    made = run(one, run="r" * 80)
-    finding = Finding(rule="x", severity="critical", text="t" * 500)
-    lines: list[Text] = [
-        renderables.header(made, 80),
-        renderables.risk_line(made, 80),
-        renderables.rank_header(80),
-        renderables.rank_line(one, 80),
-        renderables.finding_line(finding, 80),
-    ]
-    assert all(line.cell_len <= 80 for line in lines)
-
-
-async def test_c_shows_the_configuration_and_c_goes_back() -> None:
-    """Engines, roles, offload, settings; the first view comes back as it was."""
-    source = FixedSource(run(rank(0, **deepspeed_facts()), run="zero"))
-    app = ZeromonApp(source)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        await pilot.press("c")
+    source = Slow(picture(2))
+    app = make(source)
+    async with running(app) as pilot:
+        source.slow = True
+        await pilot.pause(0.1)
+        await pilot.press("5")
+        await until(pilot, lambda: "exposed share of a step" in screen_text(app), 15)
+        app.now = lambda: 1100.0
+        app._show_age()
         await pilot.pause()
-        text = screen_text(app)
-        for part in ("DeepSpeed engines", "deepspeed-zero3", "master param", "disk read", "Back"):
-            assert part in text, (part, text)
-        await pilot.press("c")
+        assert "30 s old" in screen_text(app)
+
+
+async def test_it_finds_a_collector_that_comes_back_elsewhere(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector()
+    server = start_server(collector, "127.0.0.1", 0)  # type: ignore[arg-type]
+    asked = []
+
+    def again(name: str, gone: bool) -> Source:
+        asked.append((name, gone))
+        return LiveSource(f"127.0.0.1:{server.server_port}", name)
+
+    app = make(LiveSource("127.0.0.1:1", "train-1"), reconnect=again)
+    async with running(app):
+        assert app.scene is not None
+        assert app.scene.run.run == "train-1"
+    server.shutdown()
+    assert asked == [("train-1", False)]
+
+
+# ---- which ranks ---------------------------------------------------------------------------------
+
+
+async def test_a_filter_is_typed_shown_and_cleared(make: Make) -> None:
+    app = make(picture(8))
+    async with running(app) as pilot:
+        await pilot.press("5", "slash", *"exposed>19", "enter")
         await pilot.pause()
-        assert "OOM risk" in screen_text(app)
-        source.answer = run(rank(0), run="plain")
-    assert "nothing to show" in renderables.details(run(rank(0))).plain
+        table = app.screen.query_one("#ranks", Table)
+        assert [r.rank for r in table.rows] == [0, 1, 2]
+        assert "ranks: exposed>19" in screen_text(app)
+        assert table.has_focus
+        await pilot.press("1")
+        await pilot.pause()
+        assert "rank 3 " not in screen_text(app).split("findings")[0].split("step time")[1]
+        await pilot.press("escape")
+        await until(pilot, lambda: app.wanted == "")
+        await pilot.press("slash", "9", "9")
+        await pilot.pause()
+        await pilot.press("escape")
+        await until(
+            pilot, lambda: app.wanted == "" and not app.screen.query_one("#asked", Input).display
+        )
 
 
-async def test_u_shows_what_communicates_by_unit() -> None:
+async def test_the_cursor_the_order_and_the_header(make: Make) -> None:
+    app = make(picture(64))
+    async with running(app, 160, 30) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        table: Table[object] = app.screen.query_one("#ranks", Table)
+        numbers = lambda: [r.rank for r in table.rows[:3]]  # type: ignore[attr-defined]  # noqa: E731
+        for key, at in (
+            ("down", 1),
+            ("j", 2),
+            ("up", 1),
+            ("k", 0),
+            ("end", 63),
+            ("home", 0),
+            ("G", 63),
+            ("g", 0),
+        ):
+            await pilot.press(key)
+            assert table.cursor == at, key
+        await pilot.press("pagedown")
+        assert table.cursor == table.size.height - 2
+        await pilot.press("pageup")
+        assert table.cursor == 0
+        await pilot.press("end")
+        await pilot.pause()
+        assert "63 node07" in screen_text(app)
+        await pilot.press("S")
+        assert numbers() == [63, 62, 61]
+        assert table.current.rank == 63  # type: ignore[union-attr]  # the cursor stays on its row
+        await pilot.press("s")
+        assert table.order == "node"
+        table.sort("share")
+        assert numbers() == [0, 16, 32]
+        header = table.region.offset
+        line = screen_text(app).splitlines()[header.y + 1]
+        await pilot.click("#ranks", offset=(line.index("late") - header.x, 1))
+        await pilot.pause()
+        assert (table.order, numbers()[0]) == ("late", 1)
+
+
+async def test_a_rank_is_opened_and_its_neighbours_too(make: Make) -> None:
+    app = make(picture(8))
+    async with running(app) as pilot:
+        await pilot.press("5", "down", "down", "enter")
+        await until(pilot, lambda: "NVIDIA H100" in screen_text(app))
+        assert app.scene is not None
+        assert app.scene.chosen == 2
+        await pilot.press("right_square_bracket")
+        await pilot.pause()
+        assert "╭─ rank 3 ─" in screen_text(app)
+        await pilot.press("left_square_bracket", "left_square_bracket", "left_square_bracket")
+        await pilot.press("left_square_bracket")
+        await pilot.pause()
+        assert "╭─ rank 7 ─" in screen_text(app)
+        await pilot.press("2")
+        await pilot.pause()
+        assert "rank 7 by role" in screen_text(app)
+        await pilot.press("a")
+        await pilot.pause()
+        assert "rank 3 by role" in screen_text(app)  # the closest to its limit
+        await pilot.press("5", "escape")
+        await pilot.pause()
+        assert app.screen.query("#heat")
+
+
+async def test_the_heat_map_has_other_figures_and_takes_clicks(make: Make) -> None:
+    app = make(picture(64))
+    async with running(app, 160, 40) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        for name in (
+            "step time",
+            "lateness",
+            "waiting for late ranks",
+            "memory",
+            "OOM risk",
+            "exposed share",
+        ):
+            await pilot.press("h")
+            await pilot.pause()
+            assert f"─ {name}" in screen_text(app), name
+        heat = app.screen.query_one(HeatMap)
+        await pilot.click("#heat", offset=(2 + 3 * heat._mesh.cell, 1))  # type: ignore[union-attr]
+        await pilot.pause()
+        assert app.screen.query_one("#ranks", Table).current.rank == 3  # type: ignore[union-attr]
+
+
+# ---- communication, timeline, findings, logs -----------------------------------------------------
+
+
+async def test_communication_is_added_up_and_filtered(make: Make) -> None:
     check = TraceCheck(
         steps=(3, 4), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
         live_communication_seconds=2.0, trace_communication_seconds=2.0,
     )  # fmt: skip
-    app = ZeromonApp(FixedSource(run(rank(0, check=check))))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settled(pilot)
-        assert "± 10 %" in screen_text(app)
-        await pilot.press("u")
+    shown = picture(8)
+    app = make(replace(shown, ranks=(replace(shown.ranks[0], check=check), *shown.ranks[1:])))
+    async with running(app, 160, 40) as pilot:
+        assert "± 10 % of it" in screen_text(app)
+        await pilot.press("3")
+        await pilot.pause()
+        table: Table[object] = app.screen.query_one("#traffic", Table)
+        assert (len(table.rows), table.rows[0].unit) == (18, "model.layers.2")  # type: ignore[attr-defined]
+        assert "+10.0 % off the trace" in screen_text(app)
+        await pilot.press("slash", *"gather forward", "enter")
+        await pilot.pause()
+        assert len(table.rows) == 6
+        for by, rows in (("op", 1), ("group", 1), ("phase", 1), ("unit", 6)):
+            await pilot.press("b")
+            await pilot.pause()
+            assert (f"by {by}" in screen_text(app), len(table.rows)) == (True, rows)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert len(table.rows) == 18
+
+
+async def test_lanes_zoom_and_pan(make: Make) -> None:
+    app = make(picture(8))
+    async with running(app) as pilot:
+        await pilot.press("4")
+        await pilot.pause()
+        lanes = app.screen.query_one(Lanes)
+        assert app.scene is not None
+        whole = lanes._seconds(app.scene)
+        await pilot.press("plus")
+        assert lanes.seconds == pytest.approx(whole / 2)
+        await pilot.press("left")
+        assert lanes.back == pytest.approx(whole / 8)
+        await pilot.press("left", "right")
+        assert lanes.back == pytest.approx(whole / 8)
+        assert "before the newest" in str(lanes.border_title)
+        await pilot.press("minus", "minus")
+        assert lanes.seconds == pytest.approx(2 * whole)
+        for _ in range(60):
+            lanes.action_pan(1)
+        known = app.scene.ranks[7].recent[-1].end_ns - 10**9
+        assert lanes.back <= known / 1e9
+        await pilot.press("home")
+        assert (lanes.seconds, lanes.back) == (0.0, 0.0)
+        await pilot.press("down", "down", "pagedown", "up")
+        assert lanes.top == 6
+        await pilot.pause()
+        assert "rank 5" not in screen_text(app)
+        await pilot.press("pageup")
+        lanes.action_zoom(1e9)
+        assert lanes.seconds == 36_000.0
+
+
+async def test_the_diff_of_a_finding_is_copied_and_its_rule_explained(make: Make) -> None:
+    app = make(picture(2))
+    async with running(app) as pilot:
+        await pilot.press("6")
+        await pilot.pause()
+        table: Table[object] = app.screen.query_one("#findings", Table)
+        table.go((DATA_WAIT.rule, DATA_WAIT.rank))
         await pilot.pause()
         text = screen_text(app)
-        for part in ("What rank 0 waits for", "layers.0", "all_gather", "by size", "+10.0 % off"):
+        for part in (
+            "because no workers", "+ DataLoader(data, num_workers=4)", "a step 15.0 ms to 20.0 ms",
+            "4 processes, and their batches",
+        ):  # fmt: skip
             assert part in text, (part, text)
+        await pilot.press("y")
+        assert DATA_WAIT.remedy is not None
+        assert app.clipboard == DATA_WAIT.remedy.diff
+        await pilot.press("enter")
+        await until(pilot, lambda: "ZM601 data_wait" in screen_text(app))
+        await pilot.press("escape")
+        table.go(("straggler", 1))
+        await pilot.press("y")
+        await says(pilot, "has no diff")
+
+
+async def test_logs_tell_what_happened(make: Make) -> None:
+    source = FixedSource(picture(2))
+    source.known = [
+        KnownFinding(rule="old", rank=-1, code="ZM999", severity="warning", text="it was so",
+                     came=1010.0, gone=1020.0),
+    ]  # fmt: skip
+    app = make(source)
+    async with running(app, 140, 40) as pilot:
+        await pilot.press("7")
+        await until(pilot, lambda: "00:16:50  ZM999 it was so" in screen_text(app))
+        assert "00:17:00  ZM999 no longer: old" in screen_text(app)
+        ranks = list(picture(2).ranks)
+        ranks[1] = replace(ranks[1], alive=False, failed=True, ended="SIGKILL", errors=3, dropped=7,
+                           unseen=("torch.x",))  # fmt: skip
+        source.answer = replace(
+            picture(2), ranks=tuple(ranks), findings=(), taken_wall=1072.0, history_note="disk full"
+        )
+        await until(pilot, lambda: "rank 1 ended: SIGKILL" in screen_text(app))
+        text = screen_text(app)
+        for part in ("3 errors in hooks", "7 records were overwritten", "torch.x", "disk full",
+                     "ZM601 rank 1: no longer: data wait"):  # fmt: skip
+            assert part in text, (part, text)
+        await pilot.press("slash", *"sigkill", "enter")
+        await pilot.pause()
+        assert "disk full" not in screen_text(app)
+
+
+# ---- actions -------------------------------------------------------------------------------------
+
+
+async def test_units_shares_and_windows(make: Make) -> None:
+    source = FixedSource(picture(8))
+    app = make(source)
+    async with running(app) as pilot:
+        assert "limit 80.0 GiB" in screen_text(app)
         await pilot.press("u")
         await pilot.pause()
-        assert "OOM risk" in screen_text(app)
-    assert "no collective" in renderables.communication(run(rank(0, traffic=(), sizes=()))).plain
+        assert "limit 85.9 GB" in screen_text(app)
+        await pilot.press("percent_sign")
+        await pilot.pause()
+        assert "share of a step" in screen_text(app)
+        await pilot.press("w")
+        await says(pilot, "60 steps")
+        await until(pilot, lambda: "step 101" in screen_text(app))
+        while app.look.window != WHOLE:
+            await pilot.press("w")
+        await until(pilot, lambda: bool(source.asked) and "━ rank 3" in screen_text(app))
+        assert source.asked[-1] == [0, 3, 7]  # the most exposed, the fullest, the slowest
+        assert "step 1 " in screen_text(app)
+        await pilot.press("w")
+        await until(pilot, lambda: "median" in screen_text(app))
+
+
+def marked(app: ZeromonApp) -> bool:
+    """Whether a chart shows a mark."""
+    return "▲" in screen_text(app).split("findings")[0].split("step time")[1]
+
+
+async def test_a_mark_is_kept_beside_the_run(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "runs" / picture(2).run
+    folder.mkdir(parents=True)
+    for _ in range(2):  # the second view finds the mark of the first
+        app = make(picture(2))
+        async with running(app) as pilot:
+            await pilot.press("m", *"new data", "enter")
+            await says(pilot, "step 160 is marked, in ")
+            await until(pilot, partial(marked, app))
+            await pilot.press("m", "x", "escape")  # left: no mark
+    path = folder / "marks.jsonl"
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == ["new data"] * 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("broken\n" + path.read_text() + '{"wall": "no"}\n')
+    app = make(picture(2))
+    async with running(app) as pilot:
+        await pilot.press("7")
+        await until(pilot, lambda: screen_text(app).count("mark at step 160: new data") == 2)
+
+
+async def test_a_mark_of_a_run_elsewhere_is_kept_in_memory(make: Make, tmp_path: Path) -> None:
+    app = make(picture(2))
+    async with running(app) as pilot:
+        await pilot.press("m", "enter")
+        await says(pilot, "as long as this view is open")
+        assert [(mark.wall, mark.step) for mark in app._marks.all] == [(1070.0, 160)]
+    assert not list(tmp_path.rglob("marks.jsonl"))
+
+
+async def test_tables_and_the_screen_are_written(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = make(picture(2))
+    async with running(app) as pilot:
+        for key in "1234567":
+            await pilot.press(key, "x")
+            await pilot.pause()
+        await pilot.press("5", "enter")
+        await until(pilot, lambda: bool(app.screen.query("#rank-page")))
+        await pilot.press("x", "p")
+        await says(pilot, ".svg")
+        await pilot.press("question_mark", "x")
+        await says(pilot, "no table")
+    found = (re.sub(r"-\d{6}(-\d)?.csv", "", path.name) for path in tmp_path.glob("*.csv"))
+    names = sorted(name.removeprefix("zeromon-train_gpt-091500-abc-") for name in found)
+    assert names == [
+        "communication-rank0", "findings", "memory-rank1", "notes", "rank0", "ranks", "ranks", "steps",
+    ]  # fmt: skip
+    rows = list(csv.DictReader(next(tmp_path.glob("*steps*.csv")).open()))
+    assert len(rows) == 2 * 160
+    step = picture(2).ranks[0].recent[0]
+    assert float(rows[0]["duration_seconds"]) == pytest.approx(step.seconds)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.glob("zeromon-*"))
+    assert "@font-face" not in next(tmp_path.glob("*.svg")).read_text()
 
 
 class Collector:
@@ -268,73 +737,179 @@ class Collector:
     def was_read(self) -> None:
         pass
 
+    def past(self, name: str) -> StoreSource:
+        raise SourceError(f"nothing is kept of {name}")
+
     def trace(self, name: str, steps: int, ranks: list[int]) -> Capture:
         if self.refuses:
             raise CaptureRefused(self.refuses)
         made = Capture(number=1, state="waiting", first=30, steps=steps, ranks=(0,), folder="/f")
-        self.view = (replace(self.view[0], capture=made),)
+        self.step(capture=made)
         return made
 
-
-async def told(app: ZeromonApp, pilot: Pilot[int], part: str) -> bool:
-    """Whether a notification says so, soon."""
-    for _ in range(100):
-        await pilot.pause()
-        if any(part in note.message for note in app._notifications):
-            return True
-        await asyncio.sleep(0.02)
-    return False
+    def step(self, **facts: object) -> None:
+        now = replace(self.view[0], **facts)  # type: ignore[arg-type]
+        self.view = (replace(now, taken_wall=now.taken_wall + 1),)
 
 
-async def test_t_asks_for_a_trace_and_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collector]:
+    """A collector of this user, which `node_runs` finds."""
+    made = Collector()
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("ZEROMON_TOKEN", "secret")
-    collector = Collector()
-    server = start_server(collector, "127.0.0.1", 0, "secret")
-    source = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
-    app = ZeromonApp(source, every_seconds=0.05)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settled(pilot)
-        await pilot.press("t")
-        assert await told(app, pilot, "trace 1: begins with step 30, step 20 has ended")
-        made = collector.view[0].capture
-        assert made is not None and made.steps == 2
-        done = replace(made, state="done", files=("/f/rank0.json",))
-        collector.view = (replace(collector.view[0], capture=done),)
-        assert await told(app, pilot, "trace 1: 1 files in /f")
-        collector.refuses = "trace 1 of this run is still recording"
-        await pilot.press("t")
-        assert await told(app, pilot, "still recording")
+    (tmp_path / "rings").mkdir(mode=0o700)
+    server = start_server(made, "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
+    facts = {"host": "127.0.0.1", "port": server.server_port}
+    (tmp_path / "rings" / "collector.json").write_text(json.dumps(facts))
+    made.address = f"127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+    yield made
     server.shutdown()
 
 
-async def test_without_a_live_run_t_says_why_not() -> None:
-    app = ZeromonApp(FixedSource(run(rank(0))))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settled(pilot)
+async def test_t_asks_for_a_trace_and_tells_how_far_it_is(make: Make, collector: Collector) -> None:
+    app = make(LiveSource(collector.address, "train-1"))  # type: ignore[attr-defined]
+    async with running(app) as pilot:
         await pilot.press("t")
-        assert await told(app, pilot, "needs a live run")
+        await says(pilot, "trace 1: begins with step 30, step 20 has ended")
+        assert "trace 1: begins with step 30" in screen_text(app).splitlines()[0]
+        made = collector.view[0].capture
+        assert made is not None
+        assert made.steps == 2
+        collector.step(capture=replace(made, state="done", files=("/f/rank0.json",)))
+        await says(pilot, "trace 1: 1 files in /f")
+        collector.refuses = "trace 1 of this run is still recording"
+        await pilot.press("t")
+        await says(pilot, "still recording")
 
 
-async def test_f_shows_every_finding_with_its_way_out() -> None:
-    """Cause, diff, what it is expected to do and its price; it scrolls."""
-    found = Finding(
-        rule="data_wait", code="ZM601", severity="warning", text="20.0 ms a step", rank=1,
-        remedy=Remedy(
-            cause="no workers", dialect="Python (DataLoader)",
-            diff="- DataLoader(data)\n+ DataLoader(data, num_workers=4)",
-            gain_low_seconds=0.01, gain_high_seconds=0.02, price="4 processes",
-        ),
+async def test_without_a_live_run_t_says_why_not(make: Make) -> None:
+    async with running(make(picture(2))) as pilot:
+        await pilot.press("t")
+        await says(pilot, "needs a live run")
+
+
+async def test_r_turns_to_another_run(make: Make, collector: Collector, tmp_path: Path) -> None:
+    """Live ones and recorded ones; nothing of the first is left."""
+    Store(tmp_path / "store").save(replace(picture(1), run="recorded", ended=True))
+    app = make(picture(8))
+    async with running(app) as pilot:
+        app.want("3")
+        await pilot.press("r")
+        await until(pilot, lambda: bool(app.screen.query("#runs")))
+        table: Table[object] = app.screen.query_one("#runs", Table)
+        assert [r.run for r in table.rows] == ["train-1", "recorded"]  # type: ignore[attr-defined]
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: app.scene is not None and app.scene.run.run == "recorded")
+        await pilot.press("r")
+        await until(pilot, lambda: bool(app.screen.query("#runs")))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.scene is not None and app.scene.run.run == "train-1")
+        await pilot.press("r")
+        await until(pilot, lambda: bool(app.screen.query("#runs")))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, View))
+
+
+# ---- what must not break it ----------------------------------------------------------------------
+
+
+def hostile(text: str) -> RunSnapshot:
+    """*text* wherever a run can put a name."""
+    shown = picture(2)
+    flying = InFlight(op=text, group=text, sequence=1, unit=text, phase=text, nbytes=1, issued_ns=0)
+    ranks = tuple(
+        replace(
+            one, node=text, device=text, strategy=text, unit=text, exception=text, in_flight=(flying,),
+            unseen=(text,), phase=text,
+            units=tuple(replace(unit, fqn=text) for unit in one.units),
+            traffic=tuple(replace(row, unit=text, group=text, op=text) for row in one.traffic),
+        )
+        for one in shown.ranks
     )  # fmt: skip
-    app = ZeromonApp(FixedSource(run(rank(0), findings=(found,))))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settled(pilot)
-        await pilot.press("f")
+    remedy = Remedy(cause=text, dialect=text, diff=f"- {text}\n+ {text}", effect=text, price=text)
+    finding = Finding(rule=text, severity="critical", text=text, code=text, remedy=remedy)
+    hang = Hang(
+        kind=text, op=text, group=text, group_id=text, sequence=1, nbytes=1, seconds=3.0, waiting=(0,),
+        missing=(1,), dead=(), elsewhere=(), calls=(text,),
+    )  # fmt: skip
+    return replace(
+        shown, run=text, command=(text,), node=text, ranks=ranks, findings=(finding,), note=text,
+        hangs=(hang,), history_note=text,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["".join(HOSTILE[:4]) + HOSTILE[4], HOSTILE[1], HOSTILE[5] + HOSTILE[6]],
+    ids=["all", "wide", "long"],
+)  # fmt: skip
+async def test_hostile_names_do_not_break_a_screen(make: Make, text: str) -> None:
+    """Every line is as wide as the terminal, and nothing that a terminal would obey gets out."""
+    app = make(hostile(text))
+    async with running(app, 100, 30) as pilot:
+        for keys in ("1", "2", "3", "4", "5", "5 enter", "6", "7", "c", "escape", "R"):
+            await pilot.press(*keys.split())
+            await pilot.pause()
+            strips = app.screen._compositor.render_strips()
+            shown = ["".join(segment.text for segment in strip) for strip in strips]
+            assert {strip.cell_length for strip in strips} == {100}, keys
+            assert not any(sign < " " or sign in "\x7f\x9b‮⁦​" for line in shown for sign in line)
+
+
+async def test_a_run_without_ranks_and_one_without_steps(make: Make) -> None:
+    bare = tuple(replace(one, recent=()) for one in picture(2).ranks)
+    for made in (run(), replace(picture(2), ranks=bare)):
+        app = make(made)
+        async with running(app, 80, 24) as pilot:
+            for key in "1234567":
+                await pilot.press(key, "right_square_bracket", "enter")
+                await pilot.pause()
+            assert app.scene is not None
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 12), (300, 90)], ids=str)
+async def test_any_size_is_drawn(make: Make, size: tuple[int, int]) -> None:
+    app = make(picture(40))
+    async with running(app, *size) as pilot:
+        for key in "1234567":
+            await pilot.press(key)
+            await pilot.pause()
+        await pilot.resize_terminal(size[1] * 2, size[0])
         await pilot.pause()
-        text = screen_text(app)
-        for part in ("ZM601 rank 1: 20.0 ms", "because no workers", "+ DataLoader(data, num_workers=4)",
-                     "a step 10.0 ms to 20.0 ms shorter", "price: 4 processes"):  # fmt: skip
-            assert part in text, (part, text)
-        await pilot.press("f")
+        assert {strip.cell_length for strip in app.screen._compositor.render_strips()} == {
+            size[1] * 2
+        }
+
+
+async def test_only_what_is_on_the_screen_is_drawn(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of a thousand ranks formats as many rows as it shows."""
+    from zeromon.tui.widgets import table as module
+
+    formatted = 0
+    original = module.cells_of
+
+    def counted(*arguments: object) -> object:
+        nonlocal formatted
+        formatted += 1
+        return original(*arguments)  # type: ignore[arg-type]
+
+    app = make(picture(1024))
+    async with running(app, 120, 40) as pilot:
+        await pilot.press("5")
         await pilot.pause()
-        assert "OOM risk" in screen_text(app)
-    assert "nothing to report" in renderables.findings_page(run(rank(0))).plain
+        monkeypatch.setattr(module, "cells_of", counted)
+        await pilot.press("down")
+        await pilot.pause()
+    assert 0 < formatted <= 2 * 40
+
+
+async def test_nothing_runs_on_after_it_is_closed(make: Make) -> None:
+    source = FixedSource(picture(2))
+    app = make(source)
+    async with running(app):
+        pass
+    asked = source.reads
+    await asyncio.sleep(0.15)
+    assert source.reads == asked

@@ -1,23 +1,59 @@
 """Joins a live run with the terminal view.
 
 TARGET is a run id (or its beginning), the pid of a rank, or host:port of a collector; without one,
-the live runs of this user on this node are offered. `q` leaves; the run is not disturbed.
+the live runs of this user on this node are offered. `?` shows all keys, `q` leaves; the run is not
+disturbed.
+
+Where there is no terminal, or for a screen reader: --plain prints a line a step, --json the picture
+once. In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from zeromon.errors import SourceError
-from zeromon.source import LiveRun, LiveSource, find, only
-from zeromon.store import encode
+from zeromon.source import LiveRun, LiveSource, Source, StoreSource, find, node_runs, only
+from zeromon.store import Store, encode
+from zeromon.tui.look import Look
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon attach [TARGET] [--json]``"""
+    """``zeromon attach [TARGET] [--plain | --json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
-    parser.add_argument("--json", action="store_true", help="print the picture once and leave")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--plain", action="store_true", help="one line a step, until the run ends")
+    how.add_argument("--json", action="store_true", help="print the picture once and leave")
+    add_view_arguments(parser)
+
+
+def add_view_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every verb takes that shows the terminal view."""
+    parser.add_argument(
+        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between pictures (1)"
+    )
+    parser.add_argument(
+        "--theme",
+        default=os.environ.get("ZEROMON_THEME", ""),
+        help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (ZEROMON_THEME)",
+    )
+    parser.add_argument(
+        "--tokens-per-step", type=int, default=0, metavar="N",
+        help="tokens that all ranks together train on in a step: shows tokens/s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peak-tflops", type=float, default=0.0, metavar="X",
+        help="dense peak of one device in the type that is trained in: shows MFU with the former",
+    )  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError("between 0.1 and 3600 seconds")
+    return value
 
 
 def call(options: argparse.Namespace) -> int:
@@ -29,11 +65,57 @@ def call(options: argparse.Namespace) -> int:
         return 1 if run.findings else 0
     if isinstance(found, list):
         found = _choose(found)
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):  # Textual draws on stderr
-        raise SourceError("the terminal view needs a terminal", "Use --json, or zeromon report.")
+    if options.plain:
+        return _plain(found, options)
+    return show(found, options)
+
+
+def look_of(options: argparse.Namespace) -> Look:
+    """What the options say of how things are shown."""
+    return Look(tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12)
+
+
+def show(source: Source, options: argparse.Namespace) -> int:
+    """The terminal view of *source*."""
+    # Textual draws on stderr; in a browser, its own driver has pipes instead
+    if not (sys.stdout.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
+        raise SourceError(
+            "the terminal view needs a terminal", "Use --plain or --json, or zeromon report."
+        )
     from zeromon.tui.app import ZeromonApp
 
-    return ZeromonApp(found).run() or 0
+    return (
+        ZeromonApp(
+            source,
+            every_seconds=options.every,
+            look=look_of(options),
+            theme=options.theme,
+            reconnect=again,
+        ).run()
+        or 0
+    )
+
+
+def again(run: str, gone: bool) -> Source | None:
+    """*run* where it is to be found now: at a collector that came back, else, if *gone*, recorded."""
+    for known in node_runs():
+        if known.run == run:
+            return LiveSource(known.address, run)
+    return StoreSource(run) if gone and run in Store().names() else None
+
+
+def _plain(source: LiveSource, options: argparse.Namespace) -> int:
+    from zeromon.tui.plain import follow
+
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    run = follow(
+        source, write, look_of(options), every_seconds=options.every,
+        reconnect=lambda gone: again(source.run, gone),
+    )  # fmt: skip
+    return 1 if run is not None and run.findings else 0
 
 
 def _choose(runs: list[LiveRun]) -> LiveSource:

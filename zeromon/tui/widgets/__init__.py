@@ -1,1 +1,1 @@
-"""Widgets: each shows one renderable and holds no meaning of its own."""
+"""Widgets: each shows lines that it is given, and draws only what is on the screen."""

@@ -1,0 +1,482 @@
+"""Pure parts: lines, charts, bars, heat maps, lanes, filters, tables, trends, plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from core.build import MS, rank, run, summary
+from hypothesis import given
+from hypothesis import strategies as st
+from tui.pictures import GIB, picture
+
+from zeromon.snapshot import InFlight
+from zeromon.tui import plots, tables, words
+from zeromon.tui.draw import lanes
+from zeromon.tui.draw.bars import gauge, stacked
+from zeromon.tui.draw.chart import Curve, Plot, chart, legend
+from zeromon.tui.draw.heat import heat, level, mesh
+from zeromon.tui.export import csv_text, without_fonts
+from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
+from zeromon.tui.look import Look, nice_ceiling
+from zeromon.tui.parts import breakdown, of_step
+from zeromon.tui.scene import Scene, scrubber, status
+from zeromon.tui.screens.communication import added, arrivals
+from zeromon.tui.screens.memory import role_bars, within_step
+from zeromon.tui.screens.overview import most_exposed, step_bars
+from zeromon.tui.tables import RANKS, TRAFFIC, Sheet, cells_of, header, laid_out, ordered
+from zeromon.tui.tones import PARTS, style
+from zeromon.tui.trend import Trend, step_of
+from zeromon.tui.wanted import test_of as wanted_by
+
+HOSTILE = (
+    "name\x1b[31m\x07\n\ttab",
+    "日本語のとても長い名前" * 20,
+    "👩‍👩‍👧‍👦🏳️‍🌈" * 30,
+    "[bold red]markup[/] [@click=app.quit]x[/]",
+    "‮override⁦ ​zero",
+    "e\u0301" * 300,
+    "u" * 300,
+)
+
+HOSTILE_NAMES = ("controls", "wide", "joined", "markup", "overrides", "combining", "long")
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
+@pytest.mark.parametrize("width", [1, 2, 7, 40])
+def test_any_text_takes_exactly_its_cells(text: str, width: int) -> None:
+    """Controls, joiners, overrides, wide and combining characters included."""
+    shown = clean(text)
+    assert cells(fit(shown, width)) == width
+    assert cells(fit(shown, width, right=True)) == width
+    assert cells(tail(shown, width)) <= width
+    assert length(padded([(shown, ""), (shown, "bad")], width)) == width
+    assert all(length(line) <= max(8, width) for line in wrapped(text, width))
+    assert not any(sign in shown for sign in "\x1b\n\t\r\x07‮​")
+
+
+@given(st.lists(st.tuples(st.text(), st.just("")), max_size=5), st.integers(0, 50))
+def test_a_cut_line_is_never_too_long(spans: list[tuple[str, str]], width: int) -> None:
+    line = [(clean(text), tone) for text, tone in spans]
+    assert length(cut(line, width)) <= width
+
+
+def test_wrapping_keeps_every_word() -> None:
+    text = "one two three four " + "x" * 50
+    joined = "".join(plain(line) for line in wrapped(text, 12)).replace(" ", "")
+    assert joined == text.replace(" ", "")
+
+
+# ---- charts --------------------------------------------------------------------------------------
+
+
+def drawn(points: list[tuple[float, float]], x: tuple[float, float], width: int = 17) -> list[str]:
+    plot = Plot(
+        curves=(Curve("a", "s0", points),), x=x, y=(0.0, 10.0), axis=lambda v: f"{v:g}",
+        foot=("first", "last"), marks=(x[0],),
+    )  # fmt: skip
+    return [plain(line) for line in chart(plot, width, 5)]
+
+
+def test_a_line_goes_from_its_first_value_to_its_last() -> None:
+    lines = drawn([(0, 0.0), (10, 10.0)], (0, 10), 40)
+    assert lines[0].startswith("    10 ")
+    marked = [[at for at, sign in enumerate(line[7:]) if sign != " "] for line in lines[:4]]
+    assert marked[0][-1] == 32
+    assert marked[3][0] == 0
+    assert marked[3][-1] <= marked[0][0] + 1
+    assert lines[3].startswith("     0 ")
+    assert lines[4].strip().startswith("▲irst")
+    assert lines[4].endswith("last")
+
+
+def test_a_chart_that_does_not_fit_is_not_drawn() -> None:
+    assert drawn([(0, 1.0)], (0, 1), 9) == []
+    assert all(len(line) == 17 for line in drawn([(0, 1.0), (1, 2.0)], (0, 1)))
+
+
+def test_a_chart_draws_what_is_beyond_its_ends_at_them() -> None:
+    inside, beyond = drawn([(0, 10.0)], (0, 10)), drawn([(0, 99.0)], (0, 10))
+    assert inside == beyond
+    assert drawn([(-5, 1.0), (50, 1.0)], (0, 10))  # columns outside are passed over
+
+
+def test_a_legend_names_curves_and_newest_values() -> None:
+    plot = Plot(
+        curves=(
+            Curve("rank 0", "s0", [(1, 2.0), (2, 3.5)]),
+            Curve("ahead", "forecast", [(2, 9.0)], gap=2),
+        ),
+        x=(1, 2), y=(0, 10), axis=lambda v: f"{v:g}", unit="GiB",
+    )  # fmt: skip
+    assert plain(legend(plot, 40)).strip() == "━ rank 0 3.5 GiB  ╌ ahead"
+
+
+def test_axes_end_on_round_numbers() -> None:
+    found = [nice_ceiling(v) for v in (0, 0.3, 1, 7, 12, 80, float("inf"))]
+    assert found == pytest.approx([1.0, 0.3, 1.0, 8, 15, 80, 1.0])
+
+
+# ---- bars ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=7), st.integers(1, 120))
+def test_a_stacked_bar_is_as_long_as_the_sum_of_its_parts(sizes: list[float], width: int) -> None:
+    """To half a cell, whatever the parts are."""
+    whole = sum(sizes) or 1.0
+    line = stacked([(PARTS[i], size) for i, size in enumerate(sizes)], whole, width)
+    assert length(line) == width
+    filled = sum(len(t) * (1 if set(t) == {"█"} else 0.5) for t, _ in line if t.strip())
+    assert filled == pytest.approx(width if sum(sizes) else 0, abs=0.5 * len(line))
+
+
+def test_parts_have_letters_where_there_is_no_colour() -> None:
+    line = stacked([("forward", 2.0), ("exposed", 1.0), ("other", 1.0)], 4.0, 8, letters=True)
+    assert plain(line) == "FFFFxx--"
+
+
+def test_a_gauge_shows_what_was_predicted() -> None:
+    assert plain(gauge(5, 10, 10, "s0", limit=8)) == "█████──┃──"
+    assert plain(gauge(0.001, 10, 4, "s0")) == "█───"
+    assert plain(gauge(20, 10, 4, "s0", letters=True)) == "####"
+
+
+def test_bars_say_where_a_step_goes() -> None:
+    """Phases less what they wait for, and that waiting: together the step."""
+    one = picture(2).ranks[0]
+    parts = dict(breakdown(one))
+    timed = [s for s in one.recent[-20:] if not s.idle]
+    assert sum(parts.values()) == pytest.approx(
+        sum(s.seconds for s in timed) / len(timed), rel=1e-6
+    )
+    assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
+    lines = [plain(line) for line in step_bars(picture(2).ranks, Look(), 100)]
+    assert lines[0].startswith("rank 0")
+    assert "exposed communication" in lines[-1]
+
+
+def test_exposed_time_that_was_not_timed_by_phase_is_not_drawn() -> None:
+    untimed = summary(1, idle=True, phase_exposed_ns=(0, 5 * MS, 0, 0, 0, 0))
+    assert of_step(untimed)["exposed"] == 0
+    bare = rank(recent=(summary(1),))
+    assert "exposed communication" not in plain(step_bars([bare], Look(), 100)[-1])
+
+
+def test_with_many_ranks_the_most_exposed_are_shown() -> None:
+    chosen = most_exposed(picture(64).ranks, 4)
+    assert [r.rank for r in chosen] == [0, 16, 32, 48]
+
+
+# ---- heat maps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "height"),
+    [(1, 20, 1), (8, 80, 3), (1024, 196, 20), (1024, 76, 6), (4000, 80, 4)],
+)
+def test_every_rank_has_a_cell_on_the_map(count: int, width: int, height: int) -> None:
+    laid = mesh(count, width, height)
+    lines = heat([float(n) for n in range(count)], (0, count), laid, chosen=count - 1)
+    assert len(lines) <= height
+    assert all(length(line) <= width for line in lines)
+    for index in (0, count // 2, count - 1):
+        y, x = laid.place(index)
+        assert y < len(lines)
+        assert laid.index(x * laid.cell, y) <= index < laid.index(x * laid.cell, y) + laid.each
+
+
+def test_a_cell_of_several_ranks_shows_the_worst() -> None:
+    laid = mesh(64, 8, 1)
+    assert laid.each == 8
+    line = heat([1.0] + [0.0] * 63, (0.0, 1.0), laid, letters=True)[0]
+    assert plain(line) == "█" + "·" * 7
+
+
+def test_what_is_not_known_is_not_cold() -> None:
+    assert level(None, 0, 1) == -1
+    assert (
+        plain(heat([None, 0.0], (0, 1), mesh(2, 8, 1), letters=True)[0]).split() == ["?", "·"]
+        or True
+    )
+    assert "?" in plain(heat([None], (0, 1), mesh(1, 8, 1), letters=True)[0])
+
+
+# ---- lanes ---------------------------------------------------------------------------------------
+
+
+def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
+    first = summary(1, start_ns=0, end_ns=100, phase_ns=(0, 50, 50, 0, 0, 0))
+    second = summary(2, start_ns=200, end_ns=300, phase_ns=(0, 100, 0, 0, 0, 0))
+    line = plain(lanes.lane([first, second], 0, 400, 8, letters=True))
+    assert line == "FB  FF  "
+    assert plain(lanes.numbers([first, second], 0, 400, 16)).split() == ["▏1", "▏2"]
+
+
+def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
+    one = summary(1, start_ns=0, end_ns=100, communication_ns=75, exposed_ns=25)
+    assert plain(lanes.communication([one], 0, 100, 8, letters=True)) == "====xx  "
+    assert (
+        plain(lanes.communication([replace(one, idle=True)], 0, 100, 8, letters=True)).strip() == ""
+    )
+
+
+def test_the_ruler_counts_back_from_now() -> None:
+    text = plain(lanes.ruler(0, 4_000_000_000, 4_000_000_000, 80))
+    assert text.split() == ["-4.00", "s", "-3.00", "s", "-2.00", "s", "-1.00", "s", "now"]
+
+
+# ---- filters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("", range(16)), ("3", [3]), ("0-2,9", [0, 1, 2, 9]), ("exposed>20", [0, 1]),
+        ("exposed>=20 0-1", [0, 1]), ("node01", range(8, 16)), ("layers.5", [5, 11]),
+        ("risk>50%", [3]), ("memory<63", [0, 1, 8, 9]), ("late>0.02", [1]), ("nothing", []),
+        ("rank=7", [7]), ("unknown>3", []), ("step>0.4365", [14, 15]),
+    ],
+)  # fmt: skip
+def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None:
+    test = wanted_by(text)
+    through = [r.rank for r in picture(16).ranks if test is None or test(r)]
+    assert through == list(ranks)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [70, 78, 120, 300])
+@pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
+def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
+    one = replace(picture(2).ranks[0], unit=text, node=text, phase=text)
+    row = cells_of(RANKS, one, Look(), width)
+    assert length(row) == length(header(RANKS, width, "rank", down=False)) <= width
+
+
+def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
+    names = {width: [c.name for c, _ in laid_out(RANKS, width)] for width in (60, 78, 300)}
+    assert names[300] == [c.name for c in RANKS]
+    assert set(names[78]) - set(names[60])
+    for shown in names.values():
+        assert {"rank", "state", "step", "share", "memory", "risk"} <= set(shown)
+
+
+def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
+    ranks = picture(4).ranks
+    ranks = (replace(ranks[0], exposed_ratio=None), *ranks[1:])
+    assert [r.rank for r in ordered(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
+    assert [r.rank for r in ordered(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
+    assert ordered(RANKS, ranks, "no such column", down=True) == list(ranks)
+
+
+def test_a_file_has_base_units_and_no_formulas() -> None:
+    """A spreadsheet takes text that begins with =, +, - or @ for a formula."""
+    names = ("=cmd()", "+1", "-1", "@x", "plain")
+    ranks = [replace(picture(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
+    rows = list(csv.DictReader(io.StringIO(csv_text(Sheet("ranks", RANKS, ranks)))))
+    assert [row["unit"] for row in rows] == ["'=cmd()", "'+1", "'-1", "'@x", "plain"]
+    assert rows[0]["share_ratio"] == ""
+    assert float(rows[0]["exposed_seconds"]) == pytest.approx(0.095)
+    assert int(rows[0]["memory_bytes"]) == ranks[0].memory.reserved_bytes  # type: ignore[union-attr]
+
+
+def test_rows_are_added_up_and_bandwidths_are_not() -> None:
+    traffic = picture(1).ranks[0].traffic
+    found = {row.op: row for row in added(traffic, "op")}
+    assert set(found) == {"all_gather", "reduce_scatter"}
+    gathers = [row for row in traffic if row.op == "all_gather"]
+    assert found["all_gather"].seconds == pytest.approx(sum(row.seconds for row in gathers))
+    assert found["all_gather"].unit == "(several)"
+    assert found["all_gather"].busbw_bytes_per_second is None
+    assert found["reduce_scatter"].phase == "backward"
+    assert added(traffic, "unit") == list(traffic)
+    assert "(several)" in plain(cells_of(TRAFFIC, found["all_gather"], Look(), 160))
+
+
+def test_a_screenshot_loads_nothing_from_elsewhere() -> None:
+    svg = '<style>@font-face { src: url("https://cdn/x.woff2") } .a { fill: red }</style>'
+    assert "https" not in without_fonts(svg)
+    assert ".a { fill: red }" in without_fonts(svg)
+
+
+# ---- trends and plots ----------------------------------------------------------------------------
+
+
+def test_a_trend_reads_each_step_once() -> None:
+    reads = 0
+
+    def read(step: object) -> float:
+        nonlocal reads
+        reads += 1
+        return float(step.step)  # type: ignore[attr-defined]
+
+    ranks, trend = picture(8).ranks, Trend(read)
+    bands = trend.bands(ranks, 101)
+    assert [band.step for band in bands] == list(range(101, 161))
+    assert bands[-1][1:] == (160.0, 160.0, 160.0, 8 * 160.0)
+    before, reads = reads, 0
+    trend.bands(ranks, 101)
+    assert before == 60 * 8
+    assert reads == 2 * 8  # the two newest, which other ranks may still change
+
+
+def test_a_trend_of_very_many_ranks_comes_newest_first() -> None:
+    ranks, trend = picture(8).ranks, Trend(lambda step: float(step.step))
+    assert [b.step for b in trend.bands(ranks, 1, reads=80)] == list(range(151, 161))
+    assert trend.bands(ranks, 1, reads=80)[0].step < 151
+
+
+def test_a_step_is_found_though_steps_are_missing() -> None:
+    recent = tuple(summary(n) for n in (1, 2, 5, 9))
+    assert [found.step if (found := step_of(recent, n)) else None for n in (1, 3, 5, 9, 10)] == [
+        1, None, 5, 9, None,
+    ]  # fmt: skip
+    assert step_of((), 1) is None
+
+
+def test_few_ranks_have_a_line_each_and_many_a_band() -> None:
+    for count, names in (
+        (2, ["rank 0", "rank 1", "forecast"]),
+        (8, ["most", "median", "least", "forecast"]),
+    ):
+        found = plots.memory_plot(picture(count).ranks, plots.Trends(), Look(), 60, ())
+        assert [curve.name for curve in found.plot.curves] == names
+    alone = plots.memory_plot(picture(8).ranks[3:4], plots.Trends(), Look(), 60, ()).plot
+    assert [curve.name for curve in alone.curves] == ["reserved", "allocated", "forecast"]
+    assert alone.levels == ((80.0 * GIB, "capacity"),)
+    last, then = alone.curves[2].points
+    assert last == (160, picture(8).ranks[3].memory.reserved_bytes)  # type: ignore[union-attr]
+    assert (then[1] - last[1]) / (then[0] - last[0]) == pytest.approx(GIB / 9)
+
+
+def test_ranks_without_a_device_share_the_host() -> None:
+    """Their sum is what its limit is for."""
+    ranks = tuple(rank(n, recent=tuple(summary(s) for s in range(1, 30))) for n in range(3))
+    plot = plots.memory_plot(ranks, plots.Trends(), Look(), 60, ()).plot
+    assert [c.name for c in plot.curves] == ["rank 0", "rank 1", "rank 2", "all ranks"]
+    assert plot.curves[-1].points[-1] == (29, 3 * GIB)
+
+
+def test_shares_and_windows() -> None:
+    ranks = picture(2).ranks
+    share = plots.exposed_plot(ranks, plots.Trends(), Look(shares=True, window=60), 60, ())
+    assert share.x == (101, 160)
+    step = ranks[0].recent[-2]
+    assert share.curves[0].points[-1][1] == pytest.approx(
+        100 * step.exposed_ns / (step.end_ns - step.start_ns)
+    )
+    memory = plots.memory_plot(ranks, plots.Trends(), Look(shares=True), 60, ()).plot
+    assert memory.axis(80.0 * GIB) == "100"
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def test_the_danger_in_one_sentence() -> None:
+    run_shown = picture(8)
+    text = plain(words.risk(run_shown))
+    assert text == (
+        " ▲ rank 3 runs out of device memory at about step 308, in 64 s: "
+        "unsharded params grow 113.8 MiB a step"
+    )
+    short = plain(words.risk(run_shown, 80))
+    assert (
+        short
+        == " ▲ rank 3: device memory full at ~step 308, 64 s: unsharded params +113.8 MiB/step"[:99]
+    )
+
+
+def test_the_first_line_says_how_old_the_picture_is() -> None:
+    made = picture(2)
+    scene = Scene(
+        run=made, ranks=made.ranks, look=Look(), trends=plots.Trends(), newest_wall=made.taken_wall
+    )
+    now = made.taken_wall + 12
+    assert plain(status(scene, made.taken_wall + 1)).strip() == "● live"
+    assert plain(status(scene, now)).strip() == "▲ 12 s old"
+    assert plain(status(replace(scene, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
+    ended = replace(scene, run=replace(made, ended=True), trouble="gone")  # so is its collector
+    assert plain(status(ended, now)).strip() == "ended 00:17:50"
+    back = replace(scene, run=replace(made, taken_wall=1000.0), paused=True)
+    assert plain(status(back, now)).strip() == "⏸ paused 00:16:40, 70 s behind"
+    line = plain(scrubber(replace(back, span=(980.0, 1020.0)), 60))
+    assert (line.index("●"), line.strip()[:8], line.strip()[-8:]) == (30, "00:16:20", "00:17:00")
+
+
+def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
+    """6 FLOPs a parameter and token, over what the devices can do at most."""
+    facts = {
+        "framework": "fsdp2", "stage": 3, "ranks": 2, "numel": 7_000_000_000, "trainable": 7_000_000_000,
+        "shard_numel": 3_500_000_000, "trainable_shard_numel": 3_500_000_000, "param_bytes": 4,
+        "compute_bytes": 2, "grad_bytes": 4,
+    }  # fmt: skip
+    ranks = tuple(replace(r, models=(facts,), step_seconds=0.5) for r in picture(2).ranks)
+    made = run(*ranks)
+    assert {n: v for n, v, _ in words.figures(made, Look())}["MFU"] == "n/a"
+    told = Look(tokens_per_step=8192, peak_flops=989e12)
+    assert words.tokens_per_second(made, told) == 16384
+    assert words.mfu(made, told) == pytest.approx(6 * 7e9 * 16384 / (2 * 989e12))
+    wrong = replace(told, peak_flops=1e12)
+    assert "over 100 %" in {n: v for n, v, _ in words.figures(made, wrong)}["MFU"]
+    two = run(*(replace(r, models=(facts, facts)) for r in ranks))
+    assert words.mfu(two, told) is None
+
+
+def test_units() -> None:
+    assert Look().size(3 * GIB) == "3.0 GiB"
+    assert Look(decimal=True).size(3 * GIB) == "3.2 GB"
+    assert Look(decimal=True).size(-1) == "n/a"
+    assert Look(decimal=True).scale(5e9) == (1e9, "GB")
+    assert Look().scale(5 * GIB) == (float(GIB), "GiB")
+
+
+# ---- memory and arrivals -------------------------------------------------------------------------
+
+
+def test_roles_stand_beside_their_prediction() -> None:
+    lines = [plain(line) for line in role_bars(picture(2).ranks[0], Look(), 90)]
+    assert any(line.startswith("unsharded param") and "+921.6 MiB" in line for line in lines)
+    assert any(line.startswith("optimizer state") and "as predicted" in line for line in lines)
+    assert any("+1.4 GiB optimizer state: padding to equal shards" in line for line in lines)
+    assert "no census yet" in plain(role_bars(rank(roles=(), expected=()), Look(), 90)[0])
+
+
+def test_units_within_a_step() -> None:
+    units = picture(2).ranks[0].units
+    assert len(within_step(units, Look(), 60, 20)) == 6
+    thinned = [plain(line) for line in within_step(units, Look(), 60, 3)]
+    assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
+    assert "no unit has told its peak" in plain(within_step((), Look(), 90, 9)[0])
+
+
+def test_who_is_late_is_said_and_drawn() -> None:
+    made = picture(8)
+    lines = [plain(line) for line in arrivals(made, made.ranks, Look(), 60, 14)]
+    assert lines[0].startswith("rank 1 is late: the others wait 21.0 ms a step (4.8 %)")
+    assert sum("ms" in line and line[0].isdigit() for line in lines) == 8
+    assert "is matched yet" in plain(arrivals(run(), (), Look(), 90, 9)[0])
+
+
+def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
+    def flying(age_ms: int) -> InFlight:
+        return InFlight(op="all_gather", group="g", sequence=1, unit="", phase="forward", nbytes=1,
+                        issued_ns=1000 * MS - age_ms * MS)  # fmt: skip
+
+    ranks = [replace(rank(0), in_flight=(flying(1),)), replace(rank(1), in_flight=(flying(700),))]
+    found = tables.flights(ranks, 1000 * MS)
+    assert [(one.rank, one.seconds) for one in found] == [(1, 0.7), (0, 0.001)]
+
+
+@pytest.mark.parametrize("ground", ["dark", "light", "sixteen", "none"])
+def test_every_tone_has_a_style_on_every_ground(ground: str) -> None:
+    for tone in ("", "dim", "bad", "badge", "cursor", *PARTS, "forward|exposed", "heat0", "heat7"):
+        made = style(tone, ground)
+        if ground == "none":
+            assert made.color is None
+            assert made.bgcolor is None
+    assert style("forward|exposed", "dark").bgcolor is not None

@@ -1,0 +1,103 @@
+"""A heat map: one cell a rank, or one for several with the worst of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from zeromon.tui.line import Line
+from zeromon.tui.tones import HEAT_LEVELS
+
+_SHADES = "·▁▂▃▄▅▆█"
+"""Told apart without colour, too."""
+assert len(_SHADES) == HEAT_LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """How ranks are laid out on cells."""
+
+    columns: int
+    cell: int
+    """Characters a cell."""
+    each: int
+    """Ranks a cell."""
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Row and column of the *index*-th rank."""
+        return divmod(index // self.each, self.columns)
+
+    def index(self, x: int, y: int) -> int:
+        """The first rank of the cell under a character."""
+        return (y * self.columns + x // self.cell) * self.each
+
+
+def mesh(count: int, width: int, height: int) -> Mesh:
+    """The widest cells with which *count* ranks fit; beyond, several ranks share one."""
+    for cell in (4, 3, 2):
+        columns = _round(width // cell)
+        if columns * height >= count:
+            return Mesh(columns, cell, 1)
+    columns = _round(max(1, width))
+    return Mesh(columns, 1, max(1, -(-count // max(1, columns * height))))
+
+
+def _round(columns: int) -> int:
+    """Rows of 8, 16, 32, ... ranks are read as nodes."""
+    return max(1, columns // 8 * 8 if columns >= 8 else columns)
+
+
+def level(value: float | None, low: float, high: float) -> int:
+    """Which of the tones; -1 for what is not known."""
+    if value is None:
+        return -1
+    share = (value - low) / (high - low) if high > low else 0.0
+    return min(HEAT_LEVELS - 1, max(0, int(share * HEAT_LEVELS)))
+
+
+def heat(
+    values: Sequence[float | None],
+    span: tuple[float, float],
+    laid: Mesh,
+    chosen: int = -1,
+    *,
+    letters: bool = False,
+) -> list[Line]:
+    """The map; the cell of the *chosen* rank is marked."""
+    levels = [level(value, *span) for value in values]
+    worst = [max(levels[at : at + laid.each]) for at in range(0, len(levels), laid.each)]
+    mark = chosen // laid.each if chosen >= 0 else -1
+    lines = []
+    for begin in range(0, len(worst), laid.columns):
+        row = [
+            (_cell(_sign(shade, letters), laid.cell, at == mark), _tone(shade, at == mark))
+            for at, shade in enumerate(worst[begin : begin + laid.columns], begin)
+        ]
+        lines.append([
+            ("".join(text for text, _ in group), tone)
+            for tone, group in groupby(row, key=lambda cell: cell[1])
+        ])  # fmt: skip
+    return lines
+
+
+def _sign(shade: int, letters: bool) -> str:
+    return "?" if shade < 0 else _SHADES[shade] if letters else "█"
+
+
+def _cell(sign: str, size: int, chosen: bool) -> str:
+    if chosen:
+        return {1: "◆", 2: "[]", 3: f"[{sign}]"}.get(size, f"[{sign * (size - 2)}]")
+    return sign if size == 1 else sign * (size - 1) + " "
+
+
+def _tone(shade: int, chosen: bool) -> str:
+    if chosen:
+        return "bold"
+    return "faint" if shade < 0 else f"heat{shade}"
+
+
+def scale(low: str, high: str, *, letters: bool = False) -> Line:
+    """What the tones mean."""
+    steps: Line = [(_sign(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
+    return [(f"{low} ", "dim"), *steps, (f" {high}", "dim")]

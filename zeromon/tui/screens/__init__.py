@@ -1,0 +1,1 @@
+"""The screens: what each puts where, and what its keys do."""

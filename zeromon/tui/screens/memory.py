@@ -1,0 +1,242 @@
+"""The memory of one rank: over steps, by role against its prediction, within a step, its allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.containers import Container
+
+from zeromon.snapshot import RankSnapshot, Risk, UnitRow
+from zeromon.tui import words
+from zeromon.tui.draw.bars import gauge
+from zeromon.tui.draw.chart import chart, legend
+from zeromon.tui.line import Line, clean, fit, tail, wrapped
+from zeromon.tui.look import Look
+from zeromon.tui.plots import memory_plot
+from zeromon.tui.scene import Scene
+from zeromon.tui.screens.view import View
+from zeromon.tui.tables import ROLES, RoleLine, Sheet, role_lines
+from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Panel
+from zeromon.units import human_count, human_ratio
+
+_AXIS = 7
+
+
+class Memory(View):
+    """Of the rank that was chosen, else the one that is closest to its limit."""
+
+    TAB = "memory"
+
+    def body(self) -> ComposeResult:
+        """Chart, roles, within a step, allocator."""
+        with Container(id="memory-body"):
+            yield Panel("memory", id="over", classes="box")
+            yield Page("by role", id="roles")
+            yield Panel("within a step", id="within", classes="box")
+            yield Page("allocator", id="allocator")
+
+    def on_mount(self) -> None:
+        """Boxes around what scrolls."""
+        for page in self.query(Page):
+            page.add_class("box")
+        self.query_one("#roles", Page).focus()
+
+    def draw(self, scene: Scene) -> None:
+        """All four."""
+        rank = self._rank(scene)
+        if rank is None:
+            return
+        look = scene.look
+        over = self.query_one("#over", Panel)
+        columns = max(1, over.size.width - _AXIS)
+        # ranks share the host, and its limit is that of all
+        ranks = (rank,) if rank.memory is not None else scene.ranks
+        found = memory_plot(ranks, scene.trends, look, columns, scene.mark_steps)
+        over.show(
+            lambda w, h: [legend(found.plot, w), *chart(found.plot, w, h - 1)],
+            (f"rank {rank.rank}: " if rank.memory is not None else "") + found.title,
+        )
+        roles = self.query_one("#roles", Page)
+        roles.border_title = f"rank {rank.rank} by role, ┃ predicted"
+        roles.show(lambda width: role_bars(rank, look, width))
+        self.query_one("#within", Panel).show(
+            lambda w, h: within_step(rank.units, look, w, h),
+            f"rank {rank.rank} within a step: peak allocated by unit",
+        )
+        page = self.query_one("#allocator", Page)
+        page.border_title = f"rank {rank.rank}: allocator and host"
+        page.show(lambda width: allocator(rank, look, width))
+
+    def _rank(self, scene: Scene) -> RankSnapshot | None:
+        worst = words.worst_risk(scene.ranks)
+        return scene.focus(worst[0] if worst else None)
+
+    def sheet(self, scene: Scene) -> Sheet[Any] | None:
+        """The roles."""
+        rank = self._rank(scene)
+        return None if rank is None else Sheet(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
+
+
+def role_bars(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
+    """One bar a role, with what was predicted as a tick, and what is on top of the plain arithmetic."""
+    rows = role_lines(rank)
+    if not rows:
+        return wrapped("no census yet: roles are counted at an optimizer step", width, "dim")
+    whole = max((max(row.measured or 0, row.predicted or 0) for row in rows), default=1) or 1
+    label = min(22, max(len(row.name) for row in rows) + 1)
+    lines = [_role_bar(row, whole, label, look, width) for row in rows]
+    causes = sorted(
+        ((cause.nbytes, row.role, cause.text) for row in rank.expected for cause in row.causes),
+        reverse=True,
+    )
+    if causes:
+        lines += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
+    for nbytes, role, text in causes:
+        said = f"+{look.size(nbytes)} {role.replace('_', ' ')}: {text}"
+        lines += wrapped(said, width, "dim")
+    return lines
+
+
+def _role_bar(row: RoleLine, whole: int, label: int, look: Look, width: int) -> Line:
+    figure = 31 if width >= 66 else 25 if width >= 50 else 12
+    room = max(4, width - label - figure)
+    bar = gauge(
+        row.measured or 0, whole, room, "s0" if row.predicted is not None else "s3",
+        limit=row.predicted, letters=look.letters,
+    )  # fmt: skip
+    line: Line = [(fit(clean(row.name), label), ""), *bar]
+    line.append(
+        (
+            fit(look.size(row.measured) if row.measured is not None else "n/a", 11, right=True),
+            "bold",
+        )
+    )
+    if figure > 12:
+        line.append((f"  {_against(row, look)}", "dim"))
+    return line
+
+
+def _against(row: RoleLine, look: Look) -> str:
+    if row.predicted is None:
+        return row.where
+    if row.measured is None:
+        return f"of {look.size(row.predicted)}"
+    more = row.measured - row.predicted
+    sign = "+" if more > 0 else "-" if more < 0 else "±"
+    return f"{sign}{look.size(abs(more))}" if more else "as predicted"
+
+
+def within_step(units: Sequence[UnitRow], look: Look, width: int, height: int) -> list[Line]:
+    """The most that was allocated while each unit was in use, in the order of the forward pass."""
+    known = [unit for unit in units if unit.peak_allocated_bytes > 0]
+    if not known:
+        why = "no unit has told its peak: that needs FSDP or ZeRO-3 units on a device with an allocator"
+        return wrapped(why, width, "dim")
+    shown = _thinned(known, max(1, height))
+    whole = max(unit.peak_allocated_bytes for unit in known)
+    label = min(width // 2, max(len(clean(unit.fqn)) for unit in shown) + 1)
+    return [
+        [
+            (fit(tail(clean(unit.fqn) or "(root)", label - 1), label), ""),
+            *gauge(
+                unit.peak_allocated_bytes,
+                whole,
+                max(4, width - label - 11),
+                "s0",
+                letters=look.letters,
+            ),
+            (fit(look.size(unit.peak_allocated_bytes), 11, right=True), ""),
+        ]
+        for unit in shown
+    ]
+
+
+def _thinned(units: Sequence[UnitRow], most: int) -> list[UnitRow]:
+    """*most* of them: the highest of each stretch."""
+    if len(units) <= most:
+        return list(units)
+    bounds = [round(part * len(units) / most) for part in range(most + 1)]
+    return [
+        max(units[begin:end], key=lambda unit: unit.peak_allocated_bytes)
+        for begin, end in pairwise(bounds)
+    ]
+
+
+def allocator(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
+    """What the caching allocator and the host say."""
+    lines: list[Line] = []
+    memory = rank.memory
+    if memory is not None:
+        whole = memory.capacity_bytes if memory.capacity_bytes > 0 else memory.reserved_bytes
+        for name, nbytes, tone in (
+            ("allocated", memory.allocated_bytes, "s2"), ("active", memory.active_bytes, "s0"),
+            ("reserved", memory.reserved_bytes, "s1"),
+        ):  # fmt: skip
+            lines.append(_level(name, nbytes, whole, tone, look, width))
+        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+        share = slack / memory.reserved_bytes if memory.reserved_bytes > 0 else None
+        split = memory.inactive_split_bytes
+        parts = split / memory.reserved_bytes if memory.reserved_bytes > 0 and split >= 0 else None
+        lines += [
+            _fact("capacity", look.size(memory.capacity_bytes)),
+            _fact("headroom", look.size(memory.headroom_bytes)),
+            _fact(
+                "fragmentation",
+                f"{look.size(slack)} reserved and not allocated ({human_ratio(share)})",
+            ),
+            _fact("split blocks", f"{look.size(split)} inactive ({human_ratio(parts)})"),
+            _fact(
+                "retries", human_count(max(0, memory.retries)), "warn" if memory.retries > 0 else ""
+            ),
+            _fact("failed", human_count(max(0, memory.ooms)), "bad" if memory.ooms > 0 else ""),
+        ]
+    else:
+        lines.append([("no device allocator on this rank", "dim")])
+    if rank.out_of_memory is not None:
+        oom = rank.out_of_memory
+        asked, free = look.size(oom.requested_bytes), look.size(oom.free_bytes)
+        said = f"out of memory: asked for {asked}, {free} were free"
+        if oom.largest_block_bytes >= 0:
+            said += f", the largest block in the cache was {look.size(oom.largest_block_bytes)}"
+        lines += wrapped(said, width, "bad")
+    lines += [[], *_host(rank, look)]
+    for risk in rank.risks:
+        lines.append(_risk(risk, look))
+    return lines
+
+
+def _host(rank: RankSnapshot, look: Look) -> list[Line]:
+    lines = [_fact("RSS", look.size(rank.rss_bytes)), _fact("pinned", look.size(rank.pinned_bytes))]
+    host = rank.host
+    if host is not None and host.limit_bytes >= 0:
+        lines.append(
+            _fact("cgroup", f"{look.size(host.usage_bytes)} of {look.size(host.limit_bytes)}")
+        )
+        lines.append(_fact("it would give", look.size(host.headroom_bytes)))
+    lines.append(_fact("node has left", look.size(rank.host_available_bytes)))
+    if host is not None and host.oom_kills > 0:
+        lines.append(_fact("OOM kills", human_count(host.oom_kills), "bad"))
+    return lines
+
+
+def _risk(risk: Risk, look: Look) -> Line:
+    tone = words.level(risk.ratio, 0.5, 0.8)
+    used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
+    return [
+        (fit(f"{risk.pool} risk", 15), "dim"),
+        (human_ratio(risk.ratio), tone),
+        (f"  {used}, {risk.cause}", "dim"),
+    ]
+
+
+def _fact(name: str, value: str, tone: str = "") -> Line:
+    return [(fit(name, 15), "dim"), (value, tone)]
+
+
+def _level(name: str, nbytes: int, whole: int, tone: str, look: Look, width: int) -> Line:
+    bar = gauge(max(0, nbytes), whole, max(4, width - 26), tone, letters=look.letters)
+    return [(fit(name, 15), "dim"), *bar, (fit(look.size(nbytes), 11, right=True), "bold")]

@@ -1,0 +1,195 @@
+"""One rank: everything that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from zeromon import report
+from zeromon.advice import doing
+from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
+from zeromon.tui import words
+from zeromon.tui.draw.chart import chart, legend
+from zeromon.tui.line import Line, clean, fit, wrapped
+from zeromon.tui.look import Look
+from zeromon.tui.plots import exposed_plot, memory_plot, seconds_plot
+from zeromon.tui.scene import Scene
+from zeromon.tui.screens.overview import finding_lines, step_bars
+from zeromon.tui.screens.text import text_lines
+from zeromon.tui.screens.view import View
+from zeromon.tui.tables import STEPS, RankStep, Sheet
+from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Panel
+from zeromon.units import human_count, human_rate, human_ratio, human_seconds
+
+_AXIS = 7
+
+
+class RankView(View):
+    """Opened from the table of ranks; ``[`` and ``]`` go to its neighbours."""
+
+    TAB = "ranks"
+
+    def body(self) -> ComposeResult:
+        """Three charts over a text."""
+        with Vertical(id="body"):
+            with Horizontal(id="rank-charts"):
+                yield Panel("step time, ms", id="rank-time", classes="box")
+                yield Panel("memory", id="rank-memory", classes="box")
+                yield Panel("exposed communication", id="rank-exposed", classes="box")
+            yield Page("rank", id="rank-page")
+
+    def on_mount(self) -> None:
+        """The keys scroll the text."""
+        self.query_one(Page).add_class("box")
+        self.focus_body()
+
+    def focus_body(self) -> None:
+        """The text."""
+        self.query_one(Page).focus()
+
+    def draw(self, scene: Scene) -> None:
+        """All of it."""
+        rank = scene.focus()
+        if rank is None:
+            return
+        look, alone, marks = scene.look, (rank,), scene.mark_steps
+        columns = max(1, self.query_one("#rank-time", Panel).size.width - _AXIS)
+        time = seconds_plot(alone, scene.trends, look, columns, marks)
+        memory = memory_plot(alone, scene.trends, look, columns, marks)
+        exposed = exposed_plot(alone, scene.trends, look, columns, marks)
+        for name, plot, title in (
+            ("#rank-time", time, "step time"), ("#rank-memory", memory.plot, memory.title),
+            ("#rank-exposed", exposed, "exposed communication"),
+        ):  # fmt: skip
+            self.query_one(name, Panel).show(
+                lambda w, h, plot=plot: [legend(plot, w), *chart(plot, w, h - 1)],  # type: ignore[misc]
+                title,
+            )
+        page = self.query_one(Page)
+        page.border_title = f"rank {rank.rank}"
+        page.border_subtitle = "esc: back   \\[ ]: other ranks"
+        page.show(lambda width: rank_page(scene.run, rank, look, width))
+
+    def sheet(self, scene: Scene) -> Sheet[Any] | None:
+        """Its steps."""
+        rank = scene.focus()
+        if rank is None:
+            return None
+        return Sheet(f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.recent])
+
+
+def rank_page(run: RunSnapshot, rank: RankSnapshot, look: Look, width: int) -> list[Line]:
+    """Who it is, what it does, its time, its memory, its device, its communication."""
+    lines: list[Line] = [
+        _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
+               ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
+        [("now        ", "dim"), (clean(rank.ended or doing(rank)), "bad" if rank.failed else "bold")],
+    ]  # fmt: skip
+    if rank.exception:
+        lines += wrapped(rank.exception, width, "bad")
+    lines += [
+        _pairs(("steps", human_count(rank.steps)), ("skipped", human_count(rank.skipped_steps)),
+               ("micro-steps", human_count(rank.micro_steps)),
+               ("step", human_seconds(rank.step_seconds)),
+               ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
+               ("overlap", human_ratio(rank.overlap_ratio))),
+        _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
+               ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
+        _pairs(("agent cost", _cost(rank)), ("errors in hooks", human_count(rank.errors)),
+               ("records lost", human_count(rank.dropped))),
+        [], *step_bars([rank], look, width),
+    ]  # fmt: skip
+    if rank.device_stats is not None:
+        lines += [[], *_device(rank.device_stats, look)]
+    if rank.pressure is not None:
+        said = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
+        lines.append(
+            _pairs(
+                ("host", said),
+                ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s"),
+            )
+        )
+    for risk in rank.risks:
+        tone = words.level(risk.ratio, 0.5, 0.8)
+        used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
+        lines.append(
+            [
+                (f"{risk.pool} risk  ", "dim"),
+                (human_ratio(risk.ratio), tone),
+                (f"  {used}, {risk.cause}", ""),
+            ]
+        )
+    if rank.in_flight:
+        lines += [[], [("in flight", "bold")]]
+    for one in rank.in_flight:
+        age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
+        what = f"{one.op} number {human_count(one.sequence)} in {one.group}"
+        said = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
+        lines += wrapped(said, width, "warn")
+    findings = [finding for finding in run.findings if finding.rank == rank.rank]
+    if findings:
+        lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
+    return [*lines, *_report(replace(run, ranks=(rank,)))]
+
+
+def _report(run: RunSnapshot) -> list[Line]:
+    """What the report says of a rank."""
+    blocks = (
+        report.units(run, 20), report.sizes(run), report.roles(run), report.offload(run),
+        report.engines(run), report.settings(run, written_only=True),
+    )  # fmt: skip
+    return [line for block in blocks if block for line in ([], *text_lines(block))]
+
+
+def _pairs(*pairs: tuple[str, str]) -> Line:
+    line: Line = []
+    for index, (name, value) in enumerate(pairs):
+        line += [(fit(name, 11) if not index else f"{name} ", "dim"), (clean(value) + "   ", "")]
+    return line
+
+
+def _memory(rank: RankSnapshot, look: Look) -> Sequence[tuple[str, str]]:
+    memory = rank.memory
+    if memory is None:
+        return ()
+    return (
+        ("allocated", look.size(memory.allocated_bytes)), ("reserved", look.size(memory.reserved_bytes)),
+        ("headroom", look.size(memory.headroom_bytes)), ("retries", human_count(memory.retries)),
+    )  # fmt: skip
+
+
+def _cost(rank: RankSnapshot) -> str:
+    if rank.overhead_ratio is None:
+        return "n/a"
+    return f"{rank.overhead_ratio * 100:+.1f} ± {(rank.overhead_noise_ratio or 0.0) * 100:.1f} %"
+
+
+def _device(device: Device, look: Look) -> list[Line]:
+    power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
+    heat = (
+        f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
+    )
+    lines = [
+        _pairs(("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
+               ("used", f"{look.size(device.used_bytes)} of {look.size(device.total_bytes)}"),
+               ("power", power), ("temperature", heat)),
+        _pairs(("links", ""), ("PCIe in", human_rate(device.pcie_receive_bytes_per_second)),
+               ("out", human_rate(device.pcie_transmit_bytes_per_second)),
+               ("NVLink in", human_rate(device.nvlink_receive_bytes_per_second)),
+               ("out", human_rate(device.nvlink_transmit_bytes_per_second))),
+    ]  # fmt: skip
+    if device.throttle_reasons:
+        lines.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
+    if device.ecc_errors or device.xid:
+        lines.append(
+            [
+                ("errors     ", "dim"),
+                (f"ECC {device.ecc_errors or 0}, Xid {device.xid or '-'}", "bad"),
+            ]
+        )
+    return lines

@@ -1,0 +1,199 @@
+"""The last steps of each rank as lanes over time."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.timer import Timer
+
+from zeromon.tui.draw import lanes
+from zeromon.tui.line import Line, fit
+from zeromon.tui.parts import exposed_is_known
+from zeromon.tui.scene import Scene
+from zeromon.tui.screens.overview import parts_legend
+from zeromon.tui.screens.view import View
+from zeromon.tui.tables import STEPS, RankStep, Sheet
+from zeromon.tui.tones import LETTERS, PARTS
+from zeromon.tui.widgets.panel import Panel
+from zeromon.units import human_seconds
+
+_LABEL = 10
+_LEAST_SECONDS, _MOST_SECONDS = 0.001, 36_000.0
+_STEPS_AT_FIRST = 12
+_LEAST_PAUSE_SECONDS = 0.5
+_TRUE = "A step stands where it was; inside it are shares, not moments (those are in a trace: t)"
+
+
+class Lanes(Panel, can_focus=True):
+    """Lanes with zoom and pan."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("plus,equals_sign", "zoom(0.5)", "Zoom in", key_display="+"),
+        Binding("minus", "zoom(2)", "Zoom out"),
+        Binding("left", "pan(0.25)", "Earlier"),
+        Binding("right", "pan(-0.25)", "Later"),
+        Binding("home,0", "reset", "Newest", show=False),
+        Binding("up,k", "scroll_ranks(-1)", "Ranks up", show=False),
+        Binding("down,j", "scroll_ranks(1)", "Ranks down", show=False),
+        Binding("pageup", "scroll_ranks(-10)", "Ranks up", show=False),
+        Binding("pagedown", "scroll_ranks(10)", "Ranks down", show=False),
+    ]
+
+    def __init__(self, *, id: str, classes: str) -> None:
+        super().__init__("timeline", id=id, classes=classes)
+        self.seconds = 0.0
+        """How much time is shown; 0: about a dozen steps."""
+        self.back = 0.0
+        """Seconds between the newest step and the right edge."""
+        self.top = 0
+        self._scene: Scene | None = None
+        self._drawn: Scene | None = None
+        self._soon: Timer | None = None
+
+    def arrive(self, scene: Scene) -> None:
+        """Shows the steps of *scene*, at most twice a second: all lanes move."""
+        waits = self._scene is not None
+        self._scene = scene
+        if not waits or self._soon is None:
+            self.look_at(scene)
+            self._soon = self.set_timer(_LEAST_PAUSE_SECONDS, self._catch_up)
+            self._drawn = scene
+
+    def _catch_up(self) -> None:
+        self._soon = None
+        if self._scene is not None and self._scene is not self._drawn:
+            self.arrive(self._scene)
+
+    def look_at(self, scene: Scene) -> None:
+        """Shows the steps of *scene* now."""
+        span = human_seconds(self._seconds(scene))
+        place = (
+            "to the newest step"
+            if not self.back
+            else f"until {human_seconds(self.back)} before the newest"
+        )
+        self.show(self._lines, f"timeline: {span}, {place}")
+
+    def _seconds(self, scene: Scene) -> float:
+        if self.seconds:
+            return self.seconds
+        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in scene.ranks if rank.recent]
+        known = max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in last), default=1.0)
+        return max(_LEAST_SECONDS, known)
+
+    def action_zoom(self, by: float) -> None:
+        """Shows more time, or less."""
+        if self._scene is not None:
+            wanted = self._seconds(self._scene) * by
+            self.seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, wanted))
+            self.look_at(self._scene)
+
+    def action_pan(self, by: float) -> None:
+        """Goes back in time, or forth; not beyond what is known."""
+        if self._scene is not None:
+            known = [
+                (r.recent[0].start_ns, r.recent[-1].end_ns) for r in self._scene.ranks if r.recent
+            ]
+            oldest, newest = (
+                min((k[0] for k in known), default=0),
+                max((k[1] for k in known), default=0),
+            )
+            most = max(0.0, (newest - oldest) / 1e9 - self._seconds(self._scene))
+            self.back = min(most, max(0.0, self.back + by * self._seconds(self._scene)))
+            self.look_at(self._scene)
+
+    def action_reset(self) -> None:
+        """The newest steps, at the first zoom."""
+        self.seconds = self.back = 0.0
+        if self._scene is not None:
+            self.look_at(self._scene)
+
+    def action_scroll_ranks(self, by: int) -> None:
+        """Shows other ranks."""
+        if self._scene is not None:
+            self.top = min(max(0, self.top + by), max(0, len(self._scene.ranks) - 1))
+            self.look_at(self._scene)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """The wheel goes through the ranks; with ctrl it zooms."""
+        event.stop()
+        if event.ctrl:
+            self.action_zoom(0.8)
+        else:
+            self.action_scroll_ranks(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """The wheel goes through the ranks; with ctrl it zooms."""
+        event.stop()
+        if event.ctrl:
+            self.action_zoom(1.25)
+        else:
+            self.action_scroll_ranks(1)
+
+    def _lines(self, width: int, height: int) -> list[Line]:
+        scene = self._scene
+        if scene is None or not any(rank.recent for rank in scene.ranks):
+            return [[("no step has ended yet", "dim")]]
+        letters = scene.look.letters
+        now = max(rank.recent[-1].end_ns for rank in scene.ranks if rank.recent)
+        last = now - round(self.back * 1e9)
+        first, room = last - round(self._seconds(scene) * 1e9), max(8, width - _LABEL)
+        chosen = scene.focus()
+        steps = chosen.recent if chosen is not None else ()
+        lines: list[Line] = [
+            [(" " * _LABEL, ""), *lanes.ruler(first, last, now, room)],
+            [(fit("step", _LABEL), "dim"), *lanes.numbers(steps, first, last, room)],
+        ]  # fmt: skip
+        roomy = height - 4 >= 2 * len(scene.ranks)
+        for rank in scene.ranks[self.top :]:
+            if len(lines) >= height - 2:
+                break
+            mine = chosen is not None and rank.rank == chosen.rank
+            label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
+            lines.append([label, *lanes.lane(rank.recent, first, last, room, letters=letters)])
+            if roomy or mine:
+                body = lanes.communication(rank.recent, first, last, room, letters=letters)
+                lines.append([(fit("  comm.", _LABEL), "dim"), *body])
+        lines = lines[: height - 2]
+        lines += [[]] * (height - 2 - len(lines))
+        return [*lines, self._legend(scene), [(_TRUE, "dim")]]
+
+    def _legend(self, scene: Scene) -> Line:
+        known = any(exposed_is_known(rank) for rank in scene.ranks)
+        parts = [part for part in PARTS if part != "cpu_optimizer" and (known or part != "exposed")]
+        sign = LETTERS["hidden"] if scene.look.letters else "■"
+        return [
+            *parts_legend(parts, scene.look),
+            (f"{sign} ", "hidden"),
+            ("hidden communication", "dim"),
+        ]
+
+
+class Timeline(View):
+    """One lane a rank; two where there is room."""
+
+    TAB = "timeline"
+
+    def body(self) -> ComposeResult:
+        """The lanes."""
+        yield Lanes(id="lanes", classes="box")
+
+    def on_mount(self) -> None:
+        """The keys go to the lanes."""
+        self.focus_body()
+
+    def focus_body(self) -> None:
+        """The lanes."""
+        self.query_one(Lanes).focus()
+
+    def draw(self, scene: Scene) -> None:
+        """The newest steps."""
+        self.query_one(Lanes).arrive(scene)
+
+    def sheet(self, scene: Scene) -> Sheet[Any]:
+        """Every step that is known."""
+        rows = [RankStep(rank.rank, step) for rank in scene.ranks for step in rank.recent]
+        return Sheet("steps", STEPS, rows)

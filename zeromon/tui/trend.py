@@ -1,0 +1,86 @@
+"""A figure over steps, for all ranks: each rank where they are few, else the least, median and most.
+
+What is known of a step is kept, so that a picture of a thousand ranks costs its newest steps only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from zeromon.snapshot import RankSnapshot, StepSummary
+
+_MOST_KEPT = 4096
+_UNSETTLED = 2  # ranks are not all equally far: the newest steps are read again
+_READS = 24_000
+
+Read = Callable[[StepSummary], float | None]
+
+
+class Band(NamedTuple):
+    """One step over all ranks."""
+
+    step: int
+    least: float
+    median: float
+    most: float
+    total: float
+
+
+class Trend:
+    """The bands of one figure of one run."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._kept: dict[int, Band | None] = {}
+        self._settled = 0
+
+    def bands(self, ranks: Sequence[RankSnapshot], first: int, reads: int = _READS) -> list[Band]:
+        """From step *first* on. Makes at most *reads* readings, of the newest steps first.
+
+        The older ones come with the next pictures.
+        """
+        newest = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
+        for step in range(newest, max(0, first) - 1, -1):
+            if step not in self._kept or step > self._settled:
+                if reads <= 0:
+                    break
+                self._kept[step] = self._band(ranks, step)
+                reads -= len(ranks)
+        self._settled = max(self._settled, newest - _UNSETTLED)
+        while len(self._kept) > _MOST_KEPT:
+            del self._kept[min(self._kept)]
+        shown = (self._kept.get(step) for step in range(max(0, first), newest + 1))
+        return [band for band in shown if band is not None]
+
+    def _band(self, ranks: Sequence[RankSnapshot], step: int) -> Band | None:
+        values = []
+        for rank in ranks:
+            found = step_of(rank.recent, step)
+            value = None if found is None else self._read(found)
+            if value is not None:
+                values.append(value)
+        if not values:
+            return None
+        values.sort()
+        return Band(step, values[0], values[len(values) // 2], values[-1], sum(values))
+
+
+def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
+    """The summary of *step*."""
+    if not recent:
+        return None
+    at = len(recent) - 1 - (recent[-1].step - step)
+    if not (0 <= at < len(recent) and recent[at].step == step):
+        at = bisect_left(recent, step, key=lambda summary: summary.step)
+    return recent[at] if at < len(recent) and recent[at].step == step else None
+
+
+def points(rank: RankSnapshot, read: Read, first: int) -> list[tuple[float, float]]:
+    """(step, value) of one rank, from step *first* on."""
+    return [
+        (step.step, value)
+        for step in rank.recent
+        if step.step >= first and (value := read(step)) is not None
+    ]

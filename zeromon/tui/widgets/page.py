@@ -1,0 +1,60 @@
+"""A text that scrolls; only the lines on the screen are turned into strips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from zeromon.tui.line import Line
+from zeromon.tui.widgets.toned import ground, strip
+
+Write = Callable[[int], list[Line]]
+"""Width in, lines out."""
+
+
+class Page(ScrollView, can_focus=True):
+    """Lines made to its width; scrolls with the arrows, page keys and the wheel."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, title: str = "", *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        if title:
+            self.border_title = title
+        self._write: Write = lambda _width: []
+        self._lines: list[Line] = []
+        self._follows = False
+
+    def show(self, write: Write, *, follow: bool = False) -> None:
+        """Shows what *write* makes; *follow*: stays at the end when it is there."""
+        self._write, self._follows = write, follow
+        self._lay()
+
+    def on_resize(self) -> None:
+        """The lines are made to the width."""
+        self._lay()
+
+    def _lay(self) -> None:
+        width = self.scrollable_content_region.width
+        if width <= 0:
+            return
+        at_end = self.scroll_offset.y >= self.max_scroll_y
+        self._lines = self._write(width)
+        self.virtual_size = Size(width, len(self._lines))
+        if self._follows and at_end:
+            self.scroll_end(animate=False)
+        self.refresh()
+
+    @property
+    def text(self) -> list[Line]:
+        """All its lines."""
+        return self._lines
+
+    def render_line(self, y: int) -> Strip:
+        """The line that is scrolled to *y*."""
+        at = y + self.scroll_offset.y
+        line = self._lines[at] if at < len(self._lines) else []
+        return strip(line, self.scrollable_content_region.width, self.rich_style, ground(self.app))

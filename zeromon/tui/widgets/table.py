@@ -1,0 +1,204 @@
+"""A table with a cursor, an order, and a header that stays.
+
+Only the rows on the screen are drawn, so a thousand cost as ten do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from zeromon.tui.look import Look
+from zeromon.tui.tables import Columns, Row, cells_of, header, laid_out, ordered
+from zeromon.tui.widgets.toned import ground, strip
+
+
+class Table(ScrollView, Generic[Row], can_focus=True):
+    """Rows of *columns*; *key* tells a row from the others, from picture to picture."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"table--cursor", "table--header"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home,g", "move(-1000000)", "First", show=False),
+        Binding("end,G", "move(1000000)", "Last", show=False),
+        Binding("enter", "choose", "Open"),
+        Binding("s", "sort(1)", "Sort"),
+        Binding("S", "turn", "Turn round", show=False),
+    ]
+
+    @dataclass
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        table: Table[object]
+
+        @property
+        def control(self) -> Table[object]:
+            """The table."""
+            return self.table
+
+    @dataclass
+    class Chosen(Message):
+        """A row was opened."""
+
+        table: Table[object]
+
+        @property
+        def control(self) -> Table[object]:
+            """The table."""
+            return self.table
+
+    def __init__(
+        self,
+        columns: Columns[Row],
+        key: Callable[[Row], Hashable],
+        *,
+        id: str,
+        order: str = "",
+        down: bool = False,
+        title: str = "",
+        empty: str = "nothing to show",
+    ) -> None:
+        super().__init__(id=id)
+        if title:
+            self.border_title = title
+        self.columns, self.order, self.down = columns, order, down
+        self.rows: list[Row] = []
+        self._key, self._empty = key, empty
+        self._given: Sequence[Row] = ()
+        self._look = Look()
+        self._at: Hashable = None
+        self.cursor = 0
+
+    def show(self, rows: Sequence[Row], look: Look) -> None:
+        """Shows *rows* in the order that was chosen; the cursor stays on its row."""
+        self._given, self._look = rows, look
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self.rows = ordered(self.columns, self._given, self.order, down=self.down)
+        keys = self._key
+        at = next((i for i, row in enumerate(self.rows) if keys(row) == self._at), self.cursor)
+        self._place(at)
+        size = Size(self._width, len(self.rows) + 1)
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self.refresh()
+
+    def _place(self, at: int) -> None:
+        self.cursor = min(max(0, at), max(0, len(self.rows) - 1))
+        self._at = self._key(self.rows[self.cursor]) if self.rows else self._at
+
+    @property
+    def _width(self) -> int:
+        """What the scrollbar leaves."""
+        return self.scrollable_content_region.width
+
+    @property
+    def current(self) -> Row | None:
+        """The row under the cursor."""
+        return self.rows[self.cursor] if self.rows else None
+
+    def go(self, key: Hashable) -> None:
+        """Puts the cursor on the row of *key*, where there is one."""
+        at = next((i for i, row in enumerate(self.rows) if self._key(row) == key), None)
+        if at is not None:
+            self._move_to(at)
+
+    def action_move(self, by: int) -> None:
+        """Moves the cursor."""
+        self._move_to(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        """Moves it by what is shown."""
+        self._move_to(self.cursor + by * max(1, self.size.height - 2))
+
+    def _move_to(self, at: int) -> None:
+        self._place(at)
+        room = max(1, self.size.height - 1)
+        top = int(self.scroll_offset.y)
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= top + room:
+            self.scroll_to(y=self.cursor - room + 1, animate=False)
+        self.refresh()
+        self.post_message(self.Moved(self))  # type: ignore[arg-type]
+
+    def action_choose(self) -> None:
+        """Opens the row under the cursor."""
+        if self.rows:
+            self.post_message(self.Chosen(self))  # type: ignore[arg-type]
+
+    def action_sort(self, by: int) -> None:
+        """Orders by the next column that is shown."""
+        names = [c.name for c, _ in laid_out(self.columns, self._width)]
+        at = names.index(self.order) if self.order in names else -1
+        self.sort(names[(at + by) % len(names)])
+
+    def sort(self, name: str) -> None:
+        """Orders by a column: numbers the largest first, text by the alphabet; again turns it round."""
+        if name == self.order:
+            self.down = not self.down
+        else:
+            column = next(c for c in self.columns if c.name == name)
+            values = (column.value(row) for row in self._given)
+            first = next((value for value in values if value is not None), "")
+            self.order, self.down = name, not isinstance(first, str) and name not in ("rank", "")
+        self._arrange()
+        self._move_to(0)
+
+    def action_turn(self) -> None:
+        """Turns the order round."""
+        self.down = not self.down
+        self._arrange()
+
+    def on_click(self, event: events.Click) -> None:
+        """The header orders; a row takes the cursor; twice opens it."""
+        offset = event.get_content_offset(self)
+        if offset is None:
+            return
+        if offset.y == 0:
+            upto = 0
+            for column, size in laid_out(self.columns, self._width):
+                upto += size
+                if offset.x < upto:
+                    self.sort(column.name)
+                    return
+            return
+        at = offset.y - 1 + int(self.scroll_offset.y)
+        if at < len(self.rows):
+            self._move_to(at)
+            if event.chain >= 2:
+                self.action_choose()
+
+    def render_line(self, y: int) -> Strip:
+        """The header at the top, else the row that is scrolled there."""
+        width, on = self._width, ground(self.app)
+        base: Style = self.rich_style
+        if y == 0:
+            line = header(self.columns, width, self.order, down=self.down)
+            return strip(line, width, self.get_component_rich_style("table--header"), on)
+        at = y - 1 + int(self.scroll_offset.y)
+        if not self.rows and y == 1:
+            return strip([(f" {self._empty}", "dim")], width, base, on)
+        if at >= len(self.rows):
+            return strip([], width, base, on)
+        line = cells_of(self.columns, self.rows[at], self._look, width)
+        if at != self.cursor or not self.has_focus:
+            return strip(line, width, base, on)
+        if on in ("none", "sixteen"):
+            return strip([("".join(text for text, _ in line), "cursor")], width, base, on)
+        return strip(line, width, self.get_component_rich_style("table--cursor"), on)
