@@ -29,6 +29,7 @@ VERBS = {
     "run": "watch the ranks of any command",
     "attach": "the live view of a run",
     "dash": "the dashboard in the browser: live and recorded runs",
+    "replay": "play a recorded run in the live views",
     "report": "print what a run did and how it ended",
     "compare": "runs side by side: what differs by more than noise, and which to take",
     "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
