@@ -231,9 +231,9 @@ def no_step(run: RunSnapshot) -> Iterable[Finding]:
 
 
 def rank_died(run: RunSnapshot) -> Iterable[Finding]:
-    """A rank ended otherwise than by finishing."""
+    """A rank ended otherwise than by finishing, and nobody stopped the run with Ctrl-C."""
     for rank in run.ranks:
-        if rank.failed:
+        if rank.failed and rank.stopped != "Ctrl-C":
             why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
             yield Finding(
                 rule="rank_died",

@@ -117,12 +117,7 @@ def _settled(steps: Sequence[float]) -> list[int]:
 
 def died(run: RunSnapshot) -> bool:
     """Whether it ended otherwise than by finishing or by being stopped."""
-    return any(
-        rank.failed
-        and rank.ended not in ("SIGTERM", "SIGINT")
-        and not rank.exception.startswith("KeyboardInterrupt")
-        for rank in run.ranks
-    )
+    return any(rank.failed and not rank.stopped for rank in run.ranks)
 
 
 # ---- figures: time ---------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from zeromon.traffic import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _MOST_RANKS = 32
-_STOPS = ("SIGTERM", "SIGINT")
 _MARKS = {"critical": "!!", "warning": " !", "info": "  "}
 
 
@@ -35,9 +34,9 @@ def verdict(run: RunSnapshot) -> str:
     steps = max(rank.steps for rank in run.ranks)
     if failed:
         # a launcher ends the other ranks with SIGTERM when one dies: those are not the cause
-        first = min(failed, key=lambda r: (r.ended in _STOPS, r.last_event_ns))
-        if first.ended in _STOPS:
-            return f"stopped by {first.ended} after step {first.step}"
+        first = min(failed, key=lambda r: (bool(r.stopped), r.last_event_ns))
+        if first.stopped:
+            return f"stopped by {first.stopped} after step {first.step}"
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
     if run.ended:

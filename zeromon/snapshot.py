@@ -643,6 +643,13 @@ class RankSnapshot:
     unseen: tuple[str, ...] = ()
     """Names that this version of a framework lacks: what hangs on them is unknown."""
 
+    @property
+    def stopped(self) -> str:
+        """By what somebody or the launcher asked it to end; "" where nobody did."""
+        if self.ended in ("SIGTERM", "SIGINT"):
+            return self.ended
+        return "Ctrl-C" if self.exception.startswith("KeyboardInterrupt") else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:

@@ -26,7 +26,7 @@ from zeromon.snapshot import (
     Stretch,
 )
 from zeromon.store import Store, decode, encode
-from zeromon.tui.renderables import risk_line
+from zeromon.tui.words import risk as sentence
 
 GIB = 1 << 30
 
@@ -40,10 +40,11 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
     risk = host_risk(ranks)
     assert risk is not None and risk.cause == "growth"
     assert risk.steps_left == pytest.approx(60, abs=2)
-    words = risk_in_words(risk, ranks[0])
-    assert "of 34.0 GiB, all ranks together" in words and words.startswith("host memory runs out")
+    said = risk_in_words(risk, ranks[0])
+    assert "of 34.0 GiB, all ranks together" in said and said.startswith("host memory runs out")
     one = replace(ranks[0], risks=(risk,))
-    assert "host all ranks" in risk_line(run(one), 200).plain
+    line = "".join(text for text, _ in sentence(run(one)))
+    assert "host" in line and "rank 0" not in line  # the host's memory is that of all
     assert host_risk([replace(one, host=None, host_available_bytes=-1) for one in ranks]) is None
     assert host_risk([replace(one, alive=False) for one in ranks]) is None
 
@@ -129,6 +130,8 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
     assert verdict(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
     assert verdict(run(stopped)) == "stopped by SIGTERM after step 20"
+    by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
+    assert verdict(run(by_hand)) == "stopped by Ctrl-C after step 20"
 
 
 def test_the_report_of_a_run_without_ranks_says_why() -> None:
