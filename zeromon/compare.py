@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon import plan
+from zeromon.errors import CompareError
 from zeromon.expected import micro_batch
 from zeromon.measures import (
     METRIC,
@@ -114,7 +115,10 @@ class Comparison:
 
 
 def compare(columns: Sequence[Sequence[Measured]]) -> Comparison:
-    """*columns*: of each the runs that repeat one another, at least one."""
+    """*columns*: of each the runs that repeat one another, at least one.
+
+    Raises :class:`CompareError` for repeats that are none.
+    """
     figures = {metric.name: [_figure(metric, runs) for runs in columns] for metric in METRICS}
     made = tuple(_column(runs) for runs in columns)
     return Comparison(
@@ -161,6 +165,11 @@ def _cell(metric: Metric, first: Figure | None, figure: Figure) -> Cell:
 
 def _column(runs: Sequence[Measured]) -> Column:
     first = runs[0]
+    alike = {(_strategy(m), m.data_parallel, samples_a_step(m), tokens_a_step(m)) for m in runs}
+    if len(alike) > 1:
+        said = ", ".join(run.picture.run for run in runs)
+        text = "Repeats have one strategy, batch and number of ranks."
+        raise CompareError(f"{said} do not repeat one another", text)
     dead = [run for run in runs if died(run.picture)]
     samples, tokens = samples_a_step(first), tokens_a_step(first)
     return Column(
@@ -297,7 +306,12 @@ def advise(columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]]) -
     contest = _contest(columns, figures, living)
     take, text = contest.won()
     reasons = [*contest.reasons(take), *deaths]
+    ranks = sorted({columns[i].ranks for i in living})
+    if len(ranks) > 1 and contest.speeds:
+        counts = ", ".join(map(str, ranks))
+        reasons.append(f"speed is of all ranks together, and their number differs ({counts})")
     if take is not None:
+        reasons += [*_skipped(names[take], columns[take], figures["skipped_steps"][take])]
         reasons.append(_limit(names[take], take, figures))
     return Advice(
         take=take,
@@ -353,17 +367,16 @@ class _Contest:
             (only,) = self.speeds
             return only, f"take {self.names[only]}: the only one that did not die"
         roomy = {i: s for i, s in self.speeds.items() if self.headroom.get(i, 1.0) >= _TIGHT}
-        fast = self.fast(roomy or self.speeds)
-        if len(fast) == 1:
-            return fast[
-                0
-            ], f"take {self.names[fast[0]]}: {self._lead(fast[0], roomy or self.speeds)}"
-        small = self.small({i: self.memory[i] for i in fast if i in self.memory})
-        if len(small) == 1:
-            others = " and ".join(self.names[i] for i in fast if i != small[0])
-            return small[0], (
-                f"take {self.names[small[0]]}: as fast as {others} within the noise, and it "
-                f"{self._less(small[0], fast)}"
+        speeds = roomy or self.speeds
+        fast = self.fast(speeds)
+        if (best := _alone(fast)) is not None:
+            return best, f"take {self.names[best]}: {self._lead(best, speeds)}"
+        best = _alone(self.small({i: self.memory[i] for i in fast if i in self.memory}))
+        if best is not None:
+            others = " and ".join(self.names[i] for i in fast if i != best)
+            return best, (
+                f"take {self.names[best]}: as fast as {others} within the noise, and it "
+                f"{self._less(best, fast)}"
             )
         said = ", ".join(self.names[i] for i in sorted(fast))
         return None, f"take any of {said}: neither speed nor memory differs by more than the noise"
@@ -445,6 +458,13 @@ def _work(columns: Sequence[Column], living: Sequence[int]) -> tuple[dict[int, f
     if any(columns[i].effective_batch for i in living):
         return {}, "not all told their batch, and it may differ"
     return dict.fromkeys(living, 1.0), "steps/s"
+
+
+def _skipped(name: str, column: Column, skipped: Figure) -> Iterator[str]:
+    """That many of its steps taught the model nothing."""
+    if isinstance(skipped, Estimate) and skipped.value > _WORTH_SAYING / 2 * column.steps:
+        steps = human_count(skipped.value)
+        yield f"{steps} steps of {name} were skipped, and changed no parameter"
 
 
 _WAITS = {"exposed_share": "exposed communication", "data_wait_share": "waiting for data"}

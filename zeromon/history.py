@@ -556,3 +556,20 @@ def by_step(rows: pl.LazyFrame) -> pl.LazyFrame:
 def steps(folder: Path) -> pl.DataFrame:
     """A history :func:`by_step`."""
     return _collect(list(segments(folder).values()), by_step)[0]
+
+
+def pieces(folder: Path) -> tuple[list[pl.LazyFrame], tuple[str, ...]]:
+    """A history in pieces that fit into memory, and the names of segments that cannot be read."""
+    found = {path.name: _piece(path) for path in segments(folder).values()}
+    broken = tuple(name for name, piece in found.items() if piece is None)
+    return [piece for piece in found.values() if piece is not None], broken
+
+
+def _piece(path: Path) -> pl.LazyFrame | None:
+    import polars as pl
+
+    with suppress(OSError, pl.exceptions.PolarsError):
+        piece = _scan([path])
+        piece.select(pl.len()).collect()  # what tells a whole file; its rows are read later
+        return piece.sort("start_us", "rank")
+    return None

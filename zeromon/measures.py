@@ -143,7 +143,8 @@ def tokens_a_step(m: Measured) -> float | str:
 
 
 def _step_time(m: Measured) -> Figure:
-    return typical(m.seconds) if m.seconds else _NO_STEP
+    found = typical(m.seconds) if m.seconds else None
+    return found if found is not None and found.value > 0 else _NO_STEP
 
 
 def _per_second(work: Callable[[Measured], float | str]) -> Callable[[Measured], Figure]:

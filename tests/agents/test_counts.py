@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flight import by_gloo_op, flight_counts
+from core.trace_format import checked
+from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
 from support import ENDED_WELL, Node, Result, train_command
+
+from zeromon.exports import chrome, rings
+from zeromon.exports.files import Progress
+from zeromon.history import pieces, steps
+from zeromon.measures import METRIC, measured, samples_a_step, tokens_a_step
+from zeromon.noise import Estimate
 
 STEPS = 12
 CASES = [
@@ -92,6 +99,67 @@ def test_counts_and_bytes_equal_the_models_arithmetic(
         assert nbytes["all_reduce"] == whole * STEPS
         if strategy == "zero1":
             assert nbytes["broadcast"] >= whole * STEPS
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
+    shared_node: Node, strategy: str, ranks: int
+) -> None:
+    """Three times the parameters under FSDP, twice under DDP; (n-1)/n of them in a ring of n."""
+    run = trained(shared_node, strategy, ranks)
+    _, nbytes = flight_counts(run.facts)
+    found = measured(
+        run.result.snapshot,
+        steps(shared_node.store.history(run.result.run)).to_dict(as_series=False),
+    )
+    assert (samples_a_step(found), tokens_a_step(found)) == (2 * ranks, 2 * ranks * 32)
+    sent = METRIC["sent_bytes"].find(found)
+    assert isinstance(sent, Estimate)
+    share = (ranks - 1) / ranks
+    if strategy.startswith("fsdp"):
+        reduced = by_op(run.metrics["zeromon_collective_bytes_total"])["reduce_scatter"]
+        # gloo says of a reduce-scatter that it is an all-reduce: the flight recorder has no other one
+        assert nbytes["all_reduce"] == reduced
+        assert sent.value == pytest.approx(share * sum(nbytes.values()) / STEPS)
+    else:
+        whole = 4 * sum(math.prod(shape) for shape in run.facts["params"].values())
+        broadcast = whole if strategy == "zero1" else 0  # each shard from the rank that updates it
+        # in so short a run a little is left of what was broadcast at its start
+        assert sent.value == pytest.approx(share * (2 * whole + broadcast), rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full"])
+def test_a_trace_of_the_record_has_every_collective_as_a_slice(
+    shared_node: Node, strategy: str
+) -> None:
+    """As many of each operation as the flight recorder counted; each within its step and its phase."""
+    run = trained(shared_node, strategy, 2)
+    folder = shared_node.store.folder(run.result.run)
+    path = shared_node.folder / f"{strategy}.json"
+    found, _ = pieces(folder / "history")
+    chrome.write(
+        run.result.snapshot, found, rings.of_run(run.result.run, folder), path, Progress(1),
+        packed=False,
+    )  # fmt: skip
+    events = checked(json.loads(path.read_text()))
+    calls, _ = flight_counts(run.facts)
+    mine = [e for e in events if e["ph"] == "X" and e["pid"] == 0]
+    of_kind = {kind: [e for e in mine if e["cat"] == kind] for kind in {e["cat"] for e in mine}}
+    counted = Counter(AS_GLOO_SAYS.get(e["name"], e["name"]) for e in of_kind["communication"])
+    assert counted == calls
+    assert [e["name"] for e in of_kind["step"]] == [f"step {n}" for n in range(1, STEPS + 1)]
+    assert Counter(e["name"] for e in of_kind["phases"])["backward"] == STEPS
+    ends = [e["ts"] + e["dur"] for e in of_kind["step"]]
+    begin, end = of_kind["step"][0]["ts"], ends[-1]
+    for one in [*of_kind["phases"], *of_kind["communication"], *of_kind["waits for communication"]]:
+        assert begin - 1 <= one["ts"] and one["ts"] + one["dur"] <= end + 1
+        # no phase reaches over the end of a step: all times are of one clock
+        assert one["cat"] != "phases" or not any(
+            one["ts"] < e - 1 < one["ts"] + one["dur"] - 2 for e in ends
+        )
+    spent = sum(e["dur"] for e in of_kind["waits for communication"]) / 1e6
+    told = sum(row.exposed_seconds for row in run.result.snapshot.ranks[0].collectives)
+    assert spent == pytest.approx(told, rel=1e-6)
 
 
 def by_op(series: dict[tuple[str, ...], float]) -> dict[str, int]:

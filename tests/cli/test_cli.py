@@ -15,7 +15,9 @@ from zeromon.advice import advise
 from zeromon.store import Store
 
 
-def zeromon(home: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def zeromon(
+    home: Path, *words: str, cwd: str | None = None, **extra: str
+) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ZEROMON")}
     environment |= {"ZEROMON_DIR": str(home / "rings"), "ZEROMON_STORE": str(home / "store")}
     return subprocess.run(
@@ -25,6 +27,7 @@ def zeromon(home: Path, *words: str, **extra: str) -> subprocess.CompletedProces
         text=True,
         timeout=60,
         check=False,
+        cwd=cwd,
     )
 
 
@@ -33,7 +36,7 @@ def test_help_lists_every_verb_and_an_example(tmp_path: Path) -> None:
     top = zeromon(tmp_path, "--help")
     assert top.returncode == 0
     assert "zeromon run -- torchrun" in top.stdout
-    for verb in ("run", "attach", "report"):
+    for verb in ("run", "attach", "report", "compare", "export"):
         assert f"    {verb} " in top.stdout
         page = zeromon(tmp_path, verb, "--help")
         assert page.returncode == 0

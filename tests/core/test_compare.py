@@ -263,6 +263,19 @@ def test_a_column_of_repeats_is_their_mean_and_its_noise_what_they_differ_by() -
     assert found.columns[1].runs == ("b.4", "b.5", "b.6")
 
 
+def test_runs_that_do_not_repeat_one_another_are_no_column() -> None:
+    other = one(models=(MODEL | {"stage": 1},), name="zero1")
+    with pytest.raises(CompareError, match="one, zero1 do not repeat one another"):
+        compare([[one(), other], [one()]])
+
+
+def test_steps_that_took_no_time_are_none() -> None:
+    """Of a clock that stood still, or a picture that was made up."""
+    still = one([0.0] * 100)
+    assert isinstance(of(still, "step_time"), str)
+    assert compare([[still], [one()]]).advice.take is None
+
+
 def test_a_figure_that_one_run_lacks_has_no_difference() -> None:
     with_device = one(memory=device_memory(), steps_reserved_bytes=GIB)
     found = compare([[one()], [with_device]])
@@ -334,6 +347,7 @@ def advised(*cases: dict[str, Any]) -> Advice:
             "exposed_share": Estimate(case.get("exposed", 0.05)),
             "data_wait_share": Estimate(case.get("data", 0.01)),
             "offload_time": Estimate(case.get("blocked_ms", 0) / 1e3),
+            "skipped_steps": Estimate(0),
         }
         known |= {name: case[name] for name in known if name in case}
         for name, found in figures.items():
@@ -445,6 +459,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], tuple[int | None, int | None, int |
     "nothing limits it": (
         [{"ms": 100}, {"ms": 120}], (0, 0, None),
         ["no wait takes 10 % of a step of A (ZeRO-0): it computes"],
+    ),
+    "more ranks": (
+        [{"ms": 100, "ranks": 4}, {"ms": 120}], (0, 0, None),
+        ["speed is of all ranks together, and their number differs (4, 8)"],
+    ),
+    "half of its steps were lost": (
+        [{"ms": 100, "skipped_steps": Estimate(90)}, {"ms": 120}], (0, 0, None),
+        ["90 steps of A (ZeRO-0) were skipped, and changed no parameter"],
     ),
     "strategies do not tell them apart": (
         [{"ms": 100, "name": "x", "strategy": "DDP"}, {"ms": 120, "name": "y", "strategy": "DDP"}],

@@ -32,6 +32,7 @@ VERBS = {
     "replay": "play a recorded run in the live views",
     "report": "print what a run did and how it ended",
     "compare": "runs side by side: what differs by more than noise, and which to take",
+    "export": "the steps of a run for other tools: Parquet, CSV, Perfetto, TensorBoard, wandb",
     "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
     "plan": "what fits on which devices, under which stage, and at what cost",
     "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",

@@ -22,11 +22,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from zeromon.cli.report import newest_picture, recent
+from zeromon.cli.report import picture_of, recent
 from zeromon.compare import (
     Column,
     Comparison,
@@ -43,8 +42,7 @@ from zeromon.history import by_step, steps
 from zeromon.limits import NAMES, broken, parse
 from zeromon.measures import Measured, measured
 from zeromon.report import table
-from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store, decode
+from zeromon.store import Store
 from zeromon.units import human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
@@ -87,23 +85,11 @@ def call(options: argparse.Namespace) -> int:
 
 def find(name: str) -> Measured:
     """The run that *name* means, with its history."""
-    path = Path(name)
-    if path.suffix == ".json" and path.is_file():
-        picture = _read(path)
-        kept = None
-    else:
-        picture = newest_picture(name)
-        kept = steps(Store().history(picture.run))
+    picture, is_kept = picture_of(name)
+    kept = steps(Store().history(picture.run)) if is_kept else None
     if kept is None or kept.is_empty():
         kept = by_step(recent(picture).lazy()).collect()
     return measured(picture, kept.to_dict(as_series=False))
-
-
-def _read(path: Path) -> RunSnapshot:
-    try:
-        return decode(path.read_bytes())
-    except OSError as error:
-        raise CompareError(f"cannot read {path}: {error.strerror}") from error
 
 
 # ---- text -----------------------------------------------------------------------------------------

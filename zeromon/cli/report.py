@@ -28,7 +28,7 @@ from zeromon.record import Past
 from zeromon.report import render
 from zeromon.snapshot import RunSnapshot, Stretch
 from zeromon.source import LiveSource, node_runs
-from zeromon.store import Store, encode
+from zeromon.store import Store, decode, encode
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,6 +142,17 @@ def newest_picture(name: str | None) -> RunSnapshot:
     exact = [run for run in pictures if run.run == name]
     # the same run may be both kept and live: what was taken last is the fuller one
     return max(exact or pictures, key=lambda run: (run.started_wall, run.taken_wall))
+
+
+def picture_of(name: str) -> tuple[RunSnapshot, bool]:
+    """The run *name*, or the picture in the JSON file *name*; and whether a record of it may be here."""
+    path = Path(name)
+    if path.suffix != ".json" or not path.is_file():
+        return newest_picture(name), True
+    try:
+        return decode(path.read_bytes()), False
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", "") from error
 
 
 def _live(name: str | None) -> list[RunSnapshot]:

@@ -1,0 +1,1 @@
+"""A recorded run in the forms of other tools: tables, traces, boards."""

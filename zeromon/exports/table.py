@@ -1,0 +1,58 @@
+"""The steps of a run as one table, in Parquet or CSV: a row a rank and step.
+
+Columns carry their units (docs/export.md); what is unknown is null, in CSV an empty cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeromon.history import IDLE, NAMES, SKIPPED
+from zeromon.snapshot import RunSnapshot
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_KEYS = ("rank", "step", "steps")
+_MAY_BE_UNKNOWN = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+
+
+def guarded(text: str) -> str:
+    """*text* from a run, such that no spreadsheet takes it for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
+    """The rows of *pieces* as they are exported."""
+    import polars as pl
+
+    strategies = {rank.rank: guarded(rank.strategy) for rank in run.ranks}
+    flags = {"idle": IDLE, "skipped": SKIPPED}
+    rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
+    return pl.concat(pieces).select(
+        pl.lit(guarded(run.run)).alias("run"),
+        pl.lit(guarded(run.node)).alias("node"),
+        pl.col("rank")
+        .replace_strict(strategies, default="", return_dtype=pl.String)
+        .alias("strategy"),
+        *_KEYS,
+        *((pl.col("flags") & bit).ne(0).alias(name) for name, bit in flags.items()),
+        *(
+            pl.when(pl.col(name) >= 0).then(pl.col(name))
+            if name in _MAY_BE_UNKNOWN
+            else pl.col(name)
+            for name in rest
+        ),
+    )
+
+
+def write(run: RunSnapshot, pieces: Sequence[pl.LazyFrame], path: Path, *, packed: bool) -> None:
+    """*packed*: Parquet, else CSV. Raises :class:`polars.exceptions.PolarsError` and OSError."""
+    rows = table(run, pieces)
+    if packed:
+        rows.sink_parquet(path, compression="zstd")
+    else:
+        rows.sink_csv(path)
