@@ -61,3 +61,11 @@ def human_params(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return str(count)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def no_formula(text: str) -> str:
+    """*text* for a cell of a CSV, such that no spreadsheet takes it for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

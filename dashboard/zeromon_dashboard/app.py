@@ -18,6 +18,7 @@ from zeromon.report import render
 from zeromon.source import LiveSource
 from zeromon.tracefile import read
 from zeromon.traces import lanes
+from zeromon.units import no_formula
 from zeromon_dashboard import components, figures, layout
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.guard import Guard
@@ -26,7 +27,6 @@ from zeromon_dashboard.pages import run_page
 from zeromon_dashboard.where import PAGES, Where, parse
 
 _MOST_TRACE_BYTES = 256 << 20
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
@@ -272,9 +272,10 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
         if writer is None:
             writer = csv.DictWriter(out, list(row))
             writer.writeheader()
-        writer.writerow({name: _harmless(value) for name, value in row.items()})
+        writer.writerow(
+            {
+                name: no_formula(value) if isinstance(value, str) else value
+                for name, value in row.items()
+            }
+        )
     return out.getvalue()
-
-
-def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

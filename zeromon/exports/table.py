@@ -11,30 +11,25 @@ from typing import TYPE_CHECKING
 
 from zeromon.history import IDLE, NAMES, SKIPPED
 from zeromon.snapshot import RunSnapshot
+from zeromon.units import no_formula
 
 if TYPE_CHECKING:
     import polars as pl
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _KEYS = ("rank", "step", "steps")
 _MAY_BE_UNKNOWN = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
-
-
-def guarded(text: str) -> str:
-    """*text* from a run, such that no spreadsheet takes it for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
     """The rows of *pieces* as they are exported."""
     import polars as pl
 
-    strategies = {rank.rank: guarded(rank.strategy) for rank in run.ranks}
+    strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
     flags = {"idle": IDLE, "skipped": SKIPPED}
     rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
     return pl.concat(pieces).select(
-        pl.lit(guarded(run.run)).alias("run"),
-        pl.lit(guarded(run.node)).alias("node"),
+        pl.lit(no_formula(run.run)).alias("run"),
+        pl.lit(no_formula(run.node)).alias("node"),
         pl.col("rank")
         .replace_strict(strategies, default="", return_dtype=pl.String)
         .alias("strategy"),

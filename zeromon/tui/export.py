@@ -12,8 +12,8 @@ from typing import Any
 
 from zeromon.tui.line import clean
 from zeromon.tui.tables import Row, Sheet
+from zeromon.units import no_formula
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _FONTS = re.compile(r"@font-face\s*{[^}]*}")
 
 
@@ -33,8 +33,7 @@ def csv_text(sheet: Sheet[Row]) -> str:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return "" if value is None else value
-    text = clean(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return no_formula(clean(value))
 
 
 def without_fonts(svg: str) -> str:
