@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,6 +64,7 @@ DEFAULT_PORT = 9417
 _TICK_SECONDS = 1.0
 _SAVE_EVERY = 5
 _STATUS_PATIENCE = 3
+_KILL_ROUNDS = 8  # a kill is counted at once, and a large process takes long to be gone
 _LINGER_SECONDS = 60.0
 _LEAST_LINGER_SECONDS = 3.0
 _START_PATIENCE_SECONDS = 30.0
@@ -89,7 +91,8 @@ class RankFollower:
         self._pressure = PressureReader(header.pid)
         self._host: HostMemory | None = None
         self._host_is_final = False
-        self._kills_before = self._kills_last = 0
+        self._kills: deque[int] = deque([0], maxlen=_KILL_ROUNDS)
+        """As counted in the last rounds of its life."""
         self.settled = False
 
     def poll(self) -> None:
@@ -167,9 +170,8 @@ class RankFollower:
             return self._host
         now = reader.read(self.state.pid)
         if self.alive:
-            # from the round before the last: the kill may have been counted before the death was seen
-            self._kills_before, self._kills_last = self._kills_last, _kills(now)
-        self._host = replace(now, kills_at_end=max(0, _kills(now) - self._kills_before))
+            self._kills.append(_kills(now))
+        self._host = replace(now, kills_at_end=max(0, _kills(now) - self._kills[0]))
         self._host_is_final = self.settled
         return self._host
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory import During, Term, predict
+from zeromon.memory import During, MemoryBreakdown, Term, predict
 from zeromon.model import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
 from zeromon.snapshot import Cause, ExpectedRow, RankSnapshot, Rest, RoleRow
 
@@ -109,11 +109,13 @@ def _each(value: Any) -> float:
 def terms_of(described: Described) -> list[Term]:
     """What one model takes, peaks of gathered parameters included."""
     wanted = (During.ALWAYS, During.STEP)
-    terms = [
-        term
-        for term in predict(described.sizes, described.plan).terms
-        if term.during in wanted or term.role in PEAK_ROLES
+    return [
+        term for term in _all_terms(described) if term.during in wanted or term.role in PEAK_ROLES
     ]
+
+
+def _all_terms(described: Described) -> list[Term]:
+    terms = list(predict(described.sizes, described.plan).terms)
     if described.optimizer_numel is not None:  # split by whole parameters: this rank's own share
         each = described.plan.optimizer.full_states * described.plan.precision.state_bytes
         terms = [t for t in terms if t.role != "optimizer_state"]
@@ -122,6 +124,20 @@ def terms_of(described: Described) -> list[Term]:
     if not described.optimizer_known:
         terms = [t for t in terms if t.role != "optimizer_state"]
     return terms
+
+
+def host_bytes(models: Iterable[Mapping[str, Any]], *, on_cpu: bool) -> int:
+    """What models take of their host at the peak of a step, without activations; 0 if none is described.
+
+    *on_cpu*: their device is the host.
+    """
+    described = [found for facts in models if (found := read_facts(facts)) is not None]
+    memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
+    places = ("host", "device") if on_cpu else ("host",)
+    return max(
+        sum(memory.total(place, during) for place in places)
+        for during in (During.BACKWARD, During.STEP)
+    )
 
 
 def expected_rows(

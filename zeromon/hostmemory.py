@@ -62,6 +62,14 @@ class HostReader:
         )
 
 
+def capacity(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """What *pid*'s machine, or the tightest of its cgroups, has in all; -1 where nothing says."""
+    total = _field(proc / "meminfo", "MemTotal:")
+    levels = map(read_level, folders(pid, "memory", proc, cgroup))
+    found = [level.limit_bytes for level in levels if level is not None]
+    return min([*found, *([total * 1024] if total >= 0 else [])], default=-1)
+
+
 def read_level(folder: Path) -> HostMemory | None:
     """One cgroup with a limit; None without one."""
     for limit_name, usage_name, prefix in (

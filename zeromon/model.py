@@ -135,7 +135,9 @@ class ModelSpec:
             persistent_numel=persistent,
             unit_numels=tuple(freed[:4]) if self.has_units else (),
             kept_numel=kept if self.has_units else 0,
-            largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes),
+            largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes)
+            if self.has_units
+            else 0,
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes

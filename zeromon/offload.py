@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from zeromon.remedies import as_number, setting, share_of_step
+from zeromon.expected import host_bytes
+from zeromon.forecast import host_capacity
+from zeromon.remedies import NEXT_STAGE, as_number, setting, share_of_step
 from zeromon.snapshot import Disk, Finding, RankSnapshot, Remedy, RunSnapshot, TransferRow
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
@@ -254,4 +256,89 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Finding]:
         return
 
 
-RULES: tuple[Callable[[RunSnapshot], Iterable[Finding]], ...] = (offload_waits, pinned_memory_off)
+# ---- memory of the host ----------------------------------------------------------------------------
+
+_ROOMY = 0.95
+"""Of what the host has; programs and activations come on top of model states."""
+
+
+def host_memory_short(run: RunSnapshot) -> Iterable[Finding]:
+    """Model states that are to be kept on the host will not fit there. Said before they are.
+
+    By the arithmetic of ZeRO, over the ranks of this node, until they have made their optimizers' state.
+    """
+    if any(rank.steps >= 2 for rank in run.ranks):
+        return  # what has been made is there, and its growth is the forecast's
+    needs = {rank.rank: _host_needs(rank) for rank in run.ranks}
+    room = _host_room(run)
+    if room < 0 or sum(needs.values()) <= _ROOMY * room:
+        return
+    most = max(run.ranks, key=lambda rank: needs[rank.rank])
+    ranks = f"{len(run.ranks)} rank{'s' * (len(run.ranks) > 1)}"
+    limit = next((r.host.cgroup for r in run.ranks if r.host and r.host.limit_bytes > 0), "")
+    yield Finding(
+        rule="host_memory_short",
+        code="ZM210",
+        severity="critical" if sum(needs.values()) > room else "warning",
+        text=f"model states of {ranks} take {human_bytes(sum(needs.values()))} of this host, and it "
+        f"has {human_bytes(room)} for them" + (f" (cgroup {limit})" if limit else ""),
+        remedy=_off_the_host(most),
+    )
+
+
+def _host_needs(rank: RankSnapshot) -> int:
+    models = [*rank.models, *([rank.planned] if rank.planned else [])]
+    return host_bytes(models, on_cpu=rank.device == "cpu")
+
+
+def _host_room(run: RunSnapshot) -> int:
+    """What the ranks may hold together; of dead ones the limit tells, or what their end has set free."""
+    living = [rank for rank in run.ranks if rank.alive]
+    if living:
+        return host_capacity(living)
+    hosts = [rank.host for rank in run.ranks if rank.host is not None]
+    return min(
+        (h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1
+    )
+
+
+def _off_the_host(rank: RankSnapshot) -> Remedy | None:
+    """To the disk, to the device, or divided among the ranks; None where there is nothing left to do."""
+    cause = "the sizes of the model, of its optimizer, and what the strategy keeps on the host"
+    facts = rank.planned or next(iter(rank.models), {})
+    stage, offloads = facts.get("stage"), facts.get("optimizer_on") == "host"
+    strategy = f"deepspeed-zero{stage}" if facts.get("framework") == "deepspeed" else rank.strategy
+    if strategy == "deepspeed-zero3" or (offloads and strategy.startswith("deepspeed")):
+        return Remedy(
+            cause=cause,
+            dialect="DeepSpeed JSON",
+            diff=('- "offload_optimizer": {"device": "cpu"}\n' if offloads else "")
+            + '+ "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
+            effect="optimizer state and fp32 parameters leave the host",
+            price="the disk's speed in every step; more nodes divide them, too",
+        )
+    if offloads:
+        return Remedy(
+            cause=cause,
+            dialect="Python (FSDP2)",
+            diff="- fully_shard(model, offload_policy=CPUOffloadPolicy())\n+ fully_shard(model)",
+            effect="shards, gradients and optimizer state leave the host",
+            price="as much of the devices; more of them divide it",
+        )
+    if strategy not in NEXT_STAGE or rank.world_size < 2:
+        return None
+    _, dialect, diff, price = NEXT_STAGE[strategy]
+    return Remedy(
+        cause=cause,
+        dialect=dialect,
+        diff=diff,
+        effect=f"each of {rank.world_size} ranks keeps a part of what all of them keep now",
+        price=price,
+    )
+
+
+RULES: tuple[Callable[[RunSnapshot], Iterable[Finding]], ...] = (
+    host_memory_short,
+    offload_waits,
+    pinned_memory_off,
+)

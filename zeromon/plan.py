@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,11 @@ RESERVE = 0.06
 
 _USUAL_BYTES = 80 << 30
 """Of a device, where a run does not say."""
+HOST_RESERVE = 0.1
+"""Share of a host that the system, programs and data loaders take."""
+
+RANKS_A_HOST = 8
+"""Where nobody says."""
 
 DEVICES = {
     "a100-40": 40 << 30, "a100": 80 << 30, "a100-80": 80 << 30, "h100": 80 << 30, "h200": 141 << 30,
@@ -52,11 +58,21 @@ class Setup:
     known: Sizes | None = None
     """The sizes of a run's model, as its rank told them; instead of those of *model*."""
     reserve: float = RESERVE
+    host_bytes: int | None = None
+    """Memory of one host, which its ranks share; None: not known, and not compared."""
+    hosts: int = 1
 
     @property
     def usable_bytes(self) -> int:
         """What a rank may plan with."""
         return round(self.device_bytes * (1 - self.reserve))
+
+    @property
+    def usable_host_bytes(self) -> float:
+        """What a rank may plan with of its host."""
+        if self.host_bytes is None:
+            return math.inf
+        return self.host_bytes * (1 - HOST_RESERVE) / -(-self.plan.ranks // self.hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +81,8 @@ class Row:
 
     plan: ShardPlan
     memory: MemoryBreakdown
-    fits: bool
+    fits_device: bool
+    fits_host: bool
     communication_bytes: int
     """Sent by a rank in a step."""
     largest_micro_batch: int | None
@@ -75,6 +92,21 @@ class Row:
     def device_bytes(self) -> int:
         """At the peak."""
         return self.memory.total("device")
+
+    @property
+    def host_bytes(self) -> int:
+        """The same on the host."""
+        return self.memory.total("host")
+
+    @property
+    def fits(self) -> bool:
+        """On the device, and on the host where that is known."""
+        return self.fits_device and self.fits_host
+
+
+def hosts_of(ranks: int) -> int:
+    """On how many hosts *ranks* are, where nobody says."""
+    return -(-ranks // RANKS_A_HOST)
 
 
 def of_run(run: RunSnapshot) -> Setup:
@@ -164,7 +196,8 @@ def row(setup: Setup, plan: ShardPlan) -> Row:
     return Row(
         plan=plan,
         memory=memory,
-        fits=memory.total("device") <= setup.usable_bytes,
+        fits_device=memory.total("device") <= setup.usable_bytes,
+        fits_host=memory.total("host") <= setup.usable_host_bytes,
         communication_bytes=communication_bytes(sizes, plan),
         largest_micro_batch=_largest(setup, plan),
     )
@@ -227,6 +260,12 @@ def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
     """The first that fits, in the order of what it costs; and why."""
     ordered = list(rows)
     fitting = [r for r in ordered if r.fits]
+    if not fitting and any(r.fits_device for r in ordered):
+        least = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
+        return None, (
+            f"nothing fits: what fits on the devices takes the host's memory, {least.plan.label} "
+            f"{human_bytes(least.host_bytes)} a rank; more hosts, or more devices would help"
+        )
     if not fitting:
         smallest = min(ordered, key=lambda r: r.device_bytes)
         return None, (
@@ -241,7 +280,7 @@ def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
         reasons.append("no lower stage fits")
     else:
         reasons.append("everything fits without partitioning")
-    lower = [r for r in ordered if not r.fits and _cost(r) < _cost(best)]
+    lower = [r for r in ordered if not r.fits_device and _cost(r) < _cost(best)]
     if lower:
         needs = human_bytes(lower[-1].device_bytes)
         reasons.append(f"{lower[-1].plan.label} would need {needs}")

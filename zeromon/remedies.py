@@ -538,7 +538,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Finding]:
     """A memory is nearly full with what a higher stage would divide among the ranks. Said once."""
     for rank in run.ranks:
         risk = max(rank.risks, key=lambda r: r.ratio, default=None)
-        step = _NEXT_STAGE.get(rank.strategy)
+        step = NEXT_STAGE.get(rank.strategy)
         if risk is None or risk.ratio < 0.5 or risk.cause == "growth" or step is None:
             continue
         roles, dialect, diff, price = step
@@ -572,7 +572,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Finding]:
 
 _OPTIMIZER = ("optimizer_state", "master_param")
 _NO_MORE = "no more communication than before"
-_NEXT_STAGE: dict[str, tuple[tuple[str, ...], str, str, str]] = {
+NEXT_STAGE: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     "ddp": (
         (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), "Python (FSDP2)",
         "- DistributedDataParallel(model)\n+ for layer in model.layers:\n+     fully_shard(layer)\n"

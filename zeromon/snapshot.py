@@ -629,6 +629,8 @@ class RankSnapshot:
     """Settings of its newest DataLoader."""
     models: tuple[dict[str, Any], ...] = ()
     """What the rank told of its models; see :func:`zeromon.expected.read_facts`."""
+    planned: dict[str, Any] = field(default_factory=dict)
+    """The same of a DeepSpeed engine that is being made."""
     expected: tuple[ExpectedRow, ...] = ()
     """Roles measured against predicted; empty while no model is known."""
     traffic: tuple[TrafficRow, ...] = ()

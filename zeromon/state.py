@@ -887,6 +887,7 @@ def summarize(
         capture=_capture(state),
         loader=_facts_of(state, "loader"),
         models=tuple(models),
+        planned=_facts_of(state, "planned"),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
         out_of_memory=_out_of_memory(state),

@@ -205,6 +205,8 @@ class Agent:
             return
         self.models.saw_optimizer(optimizer)
         following = self.recorder.step + 1
+        if following == 1:  # before it makes its state, which may be the end of the process
+            self._describing(0)
         if self.recorder.mode == ON and census_step(following) and self._census_of != following:
             self._census_of = following
             self.census.take()

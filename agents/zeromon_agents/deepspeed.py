@@ -207,9 +207,17 @@ class DeepSpeed:
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._recorder.guard.note(error, "settings")
         try:
-            facts["model"] = model_facts.of_engine(
-                engine, known.stage, _place(known.optimizer_on), _place(known.params_on)
-            )
+            facts["model"] = {
+                **_model_of(
+                    engine.module,
+                    engine._config,
+                    int(engine.dp_world_size),
+                    half=bool(engine.bfloat16_enabled() or engine.fp16_enabled()),
+                ),
+                **model_facts.of_optimizer(engine.optimizer),
+                "accumulation": int(engine.gradient_accumulation_steps()),
+                "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            }
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._recorder.guard.note(error, "model facts")
         for part in ("offload_optimizer", "offload_param"):
@@ -240,16 +248,27 @@ class DeepSpeed:
     # ---- engine hooks -------------------------------------------------------------------------
 
     def _init_hook(self, original: Any) -> Any:
-        steps = self._steps
+        """What it is going to keep is told before: making that may be the end of the process."""
+        steps, foretell = self._steps, self._recorder.guard.guarded(self._foretell)
 
         def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             steps.constructing += 1
             try:
+                foretell(kwargs)
                 original(engine, *args, **kwargs)
+                foretell({})
             finally:
                 steps.constructing -= 1
 
         return __init__
+
+    def _foretell(self, arguments: dict[str, Any]) -> None:
+        """The facts of an engine that is made with *arguments*; none without a configuration."""
+        if self._recorder.mode == OFF:
+            return
+        config = arguments.get("config_class")
+        facts = config and planned(arguments.get("model"), arguments.get("optimizer"), config)
+        self._recorder.meta(planned=facts)
 
     def _forward_hook(self, original: Any) -> Any:
         recorder, steps = self._recorder, self._steps
@@ -556,6 +575,31 @@ class DeepSpeed:
                     self.transfers.add(path, nbytes, spent, spent)
 
         return copy
+
+
+def _model_of(module: Any, config: Any, ranks: int, *, half: bool) -> dict[str, Any]:
+    """The facts of the model of an engine with *config*, but for its optimizer."""
+    zero = config.zero_config
+    return model_facts.of_deepspeed(
+        module,
+        zero,
+        ranks=ranks,
+        half=half,
+        optimizer_on=_place(_device(zero.offload_optimizer)),
+        params_on=_place(_device(zero.offload_param)),
+    )
+
+
+def planned(model: Any, optimizer: Any, config: Any) -> dict[str, Any]:
+    """The facts of the model of an engine that is to be made with *config*."""
+    parts = (getattr(config, name, None) for name in ("float16_config", "bfloat16_config"))
+    half = any(getattr(part, "enabled", False) for part in parts)
+    facts = _model_of(model, config, int(config.world_size), half=half)
+    if optimizer is not None:
+        return facts | model_facts.of_optimizer(optimizer)
+    chosen = config.optimizer_params or {}
+    momentum = float(chosen.get("momentum") or 0.0)
+    return {**facts, "optimizer": str(config.optimizer_name or ""), "momentum": momentum}
 
 
 def _device(offload: Any) -> str:

@@ -102,6 +102,7 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> Facts:
         else:
             units.append(unit)
     first = groups[0].fsdp_params[0]
+    offloads = bool(getattr(first, "offload_to_cpu", False))
     mesh = groups[0].mesh_info
     ranks = int(getattr(mesh, "shard_mesh_size", 1))
     compute = getattr(first, "param_dtype", None) or first.orig_dtype
@@ -120,8 +121,14 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> Facts:
         "param_bytes": first.orig_dtype.itemsize,
         "compute_bytes": compute.itemsize,
         "grad_bytes": first.orig_dtype.itemsize,
-        "params_on": "host" if getattr(first, "offload_to_cpu", False) else "device",
+        **_offloaded(offloads, 3 if units else 2),
     }
+
+
+def _offloaded(offloads: bool, stage: int) -> Facts:
+    """Where FSDP keeps shards and optimizer state; at stage 2 parameters stay whole on the device."""
+    where = "host" if offloads else "device"
+    return {"optimizer_on": where, "params_on": where if stage == 3 else "device"}
 
 
 def _fsdp1(module: Any, handles: list[Any]) -> Facts:
@@ -156,6 +163,7 @@ def _fsdp1(module: Any, handles: list[Any]) -> Facts:
         "param_bytes": stored.itemsize,
         "compute_bytes": compute.itemsize,
         "grad_bytes": stored.itemsize,
+        **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
     }
 
 
@@ -185,28 +193,27 @@ def _whole(module: Any) -> Facts:
     }
 
 
-def of_engine(engine: Any, stage: int, optimizer_on: str, params_on: str) -> Facts:
-    """The facts of a DeepSpeed engine."""
-    zero = engine._config.zero_config
-    params = list(engine.module.parameters())
-    ranks = int(engine.dp_world_size)
+def of_deepspeed(
+    module: Any, zero: Any, *, ranks: int, half: bool, optimizer_on: str, params_on: str
+) -> Facts:
+    """The facts of the model of a DeepSpeed engine that is, or is to be; *zero*: its ZeRO settings."""
+    stage = int(zero.stage)
+    params = list(module.parameters())
     whole = {id(p): int(getattr(p, "ds_numel", 0) or p.numel()) for p in params}
     part = {id(p): -(-n // ranks) for p in params if (n := whole[id(p)])}
     trainable = [p for p in params if p.requires_grad]
     persistent = sum(whole[id(p)] for p in params if getattr(p, "ds_persist", False))
-    modules = (m for m in engine.module.modules()) if stage == 3 else ()
+    modules = module.modules() if stage == 3 else ()
     units = [
         sum(whole[id(p)] for p in m.parameters(recurse=getattr(m, "_z3_leaf", False)))
         for m in modules
     ]
-    half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
     size = 2 if half else 4
-    held = inner(engine.optimizer)
     bucket = int(zero.reduce_bucket_size)
     if bucket * size >= LARGE and all(p.device.type == "cpu" for p in params):
         bucket = min(bucket, sum(whole.values()))  # the rest of it is never touched
     hpz = int(getattr(zero, "zero_hpz_partition_size", 1))
-    facts: Facts = {
+    return {
         "framework": "deepspeed",
         "stage": stage,
         "ranks": ranks,
@@ -226,8 +233,6 @@ def of_engine(engine: Any, stage: int, optimizer_on: str, params_on: str) -> Fac
         "grad_bytes": size,
         # in fp32 the flat partition is a copy of the parameters all the same
         "has_master": half or stage > 0,
-        "optimizer": type(held).__name__,
-        "momentum": _momentum(getattr(held, "defaults", {})),
         "optimizer_on": optimizer_on,
         "params_on": params_on,
         "grad_bucket_numel": bucket if stage else 0,
@@ -237,11 +242,8 @@ def of_engine(engine: Any, stage: int, optimizer_on: str, params_on: str) -> Fac
         "prefetch_numel": int(getattr(zero, "prefetch_bucket_size", 0)) if stage == 3 else 0,
         "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
-        "accumulation": int(engine.gradient_accumulation_steps()),
-        "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
-        "buffer_bytes": sum(map(_nbytes, engine.module.buffers())),
+        "buffer_bytes": sum(map(_nbytes, module.buffers())),
     }
-    return facts
 
 
 def _nbytes(tensor: Any) -> int:

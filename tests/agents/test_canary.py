@@ -91,7 +91,7 @@ def test_attributes_read_from_fsdp_are_still_set() -> None:
             "torch.distributed.fsdp._flat_param",
             "_full_param_padded _full_prec_full_param_padded _local_shard _mp_shard _cpu_grad "
             "_saved_grad_shard _unpadded_unsharded_size _fwd_bwd_param_dtype _sharding_strategy "
-            "uses_sharded_strategy needs_unshard",
+            "uses_sharded_strategy needs_unshard _offload_params",
         ),
         ("torch.distributed.fsdp.fully_sharded_data_parallel", "_handle"),
         ("torch.nn.parallel.distributed", "gradient_as_bucket_view process_group"),

@@ -54,7 +54,12 @@ def test_patched_names_exist_where_they_are_patched(module: str, owner: str, nam
     [
         (deepspeed.ENGINE, "skipped_steps global_steps zero_config optimizer module"),
         (deepspeed.ENGINE, "fp16_enabled bfloat16_enabled communication_data_type"),
-        ("deepspeed.runtime.config", "_param_dict zero_config float16_config"),
+        (
+            "deepspeed.runtime.config",
+            "_param_dict zero_config float16_config bfloat16_config world_size optimizer_name "
+            "optimizer_params",
+        ),
+        ("deepspeed", "model=model optimizer=optimizer config_class=config_class"),
         (
             "deepspeed.runtime.precision_config",
             "loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -9,12 +10,15 @@ import socket
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
 from support import ENDED_WELL, LAUNCH, PROGRAMS, ROOT, Node, Result, train_command
 
+from zeromon.expected import host_bytes
+from zeromon.ring import NameKind, RingReader
 from zeromon.snapshot import RankSnapshot
 
 STEPS = 6
@@ -432,3 +436,24 @@ def test_gloo_says_all_reduce(shared_node: Node) -> None:
     run = trained(shared_node, "zero3", 1)
     assert AS_GLOO_SAYS["reduce_scatter"] == "all_reduce"
     assert by_op(run.metrics["zeromon_collectives_total"])["reduce_scatter"] > 0
+
+
+@pytest.mark.parametrize(("config", "accumulate"), [c for c in CASES if c[1] == 1])
+def test_what_an_engine_will_keep_is_told_before_it_is_made(
+    shared_node: Node, tmp_path: Path, config: str, accumulate: int
+) -> None:
+    """The same facts as of the engine that it became; afterwards they are withdrawn."""
+    run = trained(shared_node, config, accumulate)
+    kept = next(shared_node.store.runs.glob(f"{run.result.run}/rank0.*.gz"))
+    ring = tmp_path / "rank0.ring"
+    ring.write_bytes(gzip.decompress(kept.read_bytes()))
+    told = [name.payload for name in RingReader(ring).names() if name.kind == NameKind.META]
+    planned = [facts["planned"] for facts in told if "planned" in facts]
+    became = next(facts["engine1"]["model"] for facts in told if "engine1" in facts)
+    assert planned[-1] is None
+    differ = {key for key, value in planned[0].items() if value != became[key]}
+    # the optimizer by the configuration's name for it; what stays gathered is decided later
+    assert differ <= {"optimizer", "persistent_numel"}
+    on_host = [host_bytes([facts], on_cpu=True) for facts in (planned[0], became)]
+    assert on_host[0] == pytest.approx(on_host[1], rel=0.01)
+    assert run.rank.planned == {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import LAUNCH, ROOT, Node
+from support import LAUNCH, ROOT, Node, train_command
 
 from zeromon.report import render
 from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
@@ -73,6 +73,21 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
     assert str(cgroup) in text
     assert "everything else in RSS" in text
     assert "before  step" in text
+
+
+def test_state_that_will_not_fit_is_told_before_it_is_made(node: Node, cgroup: Path) -> None:
+    """The arithmetic speaks up while the first optimizer step begins; the record keeps it."""
+    living: list[RunSnapshot] = []
+    script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
+    command = ["sh", "-c", script, "sh", *train_command(1, program="outgrow.py")]
+    result = node.run(command, seen=living.append)
+    (rank,) = result.snapshot.ranks
+    assert rank.ended == KILLED_FOR_MEMORY, result.output
+    before = [f for p in living if p.ranks and p.ranks[0].alive for f in p.findings]
+    for findings in (before, result.snapshot.findings):
+        told = next(f for f in findings if f.rule == "host_memory_short")
+        assert told.severity == "critical"
+        assert "model states of 1 rank take 1.7 GiB of this host, and it has 1." in told.text
 
 
 def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:

@@ -48,6 +48,24 @@ def test_seven_billion_on_four_devices(capsys: pytest.CaptureFixture[str]) -> No
     assert sent[3] == pytest.approx(1.5 * sent[2])
 
 
+def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """ZeRO-3 with all of 16 bytes a parameter on the host, and fp32 gradients besides."""
+    arguments = ("7B", "--devices", "16", "--memory", "8GiB", "--host-memory")
+    _, one = planned(capsys, *arguments, "1TiB", "--hosts", "1")
+    offloaded = next(r for r in one["rows"] if r["params_on"] == "host")
+    assert offloaded["bytes"]["host"] * 16 / 7e9 == pytest.approx(20, rel=0.01)
+    assert (offloaded["fits"], one["hosts"]) == (True, 1)
+    _, small = planned(capsys, *arguments, "100GiB")
+    offloaded = next(r for r in small["rows"] if r["params_on"] == "host")
+    assert (offloaded["fits_host"], offloaded["fits"], small["hosts"]) == (True, True, 2)
+    _, short = planned(capsys, *arguments, "100GiB", "--hosts", "1")
+    offloaded = next(r for r in short["rows"] if r["params_on"] == "host")
+    assert (offloaded["fits_host"], offloaded["fits"]) == (False, False)
+    assert main(["plan", *arguments, "here"]) in (0, 1)
+    assert "usable a rank)" in capsys.readouterr().out
+    assert main(["plan", *arguments, "lots"]) == 2
+
+
 def test_nothing_fits_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One layer of it is larger than the device."""
     shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80,

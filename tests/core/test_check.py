@@ -359,6 +359,36 @@ def test_the_strategy_is_held_against_the_model(
     assert {code for code, _ in found_in(tmp_path, text, name, machine)} == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "host_gib", "hosts", "expected"),
+    [
+        # 18 bytes of each of 60e9 parameters, 4 of fp32 gradients: 1006 GiB; 90 % may be used
+        (zero(3, offload_optimizer=OFFLOAD), "ds.json", 1100, None, {"ZM210"}),
+        (zero(3, offload_optimizer=OFFLOAD), "ds.json", 1130, None, set()),
+        (zero(3, offload_optimizer=OFFLOAD), "ds.json", None, None, set()),
+        (zero(3, offload_optimizer=OFFLOAD), "ds.json", 600, 2, set()),
+        (zero(3), "ds.json", 100, None, {"ZM203"}),
+        (launch("DEEPSPEED", "zero_stage: 3\noffload_optimizer_device: cpu\n"
+                "zero3_save_16bit_model: true"), "a.yaml", 600, None, {"ZM210"}),
+        (launch("DEEPSPEED", "zero_stage: 3\noffload_optimizer_device: cpu\n"
+                "zero3_save_16bit_model: true", "num_machines: 2"), "a.yaml", 600, None, set()),
+    ],
+)  # fmt: skip
+def test_offload_is_held_against_the_host(
+    tmp_path: Path,
+    text: str,
+    name: str,
+    host_gib: int | None,
+    hosts: int | None,
+    expected: set[str],
+) -> None:
+    machine = Machine(
+        devices=8, device_bytes=80 << 30, model=MODELS["60B"], hosts=hosts,
+        host_bytes=host_gib and host_gib << 30,
+    )  # fmt: skip
+    assert {code for code, _ in found_in(tmp_path, text, name, machine)} == expected
+
+
 def test_a_bucket_is_held_against_the_memory(tmp_path: Path) -> None:
     text = zero(2, reduce_bucket_size=1_200_000_000, overlap_comm=True)
     assert not found_in(tmp_path, text, machine=Machine(device_bytes=80 << 30))
@@ -693,7 +723,7 @@ def test_every_code_has_a_whole_page(code: str) -> None:
 
 def test_every_code_is_tried() -> None:
     tried = {code for table in (DEEPSPEED, ACCELERATE, SCRIPTS) for _, _, code, _ in table}
-    others = {"ZM101", "ZM202", "ZM203", "ZM505", "ZM603"}  # by tests of their own
+    others = {"ZM101", "ZM202", "ZM203", "ZM210", "ZM505", "ZM603"}  # by tests of their own
     assert emitted() == tried | others
 
 
@@ -730,6 +760,22 @@ def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixt
         (["ds.json", "--model", "7B"], 2),
         (["ds.json", "--model", "huge", "--memory", "80"], 2),
         (["ds.json", "--memory", "lots"], 2),
+        (["ds.json", "--host-memory", "512"], 2),
+        (["ds.json", "--model", "7B", "--memory", "80", "--host-memory", "lots"], 2),
+        (
+            [
+                "ds.json",
+                "--model",
+                "7B",
+                "--devices",
+                "8",
+                "--memory",
+                "80",
+                "--host-memory",
+                "here",
+            ],
+            1,
+        ),
         (["ds.json", "--json", "--sarif", "-"], 2),
         (["ds.json", "--sarif", "absent/x.sarif"], 2),
     ],

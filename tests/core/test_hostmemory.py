@@ -10,7 +10,7 @@ import pytest
 from core.build import rank
 from zeromon.cgroups import folders
 from zeromon.collector import explain_kills
-from zeromon.hostmemory import HostReader, read_level
+from zeromon.hostmemory import HostReader, capacity, read_level
 from zeromon.snapshot import KILLED_FOR_MEMORY, HostMemory
 
 GIB = 1 << 30
@@ -78,6 +78,17 @@ def test_no_limit_leaves_what_the_machine_has(tmp_path: Path, limit: str) -> Non
     found = HostReader(proc, tmp_path / "cgroup").read(7)
     assert (found.cgroup, found.limit_bytes) == ("", -1)
     assert found.headroom_bytes == 3 * GIB
+
+
+def test_what_there_is_in_all_is_the_limit_or_the_machine(tmp_path: Path) -> None:
+    proc = proc_of(tmp_path / "proc", "0::/slice/job\n")
+    (proc / "meminfo").write_text(f"MemTotal: {16 << 20} kB\n")
+    root = tmp_path / "cgroup"
+    v2(root / "slice" / "job", str(4 * GIB), 3 * GIB, 0, kills=0)
+    assert capacity(7, proc, root) == 4 * GIB
+    v2(root / "slice" / "job", str(64 * GIB), 3 * GIB, 0, kills=0)
+    assert capacity(7, proc, root) == 16 * GIB
+    assert capacity(7, tmp_path / "none", root) == -1
 
 
 def test_a_container_that_shows_its_own_root(tmp_path: Path) -> None:

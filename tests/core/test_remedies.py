@@ -131,6 +131,22 @@ PAGEABLE = {
     "zero_optimization.offload_optimizer.pin_memory": "false",
     "zero_optimization.offload_optimizer.device": "cpu",
 }
+
+
+def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapshot:
+    """An engine of ZeRO-2 for 10^9 parameters, whose optimizer will be *on*: 16 GB where it is."""
+    planned = {
+        "framework": "deepspeed", "stage": 2, "ranks": 1, "numel": 10**9, "trainable": 10**9,
+        "shard_numel": 10**9, "trainable_shard_numel": 10**9, "param_bytes": 2, "compute_bytes": 2,
+        "grad_bytes": 2, "has_master": True, "optimizer": "adamw", "optimizer_on": on,
+    }  # fmt: skip
+    base: dict[str, Any] = {
+        "device": "cuda:0", "steps": 0, "recent": (), "rss_bytes": 0, "planned": planned,
+        "models": (), "host": HostMemory(headroom_bytes=room),
+    }  # fmt: skip
+    return one(**(base | facts))
+
+
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
 FIRES: dict[str, RankSnapshot] = {
@@ -182,6 +198,7 @@ FIRES: dict[str, RankSnapshot] = {
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
     "loss_scale_settings": TRIED,
     "offload_waits": offloading(way("disk_read")),
+    "host_memory_short": planning(),
     "pinned_memory_off": offloading(
         way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, device="cuda:0", links=ON_PCIE
     ),
@@ -217,6 +234,7 @@ SILENT: dict[str, RankSnapshot] = {
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
     "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),
     "offload_waits": offloading(way("disk_read"), blocked_ms=10),
+    "host_memory_short": planning(on="device"),
     "pinned_memory_off": offloading(
         way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, links=ON_PCIE
     ),
@@ -399,6 +417,63 @@ def test_on_a_cpu_offload_copies_within_the_host() -> None:
     finding = found(offloading(way("device_to_host")), "offload_waits")
     assert finding is not None and finding.remedy is not None
     assert '- "offload_optimizer": {"device": "cpu"}' in finding.remedy.diff
+
+
+# ---- memory of the host ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("picture", "severity"),
+    [
+        (planning(room=10 * GIB), "critical"),
+        (planning(room=round(18.5 * 10**9)), "warning"),  # 18 GB, and programs come on top
+        (planning(room=20 * GIB), None),
+        (planning(room=10 * GIB, rss_bytes=10 * GIB), None),  # some of it is there already
+        (planning(steps=2), None),  # it was made, and it did fit
+        (planning(host=None, host_available_bytes=-1), None),
+        (planning(planned={"stage": "x", "numel": -1}), None),
+        (planning(on="device", device="cpu"), "critical"),  # the device is the host
+        (planning(alive=False, host=HostMemory(limit_bytes=10 * GIB, headroom_bytes=9 * GIB)),
+         "critical"),
+        (planning(alive=False, host=HostMemory(limit_bytes=20 * GIB, headroom_bytes=0)), None),
+    ],
+)  # fmt: skip
+def test_what_will_not_fit_on_the_host_is_told_before_it_is_there(
+    picture: RankSnapshot, severity: str | None
+) -> None:
+    finding = found(picture, "host_memory_short")
+    assert (finding.severity if finding else None) == severity
+
+
+def test_the_ranks_of_a_node_share_its_memory() -> None:
+    """Each of two would fit alone."""
+    alone = planning(room=30 * GIB)
+    assert found(alone, "host_memory_short") is None
+    (finding,) = (
+        f for f in advise(run(alone, replace(alone, rank=1))) if f.rule == "host_memory_short"
+    )
+    # 4 master, 8 states, 2 gradients and their fp32 copies, 2 of updated parameters: each of 10^9
+    assert "2 ranks take 33.5 GiB of this host, and it has 30.0 GiB" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("change", "diff"),
+    [
+        ({}, '"device": "nvme"'),
+        ({"optimizer_on": "device", "stage": 1}, '+ "stage": 2'),
+        (
+            {"framework": "fsdp2", "stage": 3, "params_on": "host", "param_bytes": 4},
+            "CPUOffload",
+        ),
+    ],
+)
+def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> None:
+    facts = {**planning().planned, **change}
+    finding = found(planning(planned=facts, device="cpu"), "host_memory_short")
+    assert finding is not None and finding.remedy is not None
+    assert diff in finding.remedy.diff
+    alone = found(planning(on="device", device="cpu", world_size=1), "host_memory_short")
+    assert alone is not None and alone.remedy is None  # nobody to divide it with
 
 
 # ---- without flapping -----------------------------------------------------------------------------

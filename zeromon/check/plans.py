@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon import plan
-from zeromon.check.problem import Config, Machine, Path, Problem
+from zeromon.check.problem import Config, Machine, Path, Problem, whole
 from zeromon.configs import changes
 from zeromon.errors import PlanError
 from zeromon.model import ShardPlan, ZeroStage
@@ -29,8 +29,14 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
     rows = plan.table(setup)
     mine = next(row for row in rows if row.plan == setup.plan)
     path = _stage_path(config)
-    if not mine.fits:
-        best, why = plan.recommended(rows)
+    best, why = plan.recommended(rows)
+    if not mine.fits_host:
+        ranks = -(-mine.plan.ranks // setup.hosts)
+        takes = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"
+        message = f"{mine.plan.label} does not fit on the host: {ranks} ranks take {takes}"
+        fix = f"{best.plan.label} ({human_bytes(best.device_bytes)} of a device)" if best else why
+        yield config.problem("ZM210", "warning", _offload_path(config), message, fix)
+    if not mine.fits_device:
         needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
         message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
         fix = f"{best.plan.label} ({human_bytes(best.device_bytes)})" if best else why
@@ -86,17 +92,38 @@ def _setup(config: Config, machine: Machine) -> plan.Setup | None:
         chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **found})
     except (PlanError, TypeError):  # said by the other checks
         return None
-    return plan.Setup(model=model, plan=chosen, device_bytes=machine.device_bytes)
+    hosts = machine.hosts or whole(config.get("num_machines")) or 0
+    return plan.Setup(
+        model=model,
+        plan=chosen,
+        device_bytes=machine.device_bytes,
+        host_bytes=machine.host_bytes,
+        hosts=hosts if hosts > 0 else plan.hosts_of(chosen.ranks),
+    )
 
 
 def _stage_path(config: Config) -> Path:
     """Where a file says how the model is split."""
-    for path in (
+    return _first_of(
+        config,
         ("zero_optimization", "stage"),
         ("deepspeed_config", "zero_stage"),
         ("fsdp_config", "fsdp_sharding_strategy"),
         ("fsdp_config", "fsdp_reshard_after_forward"),
-    ):
-        if config.has(*path):
-            return path
-    return ("distributed_type",)
+    )
+
+
+def _offload_path(config: Config) -> Path:
+    """Where it says what is kept on the host."""
+    return _first_of(
+        config,
+        ("zero_optimization", "offload_optimizer"),
+        ("zero_optimization", "offload_param"),
+        ("deepspeed_config", "offload_optimizer_device"),
+        ("deepspeed_config", "offload_param_device"),
+        ("fsdp_config", "fsdp_offload_params"),
+    )
+
+
+def _first_of(config: Config, *paths: Path) -> Path:
+    return next((path for path in paths if config.has(*path)), ("distributed_type",))

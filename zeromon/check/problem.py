@@ -76,6 +76,8 @@ class Machine:
     devices: int | None = None
     device_bytes: int | None = None
     model: ModelSpec | None = None
+    host_bytes: int | None = None
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

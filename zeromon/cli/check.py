@@ -5,7 +5,7 @@ are training configurations. With a model and a machine, the strategy itself is 
 
   zeromon check ds_config.json accelerate.yaml train.py
   zeromon check configs/ --ignore ZM208,ZM7
-  zeromon check ds_z3.json --model 7B --devices 8 --memory h100
+  zeromon check ds_z3.json --model 7B --devices 8 --memory h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors
   zeromon rule ZM302                            explains one of them
 
@@ -25,6 +25,7 @@ from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.run import Result, check, chosen, codes
 from zeromon.check.sarif import as_sarif
 from zeromon.errors import CheckError, PlanError
+from zeromon.hostmemory import capacity
 from zeromon.model import ModelSpec
 from zeromon.plan import parse_size
 
@@ -45,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--model", metavar="SPEC", help="7B, or a Hugging Face config.json")
     machine.add_argument("--devices", type=_positive, metavar="N", help="how many")
     machine.add_argument("--memory", metavar="GIB", help="of one: 80, 80GiB, h100, ...")
+    machine.add_argument(
+        "--host-memory", metavar="GIB", help="of one host: 512, 1TiB; here: as on this machine"
+    )
+    machine.add_argument(
+        "--hosts", type=_positive, metavar="N",
+        help="how many (default: num_machines of the launch file, else one for 8 devices)",
+    )  # fmt: skip
 
 
 def _positive(text: str) -> int:
@@ -75,10 +83,14 @@ def _machine(options: argparse.Namespace) -> Machine:
     """What is said of the model and of the machine."""
     if options.model and not options.memory:
         raise CheckError("--model is compared with a machine", "Add --memory h100, or 80GiB.")
+    if options.host_memory and not options.model:
+        raise CheckError("--host-memory is compared with a model", "Add --model 7B --memory h100.")
     return Machine(
         devices=options.devices,
         device_bytes=_memory(options.memory) if options.memory else None,
         model=_model(options.model) if options.model else None,
+        host_bytes=_host_memory(options.host_memory) if options.host_memory else None,
+        hosts=options.hosts,
     )
 
 
@@ -89,6 +101,14 @@ def _memory(text: str) -> int:
         return parse_size(f"{text}GiB" if is_gib else text)
     except PlanError as error:
         raise CheckError(str(error), error.hint) from error
+
+
+def _host_memory(text: str) -> int:
+    """Of this machine for "here"."""
+    nbytes = capacity(os.getpid()) if text == "here" else _memory(text)
+    if nbytes < 0:
+        raise CheckError("this machine does not say how much memory it has", "Give a size.")
+    return nbytes
 
 
 def _model(text: str) -> ModelSpec:

@@ -30,6 +30,7 @@ import msgspec
 from zeromon import plan
 from zeromon.configs import changes, deepspeed_changes, parse
 from zeromon.errors import PlanError
+from zeromon.hostmemory import capacity
 from zeromon.memory import ACTIVATION, Batch
 from zeromon.model import (
     FRAMEWORKS,
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
         help="share for contexts, NCCL, fragmentation (default: %(default)s)",
     )  # fmt: skip
+    add_host_arguments(machine)
     how = parser.add_argument_group("strategy (over what --config says)")
     how.add_argument("--framework", choices=FRAMEWORKS)
     how.add_argument("--stage", type=int, choices=range(4))
@@ -85,6 +87,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     parser.add_argument("--html", metavar="FILE", help="the same as a picture (needs plotly)")
+
+
+def add_host_arguments(group: argparse._ArgumentGroup) -> None:
+    """What is known of the hosts."""
+    group.add_argument(
+        "--host-memory", metavar="SIZE",
+        help="of one host, shared by its ranks: 512GiB; here: as on this machine",
+    )  # fmt: skip
+    group.add_argument(
+        "--hosts", type=_positive, metavar="N", help="how many (default: one for 8 devices)"
+    )
+
+
+def host_memory(text: str | None) -> int | None:
+    """The size that *text* says; raises :class:`PlanError` where it says none."""
+    if text is None:
+        return None
+    nbytes = capacity(os.getpid()) if text == "here" else plan.parse_size(text)
+    if nbytes < 0:
+        raise PlanError(
+            "this machine does not say how much memory it has", "Give --host-memory 512GiB."
+        )
+    return nbytes
 
 
 DESCRIBED = "zeromon: "
@@ -159,6 +184,8 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         measured_activation_bytes=measured,
         measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
         reserve=options.reserve,
+        host_bytes=host_memory(options.host_memory),
+        hosts=options.hosts or plan.hosts_of(chosen.ranks),
     )
 
 
@@ -286,13 +313,16 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
             note = "--micro-batch counts batches of the run's size"
             model = replace(model, notes=(*model.notes, note))
         batch = replace(batch, sequences=options.micro_batch)
+    chosen = changed(base.plan, found, options)
     return replace(
         base,
         model=model,
-        plan=changed(base.plan, found, options),
+        plan=chosen,
         device_bytes=plan.parse_size(options.memory) if options.memory else base.device_bytes,
         batch=batch,
         reserve=options.reserve,
+        host_bytes=host_memory(options.host_memory),
+        hosts=options.hosts or plan.hosts_of(chosen.ranks),
     )
 
 
@@ -306,6 +336,10 @@ def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why:
         f"{model.name}: {human_params(model.params)} parameters on {setup.plan.ranks} devices of "
         f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
     ]
+    if setup.host_bytes is not None:
+        each = human_bytes(setup.usable_host_bytes)
+        hosts = f"{setup.hosts} host{'s' * (setup.hosts > 1)}"
+        lines.append(f"{hosts} of {human_bytes(setup.host_bytes)} ({each} usable a rank)")
     if setup.batch is not None:
         b = setup.batch
         how = ", checkpointing" if b.checkpointing else ""
@@ -336,7 +370,7 @@ def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
             f"{'>' if row is best else ' '} {row.plan.label}",
             human_bytes(row.device_bytes),
             *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
-            "yes" if row.fits else "no",
+            "yes" if row.fits else "no" if not row.fits_device else "not the host",
             human_bytes(row.communication_bytes),
             "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
         )
@@ -372,6 +406,8 @@ def as_json(
         "ranks": setup.plan.ranks,
         "device_bytes": setup.device_bytes,
         "usable_bytes": setup.usable_bytes,
+        "host_bytes": setup.host_bytes,
+        "hosts": setup.hosts,
         "notes": setup.model.notes,
         "rows": [
             {
@@ -381,6 +417,7 @@ def as_json(
                 "optimizer_on": row.plan.optimizer_on,
                 "params_on": row.plan.params_on,
                 "fits": row.fits,
+                "fits_host": row.fits_host,
                 "plain_bytes": row.memory.model_states,
                 "bytes": {place: row.memory.total(place) for place in PLACES},
                 "roles": {place: row.memory.by_role(place) for place in PLACES},
