@@ -1,1 +1,1 @@
-"""The terminal view: pure renderables, thin widgets around them, one app."""
+"""The terminal view: pure drawing of lines, thin widgets around them, screens, one app."""

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
+from textual.timer import Timer
 
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui.draw.heat import Mesh, heat, mesh, scale
@@ -22,6 +23,8 @@ from zeromon.tui.wanted import held_bytes
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
 from zeromon.units import human_count, human_ratio, human_seconds
+
+_FOLLOWS_SECONDS = 0.1
 
 Show = Callable[[float, Look], str]
 
@@ -94,6 +97,7 @@ class Ranks(View):
     def __init__(self) -> None:
         super().__init__()
         self._figure = 0
+        self._soon: Timer | None = None
 
     def body(self) -> ComposeResult:
         """The map over the table."""
@@ -131,6 +135,12 @@ class Ranks(View):
 
     @on(Table.Moved, "#ranks")
     def _moved(self) -> None:
+        """The map follows the cursor, once for a burst of keys."""
+        if self._soon is None:
+            self._soon = self.set_timer(_FOLLOWS_SECONDS, self._follow)
+
+    def _follow(self) -> None:
+        self._soon = None
         if self.zeromon.scene is not None:
             self._heat(self.zeromon.scene)
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Generic
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -127,6 +127,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._move_to(self.cursor + by * max(1, self.size.height - 2))
 
     def _move_to(self, at: int) -> None:
+        before = self.cursor
         self._place(at)
         room = max(1, self.size.height - 1)
         top = int(self.scroll_offset.y)
@@ -134,7 +135,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.scroll_to(y=self.cursor, animate=False)
         elif self.cursor >= top + room:
             self.scroll_to(y=self.cursor - room + 1, animate=False)
-        self.refresh()
+        for row in (before, self.cursor):  # scrolling draws all by itself
+            self.refresh(Region(0, 1 + row - int(self.scroll_offset.y), self.size.width, 1))
         self.post_message(self.Moved(self))  # type: ignore[arg-type]
 
     def action_choose(self) -> None:
