@@ -5,7 +5,7 @@ Pure: a snapshot in, findings out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from zeromon import offload, precision, remedies
@@ -367,9 +367,18 @@ def doing(rank: RankSnapshot) -> str:
     if rank.in_flight:
         oldest = rank.in_flight[0]
         parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
+    elif rank.stack:
+        parts.append(f"at {script_frame(rank.stack)}")
     return ", ".join(parts)
 
 
+def script_frame(stack: Sequence[str]) -> str:
+    """The innermost frame of the user's own: neither installed nor of Python itself."""
+    own = [f for f in stack if not any(part in f for part in _NOT_THE_SCRIPT)]
+    return (own or list(stack))[-1]
+
+
+_NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 LINGER_NS = 10_000_000_000
 """For how long a finding stays that holds no more: one at the edge of its rule would flap."""
 

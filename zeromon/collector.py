@@ -143,11 +143,17 @@ class RankFollower:
         shift = header.wall_ns - header.mono_ns
         return [row_of(self.state.rank, step, shift) for step in fresh]
 
+    @property
+    def was_left(self) -> bool:
+        """Whether its agent has said goodbye and the process went on."""
+        said = self.state.exit
+        return said is not None and said.how == ExitKind.DETACHED
+
     def ending(self) -> tuple[str, bool]:
         """How it ended (empty while it lives), and whether that was a failure."""
         said, status = self.state.exit, self.process.status()
         if self.alive:
-            return ("detached", False) if said and said.how == ExitKind.DETACHED else ("", False)
+            return ("detached", False) if self.was_left else ("", False)
         if said is not None and said.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:
@@ -250,9 +256,16 @@ class RunFollower:
 
     def _follow(self, path: Path) -> None:
         try:
-            self.ranks[path.name] = RankFollower(path)
+            new = self.ranks[path.name] = RankFollower(path)
         except (RingError, OSError, ValueError) as error:
             self.bad_rings[path.name] = str(error)
+            return
+        for name, old in list(self.ranks.items()):
+            if old.was_left and old.state.pid == new.state.pid and name != path.name:
+                # one was detached, and joined again
+                del self.ranks[name]
+                old.reader.close()
+                old.path.unlink(missing_ok=True)
 
     def _is_over(self) -> bool:
         if self._launcher is not None and self._launcher.alive():

@@ -18,6 +18,7 @@
       CheckError           a file that zeromon check cannot look at
       CompareError         runs that cannot be compared, or a limit that cannot be judged
       ExportError          a run that cannot be exported so, or not to there
+      AttachRefused        a process that cannot be joined, or not be left
 """
 
 from __future__ import annotations
@@ -124,3 +125,9 @@ class ExportError(ZeromonError):
     """A run that cannot be exported in that form, or not to that place."""
 
     hint = "zeromon export --help says what can be given."
+
+
+class AttachRefused(ZeromonError):
+    """A process that cannot be joined or left. It goes on as if nothing had been asked."""
+
+    hint = "zeromon attach --help says what it needs."

@@ -100,6 +100,8 @@ def ring_size(capacity: int = CAPACITY, names_size: int = NAMES_SIZE) -> int:
 class RingWriter:
     """The one writer of a ring. :attr:`write` is a closure, because a method call costs more.
 
+    *pid*: of this process as its collector sees it, where that is not as it sees itself.
+
     Raises :class:`RingError` when the file cannot be made at its full size: a sparse file on a full
     tmpfs would end the training process with SIGBUS later.
     """
@@ -112,6 +114,7 @@ class RingWriter:
         capacity: int = CAPACITY,
         names_size: int = NAMES_SIZE,
         crc: bool | None = None,
+        pid: int = 0,
     ) -> None:
         if capacity & (capacity - 1):
             raise ValueError(f"capacity must be a power of two, not {capacity}")
@@ -122,11 +125,11 @@ class RingWriter:
         self._next_name = 1
         self._naming = threading.Lock()
         self._crc = needs_crc() if crc is None else crc
-        self._map = self._create(rank)
+        self._map = self._create(rank, pid or os.getpid())
         self._muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
         self.write: WriteRecord = self._make_write()
 
-    def _create(self, rank: int) -> mmap.mmap:
+    def _create(self, rank: int, pid: int) -> mmap.mmap:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         size = ring_size(self.capacity, self._names_size)
         try:
@@ -139,7 +142,7 @@ class RingWriter:
             flags = FLAG_CRC if self._crc else 0
             clocks = (time.time_ns(), time.monotonic_ns())
             head = (MAGIC, VERSION, RECORD_SIZE, self.capacity, self._names_size)
-            _HEADER.pack_into(ring, 0, *head, os.getpid(), flags, rank, *clocks)
+            _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
             os.rename(temporary, self.path)
         except OSError as error:
             with suppress(OSError):

@@ -644,6 +644,8 @@ class RankSnapshot:
     """Most bytes of gathered parameters at once so far; -1 where units do not say."""
     unseen: tuple[str, ...] = ()
     """Names that this version of a framework lacks: what hangs on them is unknown."""
+    stack: tuple[str, ...] = ()
+    """Where the script is, the outermost call first; told while a run that was joined stands still."""
 
     @property
     def stopped(self) -> str:

@@ -93,6 +93,7 @@ _WINDOW = 20
 _MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
 _NONE_ISSUED = (-1, Op.NONE, 0)
+_LONGEST_FRAME = 240
 _PAIRS = 128
 _WARM_UP = 5
 
@@ -440,7 +441,8 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     else:
         state.history.append(summary)
         # a collector that was started again may have missed the first ones
-        state.step, state.steps = e.step, max(state.steps + 1, e.step)
+        before = state.meta.get("steps_before", 0)  # of a run that was joined
+        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
         state.step_end_ns = e.t_ns
         state.timed_steps += not summary.idle
         state.step_bucket_counts[_bucket(summary.seconds)] += 1
@@ -831,6 +833,7 @@ def summarize(
         ended=ended,
         failed=failed,
         exception=_exception(state),
+        stack=_stack(state),
         step=state.step,
         steps=state.steps,
         step_seconds=statistics.median(s.seconds for s in recent) if recent else None,
@@ -1074,6 +1077,12 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         )
         for e in oldest
     )
+
+
+def _stack(state: RankState) -> tuple[str, ...]:
+    """The agent says that it stands nowhere once it moves."""
+    told = state.meta.get("stack", ())
+    return tuple(str(line)[:_LONGEST_FRAME] for line in told) if isinstance(told, list) else ()
 
 
 def group_id(state: RankState, group: int) -> str:

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +34,7 @@ from zeromon_agents.capture import PROFILER, Capture
 from zeromon_agents.census import Census, census_step
 from zeromon_agents.ddp import DISTRIBUTED, Ddp
 from zeromon_agents.deepspeed import DeepSpeed, group_label
+from zeromon_agents.found import find
 from zeromon_agents.fsdp1 import RUNTIME, WRAPPER, Fsdp1
 from zeromon_agents.fsdp2 import PARAM_GROUP, STATE, Fsdp2, Units
 from zeromon_agents.guard import Guard
@@ -42,6 +44,7 @@ from zeromon_agents.offload import Disk, watch_disk
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
 from zeromon_agents.recorder import IDLE, OFF, ON, Recorder
+from zeromon_agents.standing import Standing
 from zeromon_agents.step import Steps
 from zeromon_agents.torch_roles import Models
 from zeromon_agents.unseen import WARM_UP_STEPS, Unseen
@@ -64,13 +67,24 @@ class Place:
         self.local_rank = int(local) if local is not None else self.rank
 
 
+class Joined(NamedTuple):
+    """A process that was running already, and what those who joined it said."""
+
+    pid: int
+    """Of this process as the collector sees it."""
+    settings: dict[str, str]
+    """Their ZEROMON_ variables."""
+
+
 class Agent:
     """The hooks of one process, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, run_dir: Path, place: Place) -> None:
-        name = f"rank{place.rank}.{os.getpid()}.{secrets.token_hex(2)}.ring"
+    def __init__(self, run_dir: Path, place: Place, joined: Joined | None = None) -> None:
+        pid = joined.pid if joined else os.getpid()
+        name = f"rank{place.rank}.{pid}.{secrets.token_hex(2)}.ring"
         self.guard = Guard()
-        self.ring = RingWriter(run_dir / name, rank=place.rank)
+        self.ring = RingWriter(run_dir / name, rank=place.rank, pid=pid)
+        self.joined = joined
         self.recorder = Recorder(self.ring, self.guard)
         self.place = place
         self.run_dir = run_dir
@@ -78,7 +92,8 @@ class Agent:
         self.imports = ImportWatch()
         self.device = DeviceTimer(self.recorder)
         self.collectives = Collectives(self.recorder, self.device)
-        self.steps = Steps(self.recorder, self._before_step_mark)
+        self.steps = Steps(self.recorder, self._before_step_mark, self.collectives.counts.clear)
+        self.collectives.joined = self.steps.joining = joined is not None
         self._shown_hang_of = -1
         self.models = Models(self.guard.note)
         self._described: dict[str, Any] = {}
@@ -97,6 +112,8 @@ class Agent:
         self.unseen = Unseen(self.recorder, self.collectives, self.ddp.buckets)
         self.allocator = Allocator(self.recorder)
         self.host = Host(self.recorder)
+        self.units = Units(self.recorder, self.device)
+        self.standing = Standing(self.recorder, self.collectives)
         guarded = self.guard.guarded  # one that fails takes neither the others nor the step with it
         self._counting = (
             guarded(self.collectives.flush_step),
@@ -110,6 +127,7 @@ class Agent:
         self._accounting = guarded(self.unseen.account)
         self._describing = guarded(self._describe_new_models)
         self._stopping = threading.Event()
+        self._beating: threading.Thread | None = None
         self._excepthook: Any = None
         self._told_device = False
 
@@ -123,9 +141,8 @@ class Agent:
         self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
         self.steps.on_backward = self.guard.guarded(self._backward_begins)
         self.collectives.install(self.patches)
-        units = Units(self.recorder, self.device)
-        fsdp2 = Fsdp2(units, self.steps, self.patches, self.models.saw_module)
-        fsdp1 = Fsdp1(units, self.steps, self.patches, self.models)
+        fsdp2 = Fsdp2(self.units, self.steps, self.patches, self.models.saw_module)
+        fsdp1 = Fsdp1(self.units, self.steps, self.patches, self.models)
         for module, watch in (
             ("torch.autograd", lambda m: self.steps.watch_backward(m, self.patches)),
             ("torch.utils.data.dataloader", lambda m: self.steps.watch_data(m, self.patches)),
@@ -140,12 +157,13 @@ class Agent:
         self.deepspeed.watch(self.imports)
         disk = Disk(self.recorder, self.deepspeed.transfers, self.patches)
         watch_disk(self.imports, disk, self.guard.guarded)
-        os.register_at_fork(after_in_child=self._in_forked_child)
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
-        self.recorder.mode = ON
+        # a step that has begun without us is counted and not timed
+        self.recorder.mode = IDLE if self.steps.joining else ON
         self.recorder.detailed = True
-        threading.Thread(target=self._beat, name="zeromon", daemon=True).start()
+        self._beating = threading.Thread(target=self._beat, name="zeromon", daemon=True)
+        self._beating.start()
 
     def stop(self) -> list[str]:
         """Takes every hook out and says goodbye; returns what somebody else has patched over."""
@@ -155,12 +173,15 @@ class Agent:
         self.recorder.mode = OFF
         self.guard.guarded(self.capture.close)("the agent was stopped")
         self.ddp.stop()
+        self.units.stop()
         self.imports.close()
         kept = self.patches.restore()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
         self.recorder.emit(Kind.EXIT, op=ExitKind.DETACHED)
+        if self._beating is not None and self._beating is not threading.current_thread():
+            self._beating.join(2 * _BEAT_SECONDS)
         return kept
 
     def pause(self) -> None:
@@ -207,7 +228,8 @@ class Agent:
         following = self.recorder.step + 1
         if following == 1:  # before it makes its state, which may be the end of the process
             self._describing(0)
-        if self.recorder.mode == ON and census_step(following) and self._census_of != following:
+        due = self.recorder.mode == ON and census_step(following, self.recorder.before)
+        if due and self._census_of != following:
             self._census_of = following
             self.census.take()
 
@@ -245,9 +267,10 @@ class Agent:
             count()
         if self.recorder.mode == IDLE:
             return
-        self._accounting(step)
-        self._describing(step)
-        if step == WARM_UP_STEPS:
+        seen = step - self.recorder.before
+        self._accounting(seen)
+        self._describing(seen)
+        if seen == WARM_UP_STEPS:
             self.collectives.end_warm_up()
         for sample in self._sampling:
             sample()
@@ -269,13 +292,32 @@ class Agent:
         self.host.sample(force=True)
         self.imports.sweep()
         self._describe_device()
-        self._show_hang_in_idle_step()
+        if self.joined is None:
+            self._show_hang_in_idle_step()
+        elif self.standing.look() and not self.models.modules:
+            self._find_what_stands()
         self.capture.look()
         message = self.guard.message()
         if message:
             tell(message)
         if beats % _COLLECTOR_EVERY == (0 if self.place.local_rank == 0 else 2):
-            ensure_collector(self.run_dir.parent)
+            if self.joined is None:
+                ensure_collector(self.run_dir.parent)
+            elif self.joined.pid == os.getpid():  # else it would take other processes for ours
+                ensure_collector(self.run_dir.parent, self.joined.settings)
+
+    def _find_what_stands(self) -> None:
+        """Models and optimizers that no hook has met, for nothing has moved since we came."""
+        found = find()
+        for module in found.modules:
+            self.models.saw_module(module)
+        for optimizer in found.optimizers:
+            self.models.saw_optimizer(optimizer)
+        for engine in found.engines:
+            self.deepspeed.saw_engine(engine)
+        if self.models.changed:
+            self.models.changed = False
+            self._describe_models()
 
     def _show_hang_in_idle_step(self) -> None:
         """A step with idle hooks that does not end: record what it last began."""
@@ -293,7 +335,7 @@ class Agent:
 
     # ---- the end ------------------------------------------------------------------------------
 
-    def _in_forked_child(self) -> None:
+    def in_forked_child(self) -> None:
         """A forked worker shares the mapping: it must not write into its parent's record."""
         self.ring.mute()
         self.recorder.mode = OFF
@@ -329,12 +371,16 @@ def tell(message: str) -> None:
         os.write(2, f"{message}\n".encode())
 
 
-def ensure_collector(root: Path) -> None:
-    """Starts a collector for *root* when none holds its lock. Never called by the training thread."""
-    if os.environ.get("ZEROMON_COLLECTOR") == "off" or collector_runs(root):
+def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Starts a collector for *root* when none holds its lock. Never called by the training thread.
+
+    *settings*: environment variables that are not this process's own.
+    """
+    environment = {**os.environ, **settings}
+    if environment.get("ZEROMON_COLLECTOR") == "off" or collector_runs(root):
         return
-    python = os.environ.get("ZEROMON_PYTHON") or sys.executable
-    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    python = environment.get("ZEROMON_PYTHON") or sys.executable
+    inherited = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
     source = str(Path(__file__).resolve().parents[1])
     core = str(Path(paths.__file__).resolve().parents[1])
     inherited["PYTHONPATH"] = os.pathsep.join((core, source))

@@ -23,9 +23,10 @@ import torch  # being imported right now: its parts are there when they are used
 from zeromon_agents.guard import Guard
 from zeromon_agents.imports import ImportWatch
 from zeromon_agents.patches import Patches
+from zeromon_agents.turns import outside_of
 
 if TYPE_CHECKING:
-    from zeromon_agents.agent import Agent
+    from zeromon_agents.agent import Agent, Joined
 
 
 class Bootstrap:
@@ -36,14 +37,18 @@ class Bootstrap:
         self._c10d: ModuleType | None = None
         self._patches = Patches()
         self._optimizer_hooks: list[Any] = []
+        self._watches_forks = False
         self._watch = ImportWatch()
         self._failed = False
+        self._waits = False
+        """Whether the first optimizer step may start the agent."""
 
     def install(self, c10d: ModuleType) -> None:
         """Hooks ``init_process_group`` of *c10d* and the first optimizer step."""
         if self._c10d is not None:
             return
         self._c10d = c10d
+        self._waits = True
         original = self._patches.original(c10d, "init_process_group")
 
         @functools.wraps(original)
@@ -59,12 +64,43 @@ class Bootstrap:
                 self._patches.set(module, "init_process_group", init_process_group)
         self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
 
+    def join(self, run_dir: Path, joined: Joined) -> Agent:
+        """Starts the agent in a process that is running; called by a thread of its own.
+
+        Raises what keeps it from starting; nothing is left behind then.
+        """
+        if self.agent is not None:
+            return self.agent
+        self.agent = start_agent(run_dir, joined)
+        self._watch_forks()
+        import torch.optim.optimizer as optimizers
+
+        if not self._optimizer_hooks:  # a run that hangs within one gets them when it goes on
+            act = functools.partial(self._watch_optimizers, optimizers)
+            outside_of(optimizers.__file__ or "", act, self._is_joined)
+        return self.agent
+
+    def _is_joined(self) -> bool:
+        return self.agent is not None
+
+    def _watch_forks(self) -> None:
+        """Once a process, for such a hook cannot be taken away."""
+        if not self._watches_forks:
+            self._watches_forks = True
+            os.register_at_fork(after_in_child=self._in_forked_child)
+
+    def _in_forked_child(self) -> None:
+        if self.agent is not None:
+            self.agent.in_forked_child()
+
     def _watch_optimizers(self, optimizer_module: ModuleType) -> None:
         """Registers torch's global hooks, once, for as long as we are here.
 
         torch iterates over these hooks while it calls them, so nothing may be added or removed from
         within one: the agent, which may start in the first of them, is called through these two.
         """
+        if self._optimizer_hooks:
+            return
         before = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
         after = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
         if before is not None and after is not None:
@@ -73,21 +109,22 @@ class Bootstrap:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self.agent is None and not self._failed and _is_rank():
+        if self.agent is None and self._waits and not self._failed and _is_rank():
             self.start_safely()
         if self.agent is not None:
             self.agent.steps.optimizer_begins(optimizer)
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not torch.compiler.is_compiling() and self.agent is not None:
-            self.agent.steps.optimizer_ends()
+            self.agent.steps.optimizer_ends(optimizer)
 
     def start_safely(self) -> None:
         """Starts the agent; if it cannot, the user is told once and training goes on."""
         if self.agent is not None or self._failed:
             return
         try:
-            self.agent = start_agent()
+            self.agent = start_agent(run_directory())
+            self._watch_forks()
         except Guard.CAUGHT as error:
             self._failed = True
             hint = getattr(error, "hint", "")
@@ -96,17 +133,29 @@ class Bootstrap:
     def stop(self) -> list[str]:
         """Stops the agent and takes our own wrappers away."""
         kept: list[str] = []
+        self._waits = False
         if self.agent is not None:
             kept = self.agent.stop()
             self.agent = None
         kept += self._patches.restore()
-        for hook in self._optimizer_hooks:
-            hook.remove()
-        self._optimizer_hooks.clear()
+        if self._optimizer_hooks:
+            import torch.optim.optimizer as optimizers
+
+            file = optimizers.__file__ or ""
+            if not outside_of(file, self._remove_hooks, self._is_left):
+                kept.append("torch's global optimizer hooks")
         self._watch.close()
         self._c10d = None
         self._failed = False
         return kept
+
+    def _is_left(self) -> bool:
+        return self.agent is None
+
+    def _remove_hooks(self) -> None:
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks.clear()
 
 
 def _is_rank() -> bool:
@@ -131,14 +180,14 @@ def tell_failure(error: BaseException, hint: str = "") -> None:
         os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
 
 
-def start_agent() -> Agent:
+def start_agent(run_dir: Path, joined: Joined | None = None) -> Agent:
     """Makes and starts the agent of this process."""
     missing = missing_parts()
     if missing:
         raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
     from zeromon_agents.agent import Agent, Place
 
-    agent = Agent(run_directory(), Place())
+    agent = Agent(run_dir, Place(), joined)
     try:
         agent.start()
     except Guard.CAUGHT:

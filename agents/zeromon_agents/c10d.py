@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -124,6 +125,7 @@ class Group:
         "extras",
         "id",
         "issued",
+        "numbers",
         "point_to_point",
         "ref",
         "seen_sequences",
@@ -150,6 +152,8 @@ class Group:
         self.explained = 0
         """Sequence numbers of C++ collectives already reported."""
         self.coalescing: list[Entry] | None = None
+        self.numbers: deque[int] = deque(maxlen=64)
+        """In a run that was joined: the numbers of the newest collectives that passed our hooks."""
         self.seen_sequences: set[int] | None = set()
         """During warm-up: the sequence numbers that are ours."""
 
@@ -179,6 +183,9 @@ class Collectives:
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a step with idle hooks."""
         self.warm = True
+        self.joined = False
+        """Whether ranks began to count at different moments, so that only a group's own numbers,
+        which are read at each call, are the same on all."""
         self._last_called_back: Entry | None = None
         self._last_completed: Entry | None = None
         self.framework_label: Callable[[Any], str] = lambda _: ""
@@ -242,6 +249,7 @@ class Collectives:
         tensor_type, dtypes = torch.Tensor, _DTYPES
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
+        joined = self.joined
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
 
@@ -274,6 +282,11 @@ class Collectives:
                 if point_to_point:
                     group.point_to_point += 1
                     sequence = -group.point_to_point
+                elif joined:
+                    sequence = sequence_number(pg) + 1
+                    if group.coalescing is not None:
+                        sequence += len(group.coalescing)
+                    group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
                 if mode == ON:
@@ -413,6 +426,8 @@ class Collectives:
                 try:
                     group = self.group_of(pg)
                     entries, group.coalescing = group.coalescing, None
+                    if entries is None:  # it began before we came
+                        return work
                     group.extra += sequence_number(pg) - group.issued - group.coalesced_from
                     if entries and work is not None:
                         self.open[id(work)] = entries

@@ -104,6 +104,11 @@ class Capture:
 
     # ---- the beat's thread --------------------------------------------------------------------
 
+    @property
+    def recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._profile is not None
+
     def look(self) -> None:
         """Takes up a new request, notices that one was withdrawn, writes a trace that is ready."""
         self.flush()

@@ -28,11 +28,12 @@ _MOST_FAILURES = 3
 _OFTEN_UNTIL, _OFTEN, _SELDOM, _AT = 64, 9, 65, 4  # not the rhythm of idle steps
 
 
-def census_step(step: int) -> bool:
-    """Whether *step* takes a census: the first ones, then some."""
-    if step <= 3:
+def census_step(step: int, before: int = 0) -> bool:
+    """Whether *step* takes a census: the first ones after *before*, then some."""
+    seen = step - before
+    if seen <= 3:
         return True
-    return step % (_OFTEN if step <= _OFTEN_UNTIL else _SELDOM) == _AT
+    return step % (_OFTEN if seen <= _OFTEN_UNTIL else _SELDOM) == _AT
 
 
 class OnDisk(NamedTuple):

@@ -119,6 +119,8 @@ class Ddp:
 
     def _read(self, ddp: Any) -> None:
         model = self._model(ddp)
+        if self._steps.joining:
+            return  # of a backward that we have not seen
         if not model.on_cpu and model.rebuilt:
             return  # there its starts are of the host's clock and its durations of the device's
         data = ddp.logger._get_ddp_logging_data()

@@ -30,7 +30,7 @@ from zeromon_agents.offload import Transfers
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
 from zeromon_agents.recorder import OFF, ON, Recorder
-from zeromon_agents.step import Steps
+from zeromon_agents.step import Steps, known_number
 
 ENGINE = "deepspeed.runtime.engine"
 COORDINATOR = "deepspeed.runtime.zero.partitioned_param_coordinator"
@@ -173,6 +173,10 @@ class DeepSpeed:
         self._patches.set(owner, name, hook)
 
     # ---- engines ------------------------------------------------------------------------------
+
+    def saw_engine(self, engine: Any) -> None:
+        """An engine that was found, not met at its forward."""
+        self._known(engine)
 
     def _known(self, engine: Any) -> Engine:
         """The record of *engine*, made at first sight."""
@@ -333,7 +337,7 @@ class DeepSpeed:
             try:
                 known = self._known(engine)
                 recorder.engine, skipped = known.number, engine.skipped_steps
-                if recorder.mode == ON and census_step(recorder.step + 1):
+                if recorder.mode == ON and census_step(recorder.step + 1, recorder.before):
                     take_census()
                 self._steps.engine_step_begins(offloads=known.offloads)
             except Guard.CAUGHT as error:
@@ -353,7 +357,8 @@ class DeepSpeed:
                         self._note_precision(engine, recorder.engine)
                         if outcome is Outcome.APPLIED:
                             self._note_updated(engine)
-                    self._steps.engine_step_ends(outcome, recorder.engine)
+                    taken = int(getattr(engine, "global_steps", 0))
+                    self._steps.engine_step_ends(outcome, recorder.engine, taken)
                 except Guard.CAUGHT as error:
                     recorder.guard.note(error, "_take_model_step")
                 recorder.engine = outer
@@ -616,13 +621,6 @@ def _place(device: str) -> str:
 def _claims(ref: weakref.ref[Any]) -> Any:
     engine = ref()
     return () if engine is None else zero_roles.claims(engine)
-
-
-def known_number(value: Any) -> float | None:
-    """*value* as a float where that costs no read from a device, else None."""
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 def filled(optimizer: Any, comm_dtype: Any = None, *_: Any) -> bool:

@@ -104,9 +104,9 @@ class Fsdp1:
         """The id of the unit whose flat parameter *handle* manages; 0 for none."""
         if handle is None:
             return 0
-        known = getattr(handle, "_zeromon_unit", None)
-        if known is not None and known[0] is self._recorder:
-            return int(known[1])
+        known = self._units.known(handle)
+        if known:
+            return known
         fqn = self._fqns.get(id(handle))
         if fqn is None:
             return 0  # before the root's first forward
@@ -116,8 +116,7 @@ class Fsdp1:
             "nbytes": _unsharded_bytes(handle),
         }
         number = self._recorder.unit_id(fqn, facts)
-        handle._zeromon_unit = (self._recorder, number)
-        return number
+        return self._units.learn(handle, number)
 
 
 def will_unshard(_: Any, handle: Any, *__: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,25 @@ class Units:
     def __init__(self, recorder: Recorder, device: DeviceTimer) -> None:
         self.recorder = recorder
         self.device = device
+        self._marked: list[weakref.ref[Any]] = []
+
+    def known(self, owner: Any) -> int:
+        """The id under which *owner* is known as a unit; 0 for none yet."""
+        known = getattr(owner, "_zeromon_unit", None)
+        return int(known[1]) if known is not None and known[0] is self.recorder else 0
+
+    def learn(self, owner: Any, number: int) -> int:
+        """Keeps *number* at *owner*, where it costs least to find."""
+        owner._zeromon_unit = (self.recorder, number)
+        self._marked.append(weakref.ref(owner))
+        return number
+
+    def stop(self) -> None:
+        """Takes what was kept at the units away."""
+        for owner in (ref() for ref in self._marked):
+            if owner is not None and getattr(owner, "_zeromon_unit", (None,))[0] is self.recorder:
+                del owner._zeromon_unit
+        self._marked.clear()
 
     def mark(self, event: UnitEvent, unit: int, blocked_ns: int = 0) -> None:
         """A unit record of now; with the allocated bytes on detailed steps."""
@@ -141,9 +161,9 @@ class Fsdp2:
 
     def unit_of(self, group: Any) -> int:
         """The id of the unit that *group* is."""
-        known = getattr(group, "_zeromon_unit", None)
-        if known is not None and known[0] is self._recorder:
-            return int(known[1])
+        known = self._units.known(group)
+        if known:
+            return known
         fqn = getattr(group, "_module_fqn", None)
         if fqn is None:
             return 0  # before lazy init; it will have its name at the next call
@@ -153,8 +173,7 @@ class Fsdp2:
             "nbytes": sum(map(_unsharded_bytes, group.fsdp_params)),
         }
         number = self._recorder.unit_id(fqn or "(root)", facts)
-        group._zeromon_unit = (self._recorder, number)
-        return number
+        return self._units.learn(group, number)
 
     def _unshard_hook(self, original: Any) -> Any:
         recorder, units = self._recorder, self._units

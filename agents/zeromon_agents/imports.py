@@ -32,7 +32,8 @@ class ImportWatch(MetaPathFinder):
         if module is not None and spec is not None and spec.loader is not None:
             return  # being imported right now; `sweep` will find it
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+            # a new list: another thread may be walking the old one, and would miss a finder
+            sys.meta_path = [self, *sys.meta_path]
 
     def sweep(self) -> None:
         """Serves those whose module got loaded past us."""
@@ -45,7 +46,7 @@ class ImportWatch(MetaPathFinder):
         """Takes the finder away."""
         self._waiting.clear()
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

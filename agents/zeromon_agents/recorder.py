@@ -36,6 +36,7 @@ class Recorder:
         "_ahead",
         "_phase",
         "_units",
+        "before",
         "context",
         "detailed",
         "engine",
@@ -61,6 +62,8 @@ class Recorder:
         self.unit = 0
         """Id of the FSDP unit that is communicating, 0 for none."""
         self.step = 0
+        self.before = 0
+        """Steps that the run had taken when the agent joined it."""
         self._units: dict[str, int] = {}
 
     @property

@@ -11,7 +11,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
+
+import torch
 
 from zeromon.events import Flag, Kind, Outcome, Phase
 from zeromon_agents.guard import Guard
@@ -25,23 +28,45 @@ DETAIL_EVERY, _DETAIL_AT = (
 _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
 _MOST_TOLD = 32
+_MOST_COUNTS = 64
 
 
-def idle_step(step: int) -> bool:
+def idle_step(step: int, before: int = 0) -> bool:
     """Whether *step* runs with idle hooks: the same steps on every rank, so that all idle together.
 
-    Often at first, for a figure soon; then seldom.
+    Often at first, for a figure soon; then seldom. *before*: steps taken before the agent came.
     """
-    if step <= _SETTLED:
+    seen = step - before
+    if seen <= _SETTLED:
         return False
-    return step % (_OFTEN if step < _OFTEN_UNTIL else _SELDOM) == 0
+    return step % (_OFTEN if seen < _OFTEN_UNTIL else _SELDOM) == 0
+
+
+def steps_taken(optimizer: Any) -> int:
+    """How many steps *optimizer* says it has taken; 0 where it does not count, or on a device."""
+    states = getattr(optimizer, "state", {})
+    counts = (state.get("step") for state in islice(states.values(), _MOST_COUNTS))
+    return max((int(n) for n in map(known_number, counts) if n is not None), default=0)
+
+
+def known_number(value: Any) -> float | None:
+    """*value* as a float where reading it costs no wait for a device and no collective, else None."""
+    if type(value) is torch.Tensor:
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 class Steps:
     """Follows the training loop and writes its phases and steps."""
 
-    def __init__(self, recorder: Recorder, before_step_mark: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        before_step_mark: Callable[[int], None],
+        before_first_step: Callable[[], None],
+    ) -> None:
         self._recorder = recorder
+        self._before_first_step = before_first_step
         self._before_step_mark = before_step_mark
         now = time.monotonic_ns()
         self.step_start_ns = now
@@ -62,6 +87,8 @@ class Steps:
         """DeepSpeed engines under construction: they step their optimizer once, to make its state."""
         self.offloads_optimizer = False
         """Whether the optimizer of the engine that steps now runs on the host."""
+        self.joining = False
+        """Whether a step is under way of which the agent has not seen the beginning."""
         self._data_from = 0
         self._loader: Callable[[], Any] = lambda: None
         """A weak reference to the iterator that was asked last."""
@@ -155,7 +182,7 @@ class Steps:
         except Guard.CAUGHT as error:
             self._recorder.guard.note(error, "optimizer_begins")
 
-    def optimizer_ends(self) -> None:
+    def optimizer_ends(self, optimizer: Any = None) -> None:
         """An optimizer has stepped: the step ends here, unless another one follows."""
         try:
             if self.constructing:
@@ -166,7 +193,7 @@ class Steps:
             if self._open_optimizers:
                 self._open_optimizers.pop()
             if not self._open_optimizers and self._recorder.mode != OFF and self._optimizer_from:
-                self._end_step()
+                self._end_step(taken=steps_taken(optimizer) if self.joining else 0)
         except Guard.CAUGHT as error:
             self._recorder.guard.note(error, "optimizer_ends")
 
@@ -176,8 +203,8 @@ class Steps:
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
 
-    def engine_step_ends(self, outcome: Outcome | None, engine: int) -> None:
-        """It has; None: it raised, and there is no step to mark."""
+    def engine_step_ends(self, outcome: Outcome | None, engine: int, taken: int = 0) -> None:
+        """It has, its *taken*-th; None: it raised, and there is no step to mark."""
         self._inner_optimizer_ends()
         self._in_engine = False
         if self._recorder.mode == OFF or not self._optimizer_from:
@@ -187,7 +214,7 @@ class Steps:
             self._optimizer_from = 0
             self._recorder.phase = Phase.OTHER
             return
-        self._end_step(outcome, engine)
+        self._end_step(outcome, engine, taken)
 
     def _begin_optimizer_phase(self) -> None:
         if self._recorder.mode != OFF:
@@ -210,9 +237,14 @@ class Steps:
             self._optimizer_from, self._cpu_optimizer_from = now, 0
             self._recorder.phase = Phase.OPTIMIZER
 
-    def _end_step(self, outcome: Outcome = Outcome.APPLIED, engine: int = 0) -> None:
+    def _end_step(
+        self, outcome: Outcome = Outcome.APPLIED, engine: int = 0, taken: int = 0
+    ) -> None:
         recorder = self._recorder
         now = time.monotonic_ns()
+        if self.joining:
+            self._begin_to_count(now, taken)
+            return
         self._span(Phase.OPTIMIZER, self._optimizer_from, now)
         self._optimizer_from = 0
         self._before_step_mark(recorder.step + 1)
@@ -237,13 +269,25 @@ class Steps:
         self._engine_of_last = engine
         following = recorder.step + 1
         if recorder.mode != OFF:  # the agent may have been switched off meanwhile
-            recorder.mode = IDLE if idle_step(following) and self.on_boundary is None else ON
+            idle = idle_step(following, recorder.before) and self.on_boundary is None
+            recorder.mode = IDLE if idle else ON
         boundary = self.on_boundary  # another thread may take it away
         if boundary is not None:
             boundary(following)
             # what a trace costs between two steps belongs to neither
             self.step_start_ns = self._free_since = time.monotonic_ns()
         recorder.detailed = recorder.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
+
+    def _begin_to_count(self, now: int, taken: int) -> None:
+        """The step that was under way when the agent came has ended: the next one is seen whole."""
+        recorder = self._recorder
+        self.joining = False
+        recorder.step = recorder.before = taken
+        recorder.meta(steps_before=taken)
+        self._before_first_step()
+        self._micro_steps = self._forward_from = self._optimizer_from = 0
+        self.step_start_ns = self._free_since = now
+        recorder.phase, recorder.unit, recorder.mode = Phase.OTHER, 0, ON
 
     # ---- data ---------------------------------------------------------------------------------
 
@@ -263,7 +307,7 @@ class Steps:
             self._recorder.phase = Phase.OTHER
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
-        if end_ns > start_ns:
+        if end_ns > start_ns and not self.joining:
             self._recorder.write(end_ns, Kind.PHASE, 0, phase, flags, 0, 0, start_ns, 0, 0, 0)
 
     # ---- installation -------------------------------------------------------------------------

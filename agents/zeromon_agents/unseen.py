@@ -64,12 +64,14 @@ class Unseen:
             seen = group.issued + group.extra
             missing = sequence - seen - group.explained
             if missing > 0:
-                if step <= WARM_UP_STEPS and flight is None and sequence < _MOST_ENTRIES:
+                few = sequence + group.base < _MOST_ENTRIES
+                if step <= WARM_UP_STEPS and flight is None and few:
                     flight = read_flight_recorder()
                 self._explain(group, missing, flight, str(pg.group_name))
+            shift = group.base if self._collectives.joined else 0
             # fmt: off
             self._recorder.write(time.monotonic_ns(), Kind.GROUP_SEQUENCE, 0, 0, 0, group.id, 0,
-                                 sequence, seen, 0, 0)
+                                 sequence + shift, seen + shift, 0, 0)
             # fmt: on
 
     def _watch_new_groups(self) -> None:
@@ -142,7 +144,7 @@ def payload_bytes(op: Op, entry: dict[str, Any]) -> int:
     return total
 
 
-def read_flight_recorder() -> list[dict[str, Any]]:
+def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
     """The recorder's entries without stack traces; empty where there is none or it is off.
 
     The pickle is made by torch's C++ in this very call: nothing from outside is unpickled.
@@ -153,7 +155,7 @@ def read_flight_recorder() -> list[dict[str, Any]]:
         if dump is None:
             continue
         content = pickle.loads(
-            dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+            dump(includeCollectives=True, includeStackTraces=False, onlyActive=only_active)
         )
         entries = content.get("entries") if isinstance(content, dict) else None
         if entries:

@@ -18,6 +18,7 @@ NAMES = (
     "bench_step.py",
     "bench_stragglers.py",
     "bench_traces.py",
+    "bench_attach.py",
 )
 
 for name in NAMES:

@@ -19,6 +19,7 @@ _EPILOG = """\
 examples:
   zeromon run -- torchrun --nproc-per-node 2 train.py    watch a run; the script is unchanged
   zeromon attach                                         the live view, from another terminal
+  zeromon attach PID                                     join a run that never loaded zeromon
   zeromon report                                         what the last run did, and how it ended
   zeromon plan 7B --devices 8 --memory h100              what fits, before the run
   curl localhost:9417/metrics                            what Prometheus scrapes
@@ -27,7 +28,8 @@ examples:
 
 VERBS = {
     "run": "watch the ranks of any command",
-    "attach": "the live view of a run",
+    "attach": "the live view of a run; one that is running already is joined",
+    "detach": "take zeromon out of a run that goes on",
     "dash": "the dashboard in the browser: live and recorded runs",
     "replay": "play a recorded run in the live views",
     "report": "print what a run did and how it ended",

@@ -6,6 +6,11 @@ disturbed.
 
 Where there is no terminal, or for a screen reader: --plain prints a line a step, --json the picture
 once. In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
+
+A process that was not started under zeromon is joined first: TARGET is its pid or its launcher's
+(torchrun, deepspeed, accelerate, srun), and --all means all ranks of the job on this node. It goes on
+meanwhile, needs no preparation, and can be left again with zeromon detach. Needed is the same user and
+the right to trace: docs/attach.md.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import argparse
 import os
 import sys
 
+from zeromon.cli import join
 from zeromon.errors import SourceError
 from zeromon.source import LiveRun, LiveSource, Source, StoreSource, find, node_runs, only
 from zeromon.store import Store, encode
@@ -26,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--plain", action="store_true", help="one line a step, until the run ends")
     how.add_argument("--json", action="store_true", help="print the picture once and leave")
+    join.add_arguments(parser)
     add_view_arguments(parser)
 
 
@@ -57,7 +64,10 @@ def _seconds(text: str) -> float:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the run and shows it."""
+    """Finds the run, joins it first where it never loaded us, and shows it."""
+    code = join.join_first(options)
+    if code is not None:
+        return code
     found = find(options.target)
     if options.json:
         run = only(found).latest()

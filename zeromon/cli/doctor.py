@@ -83,7 +83,8 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
     """What hangs in one run."""
     found = run.hangs
     asked = [] if options.no_stacks else _suspects(found, run)
-    stacks = {rank: stack_of(pid) for rank, pid in asked}
+    told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
+    stacks = {rank: told[rank] or stack_of(pid) for rank, pid in asked}
     if options.json:
         content = {"run": run.run, "hangs": found, "stacks": stacks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")

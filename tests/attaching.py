@@ -1,0 +1,108 @@
+"""A training job that never loaded zeromon, for the tests and the benchmark of attach."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from support import PROGRAMS, ROOT, clean_environment, train_command
+
+from zeromon.inject.elf import mappings
+from zeromon.jobs import Process, processes, ranks_of
+
+
+def wait_for(question: Callable[[], Any], timeout: float = 60.0) -> Any:
+    """The first true answer of *question*."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+class Job:
+    """tests/programs/joined.py on two ranks, or on one process without a group."""
+
+    def __init__(self, kind: str, out: Path, *arguments: str, **environment: str) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+        program, words = "joined.py", [kind, str(out), *arguments]
+        command = (
+            [sys.executable, str(PROGRAMS / program), *words]
+            if kind == "plain"
+            else train_command(2, *words, program=program)
+        )
+        self.log = out / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=clean_environment() | {"DS_ACCELERATOR": "cpu", **environment},
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def step(self) -> int:
+        """About how far it is."""
+        with suppress(OSError, ValueError):
+            return int((self.out / "step").read_text())
+        return 0
+
+    def wait_until(self, step: int) -> None:
+        """Until it has come to *step*."""
+        wait_for(lambda: self.step >= step or self.process.poll() is not None)
+        assert self.alive, self.log.read_text()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ranks(self) -> list[Process]:
+        """Its ranks, as attach finds them."""
+        return ranks_of(self.process.pid, processes())
+
+    def finish(self, timeout: float = 120.0) -> list[dict[str, Any]]:
+        """Lets it end; what each rank says."""
+        partial = self.out / ".stop"
+        partial.write_text(str(self.step + 60))
+        partial.rename(self.out / "stop")
+        code = self.process.wait(timeout=timeout)
+        assert code == 0, self.log.read_text()
+        paths = sorted(self.out.glob("*.json"))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def kill(self) -> None:
+        """Ends it, whatever state it is in."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(timeout=10)
+        for rank in self._left_over():
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+
+    def _left_over(self) -> list[int]:
+        """Ranks have sessions of their own, and a launcher that was killed leaves them."""
+        wanted = str(self.out)  # of this job alone: nobody else's command names this folder
+        return [p.pid for p in processes().values() if wanted in p.command and p.pid != os.getpid()]
+
+
+def code_of(pid: int) -> int:
+    """Bytes that are mapped executable: what an injection must not add to."""
+    return sum(m.end - m.start for m in mappings(pid) if "x" in m.mode)
