@@ -23,7 +23,7 @@ from zeromon.joining import Outcome, join
 from zeromon.snapshot import RunSnapshot
 from zeromon.source import LiveSource, node_runs
 
-_PICTURE_SECONDS = 5.0
+_PICTURE_SECONDS = 10.0
 _VERDICT_SECONDS = 6.0
 _MOST_LINES = 8
 _LAUNCHERS = ("python", "torchrun", "deepspeed", "accelerate")
