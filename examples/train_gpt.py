@@ -150,7 +150,12 @@ def batches(options: argparse.Namespace, text: bytes):
     data = Bytes(text, options.length)
     sampler = DistributedSampler(data, seed=options.seed) if dist.is_initialized() else None
     loader = DataLoader(
-        data, options.batch, sampler=sampler, shuffle=sampler is None, drop_last=True
+        data,
+        options.batch,
+        sampler=sampler,
+        shuffle=sampler is None,
+        drop_last=True,
+        pin_memory=torch.cuda.is_available(),
     )
     epoch = 0
     while True:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.check import accelerate, deepspeed, plans, scripts
+from zeromon.check import accelerate, deepspeed, loaders, plans, scripts, trainer
 from zeromon.check import run as running
 from zeromon.check.deepspeed import values
 from zeromon.check.documents import MOST_BYTES, UnreadableError, parse
@@ -246,7 +246,10 @@ import torch, deepspeed
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType
 from torch.distributed.fsdp import FullStateDictConfig, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from accelerate import DeepSpeedPlugin
 from transformers import TrainingArguments
+from transformers.trainer_utils import FSDPOption
 """
 LOOP = """
 model = DDP(model)
@@ -289,10 +292,108 @@ SCRIPTS = [
     ("deepspeed.initialize(config={'zero_optimization': {'stag': 2}, 'bf16': {'enabled': True}})",
      "deepspeed.initialize(config={'zero_optimization': {'stage': s}, 'bf16': {'enabled': True}})",
      "ZM102", "error"),
+    ("DeepSpeedPlugin(hf_ds_config={'zero_optimization': {'stag': 2}, 'bf16': {'enabled': True}})",
+     "DeepSpeedPlugin(hf_ds_config={'zero_optimization': {'stage': 2}, 'bf16': {'enabled': True}})",
+     "ZM102", "error"),
+    ("TrainingArguments('o', deepspeed={'zero_optimization': {'stage': 2, 'overlap_com': True}})",
+     "TrainingArguments('o', deepspeed={'zero_optimization': {'stage': 2, 'overlap_comm': True}})",
+     "ZM102", "error"),
     ("c = {'zero_optimization': {'stage': 4}}\ndeepspeed.initialize(model=m, config=c)",
      "c = {'zero_optimization': {'stage': 2}}\ndeepspeed.initialize(model=m, config=c)", "ZM103",
      "error"),
 ]  # fmt: skip
+
+
+ON = "fsdp=True, fsdp_config="
+TRAINER = [
+    # of TrainingArguments('o', ...)
+    (f"{ON}{{'transformer_layer_cls_to_wrapp': 'A'}}", f"{ON}{{'transformer_layer_cls_to_wrap': 'A'}}",
+     "ZM102", "warning"),
+    (f"{ON}{{'fsdp_offload_params': True}}", f"{ON}{{'fsdp_cpu_offload': True}}", "ZM102", "warning"),
+    ("fsdp='full_shrad'", "fsdp='full_shard auto_wrap offload'", "ZM103", "error"),
+    ("fsdp=['full_shard', 'autowrap']", "fsdp=['full_shard', 'auto_wrap']", "ZM103", "error"),
+    ("fsdp=[FSDPOption.FULL_SHARD, 'x']", "fsdp=[FSDPOption.FULL_SHARD]", "ZM103", "error"),
+    ("fsdp=['full_shard', 'autowrap']", "fsdp=['full_shard', name]", "ZM103", "error"),
+    (f"{ON}{{'auto_wrap_policy': 'transformer_based_wrap'}}",
+     f"{ON}{{'auto_wrap_policy': 'TRANSFORMER_BASED_WRAP'}}", "ZM103", "error"),
+    (f"{ON}{{'version': 1, 'backward_prefetch': 'pre'}}",
+     f"{ON}{{'version': 1, 'backward_prefetch': 'backward_pre'}}", "ZM103", "error"),
+    (f"{ON}{{'state_dict_type': 'SHARDED'}}", f"{ON}{{'state_dict_type': 'SHARDED_STATE_DICT'}}",
+     "ZM103", "error"),
+    (f"{ON}{{'state_dict_type': 'LOCAL_STATE_DICT'}}", f"{ON}{{'state_dict_type': 'full_state_dict'}}",
+     "ZM103", "error"),
+    (f"{ON}{{'reshard_after_forward': 'full_shard'}}", f"{ON}{{'reshard_after_forward': 'false'}}",
+     "ZM103", "error"),
+    (f"{ON}{{'version': 1, 'reshard_after_forward': True}}",
+     f"{ON}{{'version': 1, 'reshard_after_forward': 'shard_grad_op'}}", "ZM103", "error"),
+    (f"{ON}{{'version': 3}}", f"{ON}{{'version': n}}", "ZM103", "error"),
+    ("fsdp_transformer_layer_cls_to_wrap='A'", f"{ON}{{'transformer_layer_cls_to_wrap': 'A'}}", "ZM104",
+     "error"),
+    ("fsdp='full_shard'", "fsdp=True", "ZM104", "info"),
+    (f"{ON}{{'version': 1}}", f"{ON}{{'version': 2}}", "ZM104", "info"),
+    ("fsdp='full_shard shard_grad_op'", "fsdp='full_shard offload'", "ZM105", "warning"),
+    ("fsdp='hybrid_shard'", "fsdp='hybrid_shard', fsdp_config={'version': 1}", "ZM105", "error"),
+    ("fsdp=True, deepspeed='ds.json'", "fsdp=False, deepspeed='ds.json'", "ZM105", "error"),
+    ("fsdp=True, deepspeed='ds.json'", "fsdp=True, deepspeed=None", "ZM105", "error"),
+    ("fsdp=True, deepspeed='ds.json'", "fsdp=args.fsdp, deepspeed='ds.json'", "ZM105", "error"),
+    (f"gradient_checkpointing=True, {ON}{{'activation_checkpointing': True}}",
+     f"gradient_checkpointing=False, {ON}{{'activation_checkpointing': True}}", "ZM105", "error"),
+    ("fsdp_config={'cpu_offload': True}", "fsdp=True, fsdp_config={'cpu_offload': True}", "ZM106",
+     "warning"),
+    ("fsdp_config={'cpu_offload': True}", "fsdp_config={'cpu_offload': True}, **more", "ZM106",
+     "warning"),
+    (f"{ON}{{'use_orig_params': True}}", f"{ON}{{'version': 1, 'use_orig_params': True}}", "ZM106",
+     "info"),
+    (f"{ON}{{'min_num_params': 1000}}",
+     f"{ON}{{'min_num_params': 1000, 'auto_wrap_policy': 'SIZE_BASED_WRAP'}}", "ZM106", "warning"),
+    (f"{ON}{{'auto_wrap_policy': 'NO_WRAP'}}", f"{ON}{{'auto_wrap_policy': p}}", "ZM206", "warning"),
+    (f"{ON}{{'version': 1, 'limit_all_gathers': False}}",
+     f"{ON}{{'version': 1, 'limit_all_gathers': True}}", "ZM209", "warning"),
+    (f"{ON}{{'version': 1, 'backward_prefetch': 'no_prefetch'}}",
+     f"{ON}{{'version': 1, 'backward_prefetch': 'backward_post'}}", "ZM304", "warning"),
+    (f"{ON}{{'state_dict_type': 'FULL_STATE_DICT'}}", f"{ON}{{'state_dict_type': 'SHARDED_STATE_DICT'}}",
+     "ZM702", "info"),
+    ("dataloader_prefetch_factor=2", "dataloader_prefetch_factor=2, dataloader_num_workers=2", "ZM604",
+     "error"),
+    ("dataloader_persistent_workers=True", "dataloader_persistent_workers=False", "ZM604", "error"),
+    ("dataloader_num_workers=0", "dataloader_num_workers=0, use_cpu=True", "ZM601", "info"),
+    ("dataloader_pin_memory=False", "dataloader_pin_memory=flag", "ZM604", "info"),
+]  # fmt: skip
+
+EPOCHS = """
+loader = DataLoader(data, num_workers=2{more})
+for epoch in range(3):
+    {over}:
+        f(x)
+"""
+LOADERS = [
+    ("DataLoader(data, prefetch_factor=4)", "DataLoader(data, prefetch_factor=4, num_workers=2)",
+     "ZM604", "error"),
+    ("DataLoader(data, persistent_workers=True)", "DataLoader(data, persistent_workers=True, **more)",
+     "ZM604", "error"),
+    ("DataLoader(data, 8, False, None, None, 0, timeout=3)", "DataLoader(data, 8, False, None, None, n)",
+     "ZM604", "error"),
+    ("DataLoader(data, shuffle=True, sampler=s())", "DataLoader(data, shuffle=s is None, sampler=s)",
+     "ZM604", "error"),
+    ("DataLoader(data, batch_size=4, batch_sampler='b')", "DataLoader(data, batch_size=4, sampler='b')",
+     "ZM604", "error"),
+    ("m.cuda()\nDataLoader(data, num_workers=0)", "m.cpu()\nDataLoader(data, num_workers=0)", "ZM601",
+     "info"),
+    ("torch.device('cuda:0')\nDataLoader(data, num_workers=0)",
+     "torch.device('cuda:0')\nDataLoader(data)", "ZM601", "info"),
+    ("DataLoader(data)\nx.to(d, non_blocking=True)", "DataLoader(data)\nx.to(d)", "ZM604", "info"),
+    ("DataLoader(data)\nx.to(d, non_blocking=True)",
+     "DataLoader(data, pin_memory=on)\nx.to(d, non_blocking=True)", "ZM604", "info"),
+    (EPOCHS.format(more="", over="for x in loader"),
+     EPOCHS.format(more=", persistent_workers=True", over="for x in loader"), "ZM604", "info"),
+    (EPOCHS.format(more="", over="for i, x in enumerate(tqdm(loader))"),
+     EPOCHS.format(more="", over="for x in other"), "ZM604", "info"),
+]  # fmt: skip
+SCRIPTS += LOADERS
+SCRIPTS += [
+    (f"TrainingArguments('o', {bad})", f"TrainingArguments('o', {good})", code, severity)
+    for bad, good, code, severity in TRAINER
+]
 
 
 def cases() -> list[Any]:
@@ -446,6 +547,55 @@ def test_trainer_arguments_are_held_against_their_file(tmp_path: Path) -> None:
     assert problems_of(tmp_path, head + good, "t.py") == []
 
 
+def test_options_of_fsdp_in_a_file_are_held_against_the_call(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(
+        '{\n "fsdp_backward_prefetch": "backward_pre",\n "xlaa": true\n}'
+    )
+    text = "from transformers import TrainingArguments as A\nA('o', fsdp=True, fsdp_config='fsdp.json')"
+    found = [
+        (p.code, Path(p.file).name, p.line, p.key) for p in problems_of(tmp_path, text, "t.py")
+    ]
+    assert found == [
+        ("ZM106", "fsdp.json", 2, "fsdp_backward_prefetch"),
+        ("ZM102", "fsdp.json", 3, "xlaa"),
+    ]
+    (tmp_path / "fsdp.json").write_text("{,}")
+    (problem,) = problems_of(tmp_path, text, "t.py")
+    assert (problem.code, Path(problem.file).name) == ("ZM101", "fsdp.json")
+    (tmp_path / "fsdp.json").unlink()
+    assert problems_of(tmp_path, text, "t.py") == []
+
+
+def test_before_transformers_5_words_were_the_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a strategy without auto_wrap made the whole model one unit."""
+    old = {**schema()["transformers"], "version": "4.57.1", "fsdp_version": 1}
+    monkeypatch.setitem(schema(), "transformers", old)
+    head = "from transformers import TrainingArguments as A\n"
+    assert found_in(tmp_path, head + "A('o', fsdp='full_shard auto_wrap')", "t.py") == set()
+    assert found_in(tmp_path, head + "A('o', fsdp='full_shard')", "t.py") == {("ZM206", "warning")}
+    assert found_in(tmp_path, head + "A('o', fsdp='hybrid_shard auto_wrap')", "t.py") == set()
+    loads = "{'cpu_ram_efficient_loading': True, 'sync_module_states': False}"
+    text = head + f"A('o', fsdp='full_shard auto_wrap', fsdp_config={loads})"
+    assert found_in(tmp_path, text, "t.py") == {("ZM703", "error")}
+
+
+def test_a_plain_trainer_has_no_problem(tmp_path: Path) -> None:
+    """As transformers' own documentation of FSDP writes it, and its defaults of data loading."""
+    head = "from transformers import TrainingArguments as A\n"
+    section = {"reshard_after_forward": True, "cpu_offload": False, "activation_checkpointing": True,
+               "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "version": 2,
+               "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}  # fmt: skip
+    good = f"A('o', fsdp=True, fsdp_config={section}, dataloader_num_workers=4)"
+    assert problems_of(tmp_path, head + good, "t.py") == []
+
+
+def test_the_example_scripts_have_no_problem() -> None:
+    problems = check([str(ROOT / "examples")]).problems
+    assert [p for p in problems if p.file.endswith(".py")] == []
+
+
 # ---- positions ----------------------------------------------------------------------------------
 
 
@@ -589,8 +739,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_bundled_names_are_those_of_the_installed_frameworks() -> None:
-    if folder_of("deepspeed") is None or folder_of("accelerate") is None:
-        pytest.skip("deepspeed and accelerate are not installed")
+    if None in map(folder_of, ("deepspeed", "accelerate", "transformers")):
+        pytest.skip("deepspeed, accelerate and transformers are not installed")
     installed = read_installed()
     bundled = (ROOT / "zeromon" / "check" / "schema.json").read_text()
     for name in installed:
@@ -676,6 +826,56 @@ for name, value in json.load(sys.stdin):
     assert different == []
 
 
+def test_transformers_itself_takes_and_refuses_the_same_options(tmp_path: Path) -> None:
+    """What is an error here raises there or in accelerate's plugin, and nothing else does."""
+    if None in map(folder_of, ("transformers", "accelerate", "torch")):
+        pytest.skip("transformers, accelerate and torch are not installed")
+    # a prefetch of FSDP1 is only looked up where there is a device, Trainer itself compares the rest
+    elsewhere = (
+        "deepspeed=",
+        "checkpointing",
+        "'version': 1",
+        "'version': 3",
+        "persistent_workers",
+    )
+    texts = [
+        text
+        for row in TRAINER
+        for text in row[:2]
+        if not any(part in text for part in elsewhere)
+        and not re.search(r"\bargs\.|\bmore\b|\bname\b|: [np]}|flag", text)
+    ]
+    code = """
+import json, sys
+from accelerate import FullyShardedDataParallelPlugin
+from transformers import TrainingArguments
+from transformers.trainer_utils import FSDPOption
+for text in json.load(sys.stdin):
+    try:
+        found = eval(f"TrainingArguments('o', {text})")
+        if found.fsdp_plugin_args:
+            FullyShardedDataParallelPlugin(**found.fsdp_plugin_args)
+        print("zeromon: taken")
+    except Exception:
+        print("zeromon: refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    theirs = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("zeromon: ")]
+    mine = []
+    for text in texts:
+        found = found_in(tmp_path, f"{HEAD}TrainingArguments('o', {text})", "t.py")
+        mine.append("refused" if "error" in {severity for _, severity in found} else "taken")
+    assert len(texts) > 30
+    assert [(t, m, r) for t, m, r in zip(texts, mine, theirs, strict=True) if m != r] == []
+
+
 # ---- the configurations of real projects --------------------------------------------------------
 
 
@@ -702,7 +902,7 @@ def test_real_configurations_are_read_one_by_one() -> None:
 
 def emitted() -> set[str]:
     found = set()
-    for module in (deepspeed, accelerate, scripts, plans, running):
+    for module in (deepspeed, accelerate, scripts, trainer, loaders, plans, running):
         found |= set(re.findall(r'"(ZM\d{3})"', Path(str(module.__file__)).read_text()))
     return found
 

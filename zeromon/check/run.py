@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zeromon.check import accelerate, deepspeed, plans, scripts
+from zeromon.check import accelerate, deepspeed, loaders, plans, scripts, trainer
 from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
@@ -124,10 +124,14 @@ class _Run:
             error, is_ours = refused, any(sign in text for sign in _SIGNS)
         if named or is_ours:
             self.seen.add(known)
-            place = error.line, error.column
-            fix = error.fix or "give a JSON or YAML configuration, or a Python script"
-            self.problems.append(problem_at(str(file), place, "ZM101", "error", error.message, fix))
+            self.refused(file, error)
         return None
+
+    def refused(self, file: Path, error: UnreadableError) -> None:
+        """A file that cannot be read."""
+        place = error.line, error.column
+        fix = error.fix or "give a JSON or YAML configuration, or a Python script"
+        self.problems.append(problem_at(str(file), place, "ZM101", "error", error.message, fix))
 
     def config(self, config: Config, kind: str, file: Path) -> None:
         """The checks of one configuration, and of the file that it names."""
@@ -150,22 +154,23 @@ class _Run:
 
     def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
         """A DeepSpeed file that *file* names; it is checked, too. None where it is not found."""
-        if not isinstance(name, str) or "\0" in name:
+        place = _beside(file, name)
+        if place is None:
             return None
-        for place in (file.parent / name, Path(name)):
-            if place.is_file():
-                self.file(place, named=True, ranks=ranks)
-                try:
-                    text = read_text(place)
-                    return parse(text, str(place), dialect_of(place, text))
-                except UnreadableError:  # said where it was checked
-                    return None
-        return None
+        self.file(place, named=True, ranks=ranks)
+        try:
+            return _parsed(place)
+        except UnreadableError:  # said where it was checked
+            return None
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """The checks of a script, and of the configurations in it."""
-        for test in scripts.CHECKS:
+        for test in (*scripts.CHECKS, *loaders.CHECKS):
             self.problems += test(script)
+        for call in filter(scripts.is_arguments, script.calls):
+            fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))
+            for look in trainer.CHECKS:
+                self.problems += look(fsdp)
         for found, call in scripts.configs(script):
             config = self.other(found, file) if isinstance(found, str) else found
             if config is None:
@@ -175,6 +180,31 @@ class _Run:
                     self.problems += check_one(config, self.machine)
             if scripts.is_arguments(call):
                 self.problems += scripts.against_arguments(script, call, config)
+
+    def fsdp_config(self, script: scripts.Script, call: scripts.Call, file: Path) -> Config | None:
+        """What the Trainer is told of FSDP, in the script or in a file of its own."""
+        node = script.argument(call, "fsdp_config")
+        found = scripts.config_at(script, node) if node is not None else None
+        if not isinstance(found, str):
+            return found
+        place = _beside(file, found)
+        try:
+            return _parsed(place) if place is not None else None
+        except UnreadableError as error:
+            self.refused(place or file, error)
+            return None
+
+
+def _beside(file: Path, name: object) -> Path | None:
+    """The file that *file* names, beside it or from here."""
+    if not isinstance(name, str) or "\0" in name:
+        return None
+    return next((place for place in (file.parent / name, Path(name)) if place.is_file()), None)
+
+
+def _parsed(place: Path) -> Config:
+    text = read_text(place)
+    return parse(text, str(place), dialect_of(place, text))
 
 
 def kind_of(data: Mapping[str, object]) -> str:

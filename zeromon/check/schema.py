@@ -1,6 +1,7 @@
-"""The names and types that DeepSpeed and accelerate know, read from their source, never imported.
+"""The names and types that DeepSpeed, accelerate and transformers know, read from their source.
 
-From what is installed beside zeromon, else from ``schema.json``, which this module prints:
+Nothing is imported. What is installed beside zeromon is read, else ``schema.json``, which this module
+prints:
 
   python -m zeromon.check.schema > zeromon/check/schema.json
 """
@@ -65,6 +66,9 @@ _DICTS = {"param_dict", "_param_dict", "ds_config", "config"}
 """How DeepSpeed's own code calls the whole configuration."""
 
 
+_ODD = (OSError, SyntaxError, KeyError, ValueError, StopIteration, ImportError)
+
+
 @cache
 def schema() -> Schema:
     """What is installed, each framework for itself; else what is bundled."""
@@ -74,7 +78,13 @@ def schema() -> Schema:
         if folder is not None:
             try:
                 bundled[name] = read(folder)
-            except (OSError, SyntaxError, KeyError, ValueError):  # a version laid out otherwise
+            except (
+                OSError,
+                SyntaxError,
+                KeyError,
+                ValueError,
+                StopIteration,
+            ):  # laid out otherwise
                 continue
     return bundled
 
@@ -304,11 +314,57 @@ def read_accelerate(folder: Path) -> Schema:
     }
 
 
-def _members(node: ast.ClassDef) -> list[str]:
+def read_transformers(folder: Path) -> Schema:
+    """The names of the Trainer's arguments, and of what it looks up in ``fsdp_config``."""
+    arguments = ast.parse((folder / "training_args.py").read_text(encoding="utf-8"))
+    sources = [arguments]
+    sources += [
+        ast.parse((folder / file).read_text(encoding="utf-8"))
+        for file in ("trainer.py", "integrations/tpu.py")
+        if (folder / file).is_file()
+    ]
+    asked = [pair for tree in sources for pair in _asked_of(tree, "fsdp_config")]
+    options = ast.parse((folder / "trainer_utils.py").read_text(encoding="utf-8"))
+    fields = next(n for n in arguments.body if getattr(n, "name", "") == "TrainingArguments")
+    return {
+        "version": metadata.version("transformers"),
+        "arguments": sorted(
+            entry.target.id
+            for entry in getattr(fields, "body", ())
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        ),
+        "fsdp": _members(next(n for n in options.body if getattr(n, "name", "") == "FSDPOption")),
+        "fsdp_config": sorted({name.removeprefix("fsdp_") for name, _ in asked}),
+        # version 1 was the only one, and had no name, until this was asked for
+        "fsdp_version": next((d for name, d in asked if name.endswith("version") and d), 1),
+    }
+
+
+def _asked_of(tree: ast.AST, section: str) -> Iterator[tuple[str, Any]]:
+    """(name, default) of what code looks up in an attribute called *section*."""
+    for node in ast.walk(tree):
+        key, default, holder = None, None, None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            if node.func.attr in ("get", "setdefault", "pop"):
+                key, default, holder = node.args[0], node.args[1:2], node.func.value
+        elif isinstance(node, ast.Subscript):
+            key, holder = node.slice, node.value
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            key, holder = node.left, node.comparators[0]
+        if isinstance(key, ast.Constant) and getattr(holder, "attr", "") == section:
+            given = default[0] if default else None
+            yield str(key.value), given.value if isinstance(given, ast.Constant) else None
+
+
+def _members(node: Any) -> list[str]:
     return [ast.literal_eval(e.value) for e in node.body if isinstance(e, ast.Assign)]
 
 
-_READERS = {"deepspeed": read_deepspeed, "accelerate": read_accelerate}
+_READERS = {
+    "deepspeed": read_deepspeed,
+    "accelerate": read_accelerate,
+    "transformers": read_transformers,
+}
 
 
 def read_installed() -> Schema:

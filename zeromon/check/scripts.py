@@ -227,19 +227,26 @@ def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
             node = script.argument(call, "config", 7) or script.argument(call, "config_params")
         elif is_arguments(call):
             node = script.argument(call, "deepspeed")
+        elif call.name.startswith("accelerate.") and call.short == "DeepSpeedPlugin":
+            node = script.argument(call, "hf_ds_config", 0)
         if node is None:
             continue
-        literal = node
-        if isinstance(node, ast.Name) and isinstance(script.literals.get(node.id), ast.Dict):
-            literal = script.literals[node.id]
-        if isinstance(literal, ast.Dict):
-            places: dict[Path, tuple[int, int]] = {(): (literal.lineno, literal.col_offset + 1)}
-            data = _data(script, literal, (), places)
-            yield Config(file=script.file, data=data, places=places, dialect="python"), call
-        else:
-            value = script.value(node)
-            if isinstance(value, str) and value.endswith(".json"):
-                yield value, call
+        found = config_at(script, node)
+        if found is not None:
+            yield found, call
+
+
+def config_at(script: Script, node: ast.expr) -> Config | str | None:
+    """The configuration that *node* is, as a dict or a name for one; or the path of a JSON file."""
+    literal = node
+    if isinstance(node, ast.Name) and isinstance(script.literals.get(node.id), ast.Dict):
+        literal = script.literals[node.id]
+    if isinstance(literal, ast.Dict):
+        places: dict[Path, tuple[int, int]] = {(): (literal.lineno, literal.col_offset + 1)}
+        data = _data(script, literal, (), places)
+        return Config(file=script.file, data=data, places=places, dialect="python")
+    value = script.value(node)
+    return value if isinstance(value, str) and value.endswith(".json") else None
 
 
 def _data(
@@ -329,7 +336,7 @@ def _of(script: Script, short: str) -> list[Call]:
     return [call for call in script.calls if call.short == short]
 
 
-def _is_open(call: Call) -> bool:
+def is_open(call: Call) -> bool:
     """Whether ``**kwargs`` may hold anything."""
     return any(word.arg is None for word in call.node.keywords)
 
@@ -342,7 +349,7 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
         call = fsdp[0]
         policy = script.value(script.argument(call, "auto_wrap_policy", 4))
         given = script.argument(call, "auto_wrap_policy", 4) is not None
-        alone = not (call.loops or _is_open(call) or _is_parameter(call))
+        alone = not (call.loops or is_open(call) or _is_parameter(call))
         if (not given or policy is None) and alone:
             message = "FSDP without auto_wrap_policy makes the whole model one unit"
             fix = "auto_wrap_policy=ModuleWrapPolicy({TransformerBlock})"
@@ -411,7 +418,7 @@ def full_state_dict(script: Script) -> Iterator[Problem]:
             config = script.argument(call, "state_dict_config", 2)
             if str(kind).endswith("StateDictType.FULL_STATE_DICT") and config is None:
                 yield _whole_state(script, call)
-        elif call.short == "FullStateDictConfig" and not _is_open(call):
+        elif call.short == "FullStateDictConfig" and not is_open(call):
             given = [
                 script.argument(call, "offload_to_cpu", 0),
                 script.argument(call, "rank0_only", 1),

@@ -1,0 +1,192 @@
+"""Checks of the data loaders of a script: torch's own, and the one that a Trainer makes.
+
+A loader without workers may be right, and a script does not say how dear its samples are. So what is
+said here is what is refused, what does nothing, and what was written against a GPU's interest.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from zeromon.check.problem import Problem, number
+from zeromon.check.scripts import UNKNOWN, Call, Script, is_arguments, is_open
+
+_POSITIONS = {
+    "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "pin_memory": 7,
+    "drop_last": 8, "timeout": 9, "multiprocessing_context": 11,
+}  # fmt: skip
+"""Of torch.utils.data.DataLoader's parameters, those that may be given by position."""
+
+_NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
+_NOT_BESIDE_A_BATCH_SAMPLER = ("batch_size", "shuffle", "sampler", "drop_last")
+_SAMPLERS = ("sampler", "batch_sampler")
+_WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A data loader that a call makes, whatever the names of its settings."""
+
+    script: Script
+    call: Call
+    prefix: str = ""
+    """``dataloader_`` for a Trainer's."""
+
+    def node(self, name: str) -> ast.expr | None:
+        """The expression that is given for a setting."""
+        position = -1 if self.prefix else _POSITIONS.get(name, -1)
+        return self.script.argument(self.call, self.prefix + name, position)
+
+    def is_set(self, name: str) -> bool:
+        """Whether a setting is given, and is none of what a default may be."""
+        node = self.node(name)
+        is_made = name in _SAMPLERS and isinstance(node, ast.Call)
+        return is_made or (
+            node is not None and self.script.value(node) not in (None, False, 0, UNKNOWN)
+        )
+
+    @property
+    def workers(self) -> float | None:
+        """How many; None where that is open."""
+        node = self.node("num_workers")
+        if node is None:
+            return None if is_open(self.call) else 0
+        return number(self.script.value(node))
+
+    def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
+        """A problem of one setting."""
+        node = self.node(name) or self.call.node
+        return self.script.problem(code, severity, node, message, fix, self.prefix + name)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is what waits for it."""
+        if not self.prefix:
+            return _uses_gpu(self.script)
+        nodes = (self.script.argument(self.call, name) for name in ("use_cpu", "no_cuda"))
+        return not any(self.script.value(node) is True for node in nodes)
+
+
+def loaders(script: Script) -> Iterator[Loader]:
+    """All of a script."""
+    for call in script.calls:
+        if call.name.startswith("torch.") and call.short == "DataLoader":
+            yield Loader(script=script, call=call)
+        elif is_arguments(call):
+            yield Loader(script=script, call=call, prefix="dataloader_")
+
+
+def needs_workers(script: Script) -> Iterator[Problem]:
+    """Settings of workers, where there are none: torch refuses them."""
+    for loader in loaders(script):
+        for name in _NEED_WORKERS:
+            if loader.workers == 0 and loader.is_set(name):
+                message = (
+                    f"{loader.prefix}{name} needs workers, and there are none: torch refuses it"
+                )
+                p = loader.prefix
+                fix = f"{p}num_workers={_WORKERS}, or no {p}{name}"
+                yield loader.problem("ZM604", "error", name, message, fix)
+
+
+def order(script: Script) -> Iterator[Problem]:
+    """More than one answer to who chooses the samples: torch refuses that."""
+    for loader in loaders(script):
+        if loader.prefix:
+            continue
+        if loader.is_set("shuffle") and loader.is_set("sampler"):
+            message = "shuffle and sampler are both given, and torch takes one of them"
+            yield loader.problem("ZM604", "error", "shuffle", message, "shuffle=False")
+        for name in _NOT_BESIDE_A_BATCH_SAMPLER:
+            if loader.is_set("batch_sampler") and loader.is_set(name):
+                message = f"batch_sampler decides {name}, and torch refuses both"
+                yield loader.problem("ZM604", "error", name, message, f"remove {name}")
+
+
+def no_workers(script: Script) -> Iterator[Problem]:
+    """A GPU waits while the training process makes each batch itself, as it was told to."""
+    for loader in loaders(script):
+        if loader.node("num_workers") is not None and loader.workers == 0 and loader.on_gpu:
+            message = "each batch is made by the training process, while the GPU waits"
+            fix = f"{loader.prefix}num_workers={_WORKERS}, unless the samples are in memory already"
+            yield loader.problem("ZM601", "info", "num_workers", message, fix)
+
+
+def not_pinned(script: Script) -> Iterator[Problem]:
+    """``non_blocking`` copies from memory that is not page-locked block all the same."""
+    asynchronous = any(_copies_asynchronously(script, node) for node in ast.walk(script.tree))
+    for loader in loaders(script):
+        node = loader.node("pin_memory")
+        if loader.prefix:
+            if node is not None and script.value(node) is False and loader.on_gpu:
+                message = "batches are copied to the GPU from pageable memory, and that blocks"
+                fix = "dataloader_pin_memory=True"
+                yield loader.problem("ZM604", "info", "pin_memory", message, fix)
+        elif asynchronous and (script.value(node) is False if node else not is_open(loader.call)):
+            message = "non_blocking=True does nothing for batches that are not in pinned memory"
+            fix = "pin_memory=True"
+            yield loader.problem("ZM604", "info", "pin_memory", message, fix)
+
+
+def _copies_asynchronously(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    given = (word.value for word in node.keywords if word.arg == "non_blocking")
+    return node.func.attr in ("to", "cuda") and any(script.value(v) is True for v in given)
+
+
+def workers_anew(script: Script) -> Iterator[Problem]:
+    """Workers that are started again in every epoch."""
+    named = {
+        name: loader
+        for loader in loaders(script)
+        if not loader.prefix
+        and (name := _name_of(script, loader.call))
+        and not is_open(loader.call)
+    }
+    for outer in ast.walk(script.tree):
+        if not isinstance(outer, (ast.For, ast.While)):
+            continue
+        for inner in (n for part in outer.body for n in ast.walk(part)):
+            loader = named.pop(_iterated(inner), None)
+            if loader is None or not loader.workers or loader.node("persistent_workers"):
+                continue
+            message = f"{loader.workers:g} workers are started anew in every epoch"
+            yield loader.problem(
+                "ZM604", "info", "persistent_workers", message, "persistent_workers=True"
+            )
+
+
+def _name_of(script: Script, call: Call) -> str:
+    """The name that a loader is given, where it has only that one."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Assign) and node.value is call.node and len(node.targets) == 1:
+            target = node.targets[0]
+            return target.id if isinstance(target, ast.Name) else ""
+    return ""
+
+
+def _iterated(node: ast.AST) -> str:
+    """The name that a loop goes over, also through enumerate and the like; "" for anything else."""
+    over = node.iter if isinstance(node, ast.For) else None
+    while isinstance(over, ast.Call) and over.args:
+        over = over.args[0]
+    return over.id if isinstance(over, ast.Name) else ""
+
+
+def _uses_gpu(script: Script) -> bool:
+    if "cuda" in script.words:
+        return True
+    return any(
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (node.value == "nccl" or node.value.split(":")[0] == "cuda")
+        for node in ast.walk(script.tree)
+    )
+
+
+Check = Callable[[Script], Iterable[Problem]]
+
+CHECKS: tuple[Check, ...] = (needs_workers, order, no_workers, not_pinned, workers_anew)
