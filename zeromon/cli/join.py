@@ -175,7 +175,7 @@ def _say_state(run: str) -> list[str]:
     source = LiveSource(found[0].address, run)
     began = time.monotonic()
     picture = source.latest()
-    while not (picture.hangs or _moves(picture)) and time.monotonic() < began + _patience(picture):
+    while not _is_clear(picture) and time.monotonic() < began + _patience(picture):
         time.sleep(0.2)
         picture = source.latest()
     where = {rank.rank: doing(rank) for rank in picture.ranks}
@@ -196,8 +196,12 @@ def _patience(run: RunSnapshot) -> float:
     return LEAST_NS / 1e9 + 2 if stands else _VERDICT_SECONDS
 
 
-def _moves(run: RunSnapshot) -> bool:
-    return all(rank.step_seconds is not None for rank in run.ranks)
+def _is_clear(run: RunSnapshot) -> bool:
+    """Whether it moves, or hangs and the ranks that are missed have said where they are."""
+    missing = {number for hang in run.hangs for number in hang.missing}
+    told = all(rank.stack for rank in run.ranks if rank.rank in missing and rank.alive)
+    moves = all(rank.step_seconds is not None for rank in run.ranks)
+    return told if run.hangs else moves
 
 
 def _state(step: int, seconds: float | None) -> str:
