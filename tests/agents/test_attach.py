@@ -199,6 +199,7 @@ def hung(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "ZEROMON_DIR": str(folder / "rings"),
         "ZEROMON_STORE": str(folder / "store"),
         "ZEROMON_PORT": free_port(),
+        "ZEROMON_COLLECTOR": "on",  # those above drive one themselves
     }
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
