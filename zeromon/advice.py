@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from zeromon import offload, precision, remedies
 from zeromon.hangs import in_words
-from zeromon.remedies import as_number
+from zeromon.remedies import STARVED, as_number
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Finding,
@@ -344,6 +344,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+OF_TIME = frozenset((
+    "accumulation_communicates", "cpu_optimizer_slow", "data_wait", "ddp_bucket_large",
+    "exposed_communication", "fsdp_prefetch_off", "full_shard_across_nodes", "offload_waits",
+    "overlap_comm_off", "reshard_without_need", "slow_link", "stage_too_high", "starved_prefetch",
+    "straggler", "tiny_collectives", "zero_plus_plus",
+))  # fmt: skip
+"""Rules by what is waited for. Where ranks have no CPU to run on, that is what they all see."""
+
+
 def advise(run: RunSnapshot) -> tuple[Finding, ...]:
     """All findings, the gravest first."""
     found = [
@@ -351,7 +360,15 @@ def advise(run: RunSnapshot) -> tuple[Finding, ...]:
         for rule in RULES
         for finding in rule(run)
     ]
+    if any(r.pressure and r.pressure.most_cpu_wait_ratio >= STARVED for r in run.ranks):
+        found = [_doubted(f) if f.rule in OF_TIME else f for f in found]
     return tuple(sorted(found, key=_by_gravity))
+
+
+def _doubted(finding: Finding) -> Finding:
+    """The same as no more than information."""
+    text = f"{finding.text}; ranks lack CPUs, which may be why (ZM605)"
+    return replace(finding, severity="info", text=text)
 
 
 def _by_gravity(finding: Finding) -> tuple[int, bool, int]:

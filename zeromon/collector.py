@@ -52,6 +52,7 @@ from zeromon.snapshot import (
     Disk,
     HostMemory,
     Links,
+    Pressure,
     RankSnapshot,
     Risk,
     RunSnapshot,
@@ -89,6 +90,7 @@ class RankFollower:
         self._kept_ns = 0
         """Start of the newest step that was given to the history."""
         self._pressure = PressureReader(header.pid)
+        self._waits_for: Pressure | None = None
         self._host: HostMemory | None = None
         self._host_is_final = False
         self._kills: deque[int] = deque([0], maxlen=_KILL_ROUNDS)
@@ -167,8 +169,7 @@ class RankFollower:
         """The picture of this rank."""
         ended, failed = self.ending()
         picture = summarize(self.state, alive=self.alive, ended=ended, failed=failed)
-        pressure = self._pressure.read(time.monotonic_ns()) if self.alive else None
-        return replace(picture, disk=self._read_disk(), pressure=pressure)
+        return replace(picture, disk=self._read_disk(), pressure=self._read_pressure())
 
     def host(self, reader: HostReader) -> HostMemory | None:
         """The host's memory now; of a dead rank as it was when its end was settled."""
@@ -187,6 +188,12 @@ class RankFollower:
             now = time.monotonic_ns()
             self._disk = self._disk_reader.read(self._disk_path(), now) or self._disk
         return self._disk
+
+    def _read_pressure(self) -> Pressure | None:
+        """The same of what it waits for."""
+        if self.alive:
+            self._waits_for = self._pressure.read(time.monotonic_ns())
+        return self._waits_for
 
     def _disk_path(self) -> str:
         for name, facts in self.state.meta.items():

@@ -671,6 +671,49 @@ def data_wait(run: RunSnapshot) -> Iterable[Finding]:
     )
 
 
+STARVED = 0.15
+"""From this share on the lack of CPUs may be all that a rank, or who waits for it, waits for."""
+
+
+def cpu_starved(run: RunSnapshot) -> Iterable[Finding]:
+    """Training could go on, and has no CPU to run on. Said for the rank that lacks most."""
+    known = [rank for rank in run.ranks if rank.pressure is not None and rank.steps >= LEAST_STEPS]
+    rank = max(known, key=_cpu_wait, default=None)
+    if rank is None or rank.pressure is None or _cpu_wait(rank) < STARVED:
+        return
+    cpus, ranks = rank.pressure.cpus or 0.0, len(run.ranks)
+    share, workers = _cpu_wait(rank), int(rank.loader.get("num_workers", 0))
+    threads = max(1, int(cpus // ranks))
+    fewer = workers * ranks >= max(1.0, cpus)
+    yield Finding(
+        rule="cpu_starved",
+        code="ZM605",
+        severity="warning" if share >= 0.25 else "info",
+        rank=rank.rank,
+        text=f"for {human_ratio(share)} of the last ten seconds it could run and had no CPU"
+        + (f"; {ranks} ranks of this node may use {cpus:g}" if cpus else ""),
+        remedy=Remedy(
+            cause=f"{ranks * (workers + 1)} processes of this run, the threads of each, and whatever "
+            "else runs on this host share its CPUs",
+            dialect="Python (DataLoader)" if fewer else "environment",
+            diff=f"- DataLoader(data, num_workers={workers})\n"
+            f"+ DataLoader(data, num_workers={max(1, threads - 1)})"
+            if fewer
+            else f"+ OMP_NUM_THREADS={threads}",
+            gain_low_seconds=0.0,
+            gain_high_seconds=share * (rank.step_seconds or 0.0),
+            effect="what else takes them is to be seen in top",
+            price="less is prepared beside the training"
+            if fewer
+            else "operators of a rank in sequence",
+        ),
+    )
+
+
+def _cpu_wait(rank: RankSnapshot) -> float:
+    return rank.pressure.cpu_wait_ratio if rank.pressure is not None else 0.0
+
+
 def fragmentation(run: RunSnapshot) -> Iterable[Finding]:
     """The allocator holds memory that it cannot use. Said once."""
     for rank in run.ranks:
@@ -744,6 +787,7 @@ RULES: tuple[Callable[[RunSnapshot], Iterable[Finding]], ...] = (
     overlap_comm_off,
     cpu_optimizer_slow,
     data_wait,
+    cpu_starved,
     fragmentation,
     slow_link,
 )

@@ -494,6 +494,10 @@ class Pressure:
     """The share of the time that its main thread could run and had no CPU."""
     major_faults_per_second: float
     """Pages that had to come from disk."""
+    most_cpu_wait_ratio: float = 0.0
+    """The largest of such shares in the last minute."""
+    cpus: float | None = None
+    """That the process may use; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from core.build import MS, device_memory, rank, run, summary
 from zeromon import offload, precision, remedies
-from zeromon.advice import CODES, LINGER_NS, Settled, advise
+from zeromon.advice import CODES, LINGER_NS, OF_TIME, Settled, advise
 from zeromon.report import render
 from zeromon.rules import pages
 from zeromon.snapshot import (
@@ -18,6 +18,7 @@ from zeromon.snapshot import (
     Finding,
     HostMemory,
     Links,
+    Pressure,
     RankSnapshot,
     Risk,
     RoleRow,
@@ -196,6 +197,7 @@ FIRES: dict[str, RankSnapshot] = {
     ),
     "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
+    "cpu_starved": one(pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)),
     "loss_scale_settings": TRIED,
     "offload_waits": offloading(way("disk_read")),
     "host_memory_short": planning(),
@@ -232,6 +234,7 @@ SILENT: dict[str, RankSnapshot] = {
     "fragmentation": one(risks=(FULL,), memory=device_memory(retries=9)),
     "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
+    "cpu_starved": one(pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0, cpus=4)),
     "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),
     "offload_waits": offloading(way("disk_read"), blocked_ms=10),
     "host_memory_short": planning(on="device"),
@@ -474,6 +477,39 @@ def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> No
     assert diff in finding.remedy.diff
     alone = found(planning(on="device", device="cpu", world_size=1), "host_memory_short")
     assert alone is not None and alone.remedy is None  # nobody to divide it with
+
+
+# ---- a host without CPUs ---------------------------------------------------------------------------
+
+
+def test_every_rule_of_time_is_a_rule() -> None:
+    names = {page.name for page in pages().values()}
+    assert names >= OF_TIME
+
+
+@pytest.mark.parametrize("waits", [0.05, 0.4])
+def test_what_waits_for_cpus_is_no_fault_of_communication(waits: float) -> None:
+    """Where ranks have no CPU, or had none within a minute, what is timed is only information."""
+    pressure = Pressure(
+        cpu_wait_ratio=0.05, major_faults_per_second=0, most_cpu_wait_ratio=waits, cpus=2
+    )
+    waiting = one(*[replace(r, exposed_seconds=0.02) for r in GATHERS], pressure=pressure)
+    finding = found(waiting, "fsdp_prefetch_off")
+    assert finding is not None
+    assert finding.severity == ("warning" if waits < 0.15 else "info")
+    assert finding.text.endswith("ranks lack CPUs, which may be why (ZM605)") == (waits >= 0.15)
+    full = replace(FIRES["stage_too_low"], pressure=pressure)
+    memory = found(full, "stage_too_low")
+    assert memory is not None and memory.severity == "warning"  # that has another cause
+
+
+def test_fewer_workers_are_advised_where_they_are_what_takes_the_cpus() -> None:
+    finding = found(replace(FIRES["cpu_starved"], loader={"num_workers": 8}), "cpu_starved")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff.splitlines()[1] == "+ DataLoader(data, num_workers=3)"
+    plain = found(FIRES["cpu_starved"], "cpu_starved")
+    assert plain is not None and plain.remedy is not None
+    assert plain.remedy.diff == "+ OMP_NUM_THREADS=4"
 
 
 # ---- without flapping -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from core.build import MS, rank, run, summary
 from zeromon.advice import advise
 from zeromon.events import Op
-from zeromon.pressure import PressureReader
+from zeromon.pressure import PressureReader, cpus_of
 from zeromon.skew import Skew, cause, longer_phase, stragglers
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 from zeromon.state import Arrival
@@ -179,3 +180,44 @@ def test_pressure_is_read_from_proc(tmp_path: Path) -> None:
     assert found.cpu_wait_ratio == pytest.approx(0.25)
     assert found.major_faults_per_second == pytest.approx(4)
     assert PressureReader(8, tmp_path).read(1) is None
+
+
+def test_the_most_of_a_minute_is_kept_for_so_long(tmp_path: Path) -> None:
+    """Ready and without a CPU for three seconds, then never."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "stat").write_text(f"7 (a) {' '.join(['S', *'123456789'[:8], '0', '0'])}\n")
+    reader, most = PressureReader(7, tmp_path), {}
+    for second in range(90):
+        (folder / "schedstat").write_text(f"5 {min(second, 3) * 1_000_000_000} 9\n")
+        found = reader.read(second * 1_000_000_000)
+        most[second] = found.most_cpu_wait_ratio if found else None
+    assert (most[10], most[60]) == (1.0, 1.0)
+    assert most[80] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cpus"),
+    [
+        ("0::/job\n", {"job/cpu.max": "150000 100000\n"}, 1.5),
+        ("3:cpu,cpuacct:/job\n", {"cpu/job/cpu.cfs_quota_us": "50000\n",
+                                 "cpu/job/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ("0::/job\n", {"job/cpu.max": "max 100000\n"}, None),
+        ("3:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1\n",
+                         "cpu/job/cpu.cfs_period_us": "100000\n"}, None),
+        ("0::/job\n", {"job/cpu.max": "\n"}, None),
+    ],
+)  # fmt: skip
+def test_a_quota_of_cpus_is_known(
+    tmp_path: Path, groups: str, files: dict[str, str], cpus: float | None
+) -> None:
+    mine = os.getpid()
+    (tmp_path / str(mine)).mkdir()
+    (tmp_path / str(mine) / "cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "cgroup.procs").touch()
+        file.write_text(text)
+    own = len(os.sched_getaffinity(0))
+    assert cpus_of(mine, tmp_path, tmp_path / "cgroup") == min(own, cpus or own)

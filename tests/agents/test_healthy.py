@@ -1,0 +1,49 @@
+"""Healthy runs are left alone: each example for 200 steps, looked at all along."""
+
+from __future__ import annotations
+
+import pytest
+from support import ROOT, TORCHRUN, Node, Result, train_command
+
+from zeromon.remedies import STARVED
+from zeromon.snapshot import Finding, RunSnapshot
+
+STEPS = 200
+EXAMPLES = ROOT / "examples"
+SIZES = "--layers 3 --heads 2 --width 64 --length 128 --batch 6 --log-every 100".split()
+CASES = {
+    "fsdp2": ["train_gpt.py", "--strategy", "fsdp2"],
+    "ddp": ["train_gpt.py", "--strategy", "ddp"],
+    "zero3": ["train_gpt_deepspeed.py", "--no-compile"],
+}
+
+
+def warned(node: Node, command: list[str]) -> tuple[Result, dict[str, Finding]]:
+    """The run, and each rule that said more than information at any time."""
+    found: dict[str, Finding] = {}
+
+    def look(picture: RunSnapshot) -> None:
+        found.update({f.rule: f for f in picture.findings if f.severity != "info"})
+
+    result = node.run(command, seen=look, DS_ACCELERATOR="cpu")
+    assert result.code == 0, result.output
+    look(result.snapshot)
+    return result, found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_healthy_run_is_not_warned_of_anything(node: Node, case: str) -> None:
+    """But of its machine, where the kernel says that other programs take the CPUs from it."""
+    program, *arguments = CASES[case]
+    command = [*TORCHRUN, "2", str(EXAMPLES / program), *arguments, "--steps", str(STEPS), *SIZES]
+    result, found = warned(node, command)
+    ranks = result.snapshot.ranks
+    assert [rank.steps for rank in ranks] == [STEPS, STEPS]
+    lacked = max(rank.pressure.most_cpu_wait_ratio for rank in ranks if rank.pressure)
+    assert set(found) <= ({"cpu_starved"} if lacked >= STARVED else set()), found
+
+
+def test_the_same_look_sees_a_run_that_is_not(node: Node) -> None:
+    """A fault that has nothing to do with time, so that a busy machine does not hide it."""
+    command = train_command(2, "whole_model_unit", "before", "30", program="advised.py")
+    assert "whole_model_unit" in warned(node, command)[1]
