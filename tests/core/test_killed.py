@@ -61,17 +61,19 @@ def test_nothing_that_was_kept_is_lost_however_often_they_are_killed(tmp_path: P
             )
             for words in (("zeromon.collector",), ("zeromon", "dash", "--no-browser"))
         ]
-        patience, until, before = time.monotonic() + 30, None, size(folder)
-        while until is None or time.monotonic() < until:
-            assert time.monotonic() < patience, "the collector wrote nothing"
-            for rank in ranks:
-                rank.write_step()
-            time.sleep(0.1)  # a step of it is 80 ms long
-            if until is None and size(folder) > before:  # it is at work: now any moment will do
-                until = time.monotonic() + chooser.uniform(0.0, 1.5)
-        for process in watching:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+        try:
+            patience, until, before = time.monotonic() + 30, None, size(folder)
+            while until is None or time.monotonic() < until:
+                assert time.monotonic() < patience, "the collector wrote nothing"
+                for rank in ranks:
+                    rank.write_step()
+                time.sleep(0.1)  # a step of it is 80 ms long
+                if until is None and size(folder) > before:  # it is at work: now any moment will do
+                    until = time.monotonic() + chooser.uniform(0.0, 1.5)
+        finally:
+            for process in watching:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
         now = keys(folder / "history")
         assert kept <= now, "rows were lost"
         walls = Past(folder).walls()
