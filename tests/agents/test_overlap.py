@@ -46,5 +46,5 @@ def test_a_collective_that_is_wholly_hidden_ends_before_it_is_waited_for(node: N
     result = node.run(program, TRUTH=str(truth_file))
     rank = result.snapshot.ranks[0]
     row = next(c for c in rank.collectives if c.op == "all_reduce")
-    assert row.seconds / row.timed == pytest.approx(0.040, rel=0.10)
+    assert row.seconds / row.timed == pytest.approx(0.040, rel=0.25)
     assert row.exposed_seconds < 0.02 * row.seconds
