@@ -18,11 +18,12 @@ def test_a_slow_rank_is_named_with_where_it_is_slow(node: Node, where: str) -> N
     result = node.run(command, seen=seen.append)
     assert result.code == 0, result.output
     if where == "none":
-        assert [s for picture in seen for s in picture.stragglers] == []
+        # a rank that another process keeps from its CPU is late, and why is said
+        assert [s for picture in seen for s in picture.stragglers if not s.cause] == []
         told = {(f.rule, f.severity) for picture in seen for f in picture.findings}
         # that the machine is shared is said truly where it is
         said = {rule for rule, severity in told if severity != "info"}
-        assert said <= {"cpu_starved"}
+        assert said <= {"cpu_starved", "straggler"}
         return
     (late,) = result.snapshot.stragglers
     assert (late.rank, late.phase) == (1, PHASE[where])
