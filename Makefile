@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check test-nvme bench clean
+.PHONY: help demo test check test-quiet test-nvme bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
 	@echo "make test      everything CI checks: format, lint, types, imports, tests"
 	@echo "make check     the same without the tests that train"
+	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
 
@@ -39,6 +40,9 @@ test: $(READY)
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+test-quiet: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m quiet
 
 test-nvme: $(READY)
 	@echo '#include <libaio.h>' | $(CXX) -fsyntax-only -x c++ - 2>/dev/null \
