@@ -5,19 +5,22 @@ Pure: a snapshot in, findings out.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from zeromon import offload, precision, remedies
-from zeromon.hangs import in_words
+from zeromon.hangs import SILENT_SECONDS, in_words
 from zeromon.remedies import STARVED, as_number
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Finding,
+    Hang,
     RankSnapshot,
     Remedy,
     Risk,
     RunSnapshot,
+    Straggler,
 )
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
@@ -150,9 +153,16 @@ def straggler(run: RunSnapshot) -> Iterable[Finding]:
             rule="straggler",
             severity="warning" if late.share >= 0.05 else "info",
             rank=late.rank,
-            text=f"the others wait {human_seconds(late.late_seconds)} a step "
+            text=f"{_late_at(late)} {human_seconds(late.late_seconds)} a step "
             f"({human_ratio(late.share)}) for it since step {human_count(late.since_step)}{why}",
         )
+
+
+def _late_at(late: Straggler) -> str:
+    """``node b: all its ranks come late; the others wait``."""
+    if late.whole_node:
+        return f"node {late.node}: all its ranks come after all others, which wait"
+    return f"on node {late.node}; the others wait" if late.node else "the others wait"
 
 
 def starved_prefetch(run: RunSnapshot) -> Iterable[Finding]:
@@ -241,6 +251,14 @@ def rank_died(run: RunSnapshot) -> Iterable[Finding]:
                 rank=rank.rank,
                 text=f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}",
             )
+    for away in run.away:
+        if away.failed:
+            yield Finding(
+                rule="rank_died",
+                severity="critical",
+                rank=away.rank,
+                text=f"{away.ended} on node {away.node}, {away.doing}",
+            )
 
 
 def host_evidence(rank: RankSnapshot) -> str:
@@ -256,15 +274,64 @@ def host_evidence(rank: RankSnapshot) -> str:
 
 def in_flight_too_long(run: RunSnapshot) -> Iterable[Finding]:
     """A collective does not end. Said once, for the member that is missing, else for one that waits."""
-    where = {rank.rank: doing(rank) for rank in run.ranks}
     for hang in run.hangs:
-        blamed = (*hang.dead, *hang.missing, *hang.waiting)
+        blamed = (*hang.dead, *hang.missing, *hang.elsewhere, *hang.waiting)
         yield Finding(
             rule="collective_in_flight" if hang.seconds else "collective_mismatch",
             severity="critical",
             rank=blamed[0],
-            text=in_words(hang, where),
+            text=hang_in_words(run, hang),
         )
+
+
+def hang_in_words(run: RunSnapshot, hang: Hang) -> str:
+    """One line: what hangs, who waits, who is missing and what it does, and on which node."""
+    where = {away.rank: away.doing for away in run.away}
+    where |= {rank.rank: doing(rank) for rank in run.ranks}
+    return in_words(hang, where, run.node_of)
+
+
+def node_silent(run: RunSnapshot) -> Iterable[Finding]:
+    """The collector of another node is heard no more, while the run goes on here."""
+    for node in run.nodes:
+        if node.heard_seconds is not None and node.heard_seconds >= SILENT_SECONDS:
+            last = node.first_rank + node.ranks - 1
+            ranks = f"ranks {node.first_rank} to {last}" if node.ranks > 1 else f"rank {last}"
+            yield Finding(
+                rule="node_silent",
+                severity="critical",
+                text=f"node {node.node} ({ranks}) has not been heard for "
+                f"{human_seconds(node.heard_seconds)}: it is down, or the network to it is cut",
+            )
+    yield from _distant_nodes(run)
+    if run.nodes_note and not run.ended:
+        yield Finding(rule="nodes_apart", severity="info", text=run.nodes_note)
+
+
+def _distant_nodes(run: RunSnapshot) -> Iterable[Finding]:
+    """The way to a node takes much longer than that to the others, or that to all does: the head's."""
+    trips = {n: n.round_trip_seconds for n in run.nodes if n.round_trip_seconds is not None}
+    exposed = max((rank.exposed_ratio or 0.0 for rank in run.ranks), default=0.0)
+    far = {node: trip for node, trip in trips.items() if trip >= _FAR_SECONDS}
+    near = [trip for node, trip in trips.items() if node not in far]
+    if not far or exposed < 0.10 or run.ended:
+        return
+    if not near and len(far) > 1:  # the one end that all ways have in common
+        far = {run.nodes[0]: statistics.median(far.values())}
+    for node, trip in far.items():
+        usual = f", to the others {human_seconds(statistics.median(near))}" if near else ""
+        if not near or trip >= _FAR_TIMES * statistics.median(near):
+            yield Finding(
+                rule="distant_node",
+                severity="warning",
+                rank=node.first_rank,
+                text=f"a packet to node {node.node} and back takes {human_seconds(trip)}{usual}; "
+                f"{human_ratio(exposed)} of a step waits for communication",
+            )
+
+
+_FAR_SECONDS = 0.005
+_FAR_TIMES = 5
 
 
 def record_incomplete(run: RunSnapshot) -> Iterable[Finding]:
@@ -322,6 +389,9 @@ CODES = {
     "disk_space": "ZM211",
     "exposed_communication": "ZM301",
     "straggler": "ZM309",
+    "node_silent": "ZM010",
+    "nodes_apart": "ZM011",
+    "distant_node": "ZM316",
     "starved_prefetch": "ZM313",
     "poor_overlap": "ZM314",
 }
@@ -332,6 +402,7 @@ RULES: tuple[Rule, ...] = (
     oom_risk,
     in_flight_too_long,
     straggler,
+    node_silent,
     exposed_communication,
     starved_prefetch,
     disk_space,

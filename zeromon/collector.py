@@ -24,8 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from zeromon import paths
-from zeromon.advice import Settled, advise
+from zeromon.advice import Settled, advise, doing
 from zeromon.capture import Captures
 from zeromon.device import Nvml
 from zeromon.disk import DiskReader
@@ -33,14 +35,17 @@ from zeromon.errors import (
     CaptureRefused,
     CollectorError,
     RingError,
+    RunNotFound,
     ZeromonError,
 )
 from zeromon.events import ExitKind, decode
+from zeromon.exchange import Exchange, answer, read_cards, report_of
 from zeromon.forecast import host_risk, rank_risks
-from zeromon.hangs import hangs
+from zeromon.hangs import SILENT_SECONDS, hangs
 from zeromon.history import Row, row_of
 from zeromon.hostmemory import HostReader
 from zeromon.links import network_peak
+from zeromon.nodes import Card, Head, Peer
 from zeromon.pressure import PressureReader
 from zeromon.process import ProcessWatch, describe_status
 from zeromon.record import Past, Record
@@ -52,6 +57,7 @@ from zeromon.snapshot import (
     Disk,
     HostMemory,
     Links,
+    NodeView,
     Pressure,
     RankSnapshot,
     Risk,
@@ -69,8 +75,11 @@ _KILL_ROUNDS = 8  # a kill is counted at once, and a large process takes long to
 _LINGER_SECONDS = 60.0
 _LEAST_LINGER_SECONDS = 3.0
 _START_PATIENCE_SECONDS = 30.0
+_MEET_SECONDS = 15.0
 _FORECAST_NS_A_RANK = 50_000_000
 _WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
+_OURS = ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json")
+"""What is in a run's folder."""
 _SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 
 
@@ -246,6 +255,11 @@ class RunFollower:
         """Rank -> when its risks were made, and what they were."""
         self._host_risk: Risk | None = None
         self._host_forecast_ns = -(1 << 62)
+        self.exchange: Exchange | None = None
+        self._peers: list[Peer] = []
+        """The ranks of the last picture, for other nodes."""
+        self._first_ring = 0.0
+        self._failed_since = 0.0
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
@@ -275,6 +289,8 @@ class RunFollower:
                 old.path.unlink(missing_ok=True)
 
     def _is_over(self) -> bool:
+        if self.exchange is not None and self._may_be_silent():
+            return False
         if self._launcher is not None and self._launcher.alive():
             return False
         if any(not follower.settled for follower in self.ranks.values()):
@@ -302,6 +318,7 @@ class RunFollower:
         self._host.new_round()
         # before they are summed up: waits and transfers belong to these steps
         self._match(followers)
+        self._hear()
         ranks = [
             replace(
                 follower.snapshot(),
@@ -319,8 +336,9 @@ class RunFollower:
             )
             for rank in ranks
         ]
+        nodes = self.exchange.nodes() if self.exchange else ()
         if all(rank.alive for rank in ranks):  # after that, as it was last
-            self._stragglers = stragglers(self._skew, ranks)
+            self._stragglers = stragglers(self._skew, ranks, _node_of(nodes), self._clock_error())
         ranks = explain_kills([replace(r, risks=risks) for r, risks in self._forecast(ranks, now)])
         capture = None
         if self.captures is not None:
@@ -341,10 +359,65 @@ class RunFollower:
             stragglers=self._stragglers,
             capture=capture,
             history_note=self.record.note if self.record else "",
+            alias=self.folder.name if self.folder.name != self.run else "",
+            nodes=nodes,
         )
-        run = replace(run, hangs=hangs(run))
+        if self.exchange is not None:
+            self._peers = [as_peer(rank, self.exchange.own.node) for rank in ranks]
+        run = self._with_others(replace(run, hangs=hangs(run)))
         found = advise(run)
         return replace(run, findings=found if run.ended else self._settled.shown(found, now))
+
+    # ---- other nodes ---------------------------------------------------------------------------
+
+    def is_named(self) -> bool:
+        """Whether it is known what the run is called: on other nodes than the first, by the first."""
+        states = [follower.state for follower in self.newest()]
+        if self.ended or not states:
+            return self.ended
+        self._first_ring = self._first_ring or time.monotonic()
+        if any(state.rank == 0 for state in states) or read_cards(self.folder):
+            return True
+        # the agents say whether there are other nodes; if they find none, it stays as it is
+        alone = any(_is_alone(state.meta) for state in states)
+        return alone or time.monotonic() - self._first_ring > _MEET_SECONDS
+
+    def meet(self, heads: Callable[[str, Card], Head]) -> None:
+        """Begins to talk to the other nodes, once the agents have found them."""
+        cards = read_cards(self.folder)
+        if self.exchange is not None:
+            self.exchange.learn(cards)
+            return
+        own = next(
+            (c for c in cards if any(c.first_rank == f.state.rank for f in self.newest())), None
+        )
+        if own is None or len(cards) < 2:
+            return
+        head = heads(self.run, own) if own is cards[0] else None
+        self.exchange = Exchange(cards[0].run or self.run, own, cards, head)
+
+    def _hear(self) -> None:
+        """Tells the others what is new, and takes in what they said."""
+        if self.exchange is None:
+            return
+        self.exchange.tell(self._skew.outgoing, self._peers)
+        for match in self.exchange.matches():
+            self._skew.book(match)
+        self._skew.joined = self.exchange.is_heard
+
+    def _clock_error(self) -> float:
+        """The bound of the error between this node's clock and the head's, seconds."""
+        offset = self.exchange.offset() if self.exchange else None
+        return offset.error_at(time.monotonic_ns()) / 1e9 if offset else 0.0
+
+    def _with_others(self, run: RunSnapshot) -> RunSnapshot:
+        """*run* with what the head says of all nodes, while it is heard."""
+        exchange = self.exchange
+        if exchange is None:
+            return run
+        if exchange.is_heard:
+            run = replace(run, hangs=exchange.hangs, away=exchange.away)
+        return replace(run, nodes_note=exchange.note)
 
     def keep_steps(self) -> None:
         """Writes the steps that have come since."""
@@ -375,14 +448,15 @@ class RunFollower:
         here = {follower.state.rank for follower in followers}
         for follower in followers:
             state = follower.state
-            known: dict[int, tuple[str, int]] = {}
+            known: dict[int, tuple[str, int, int]] = {}
             while state.arrivals:
                 one = state.arrivals.popleft()
                 if one.group not in known:
                     ranks = state.groups.get(one.group, {}).get("ranks", ())
-                    known[one.group] = (group_id(state, one.group), len(here.intersection(ranks)))
-                name, members = known[one.group]
-                self._skew.arrived(state.rank, name, members, one)
+                    local = len(here.intersection(ranks))
+                    known[one.group] = group_id(state, one.group), local, len(ranks)
+                name, members, size = known[one.group]
+                self._skew.arrived(state.rank, name, members, one, size)
 
     def _forecast(
         self, ranks: list[RankSnapshot], now: int
@@ -398,6 +472,13 @@ class RunFollower:
                 risks = rank_risks(rank)
                 self._risks[rank.rank] = (now, risks)
             yield rank, (*risks, *(of_host if rank.alive else ()))
+
+    def _may_be_silent(self) -> bool:
+        """Whether a rank failed so lately that the node behind it may yet be missed."""
+        failed = any(follower.ending()[1] for follower in self.newest())
+        if failed and not self._failed_since:
+            self._failed_since = time.monotonic()
+        return failed and time.monotonic() - self._failed_since < SILENT_SECONDS + 3
 
     def _note(self) -> str:
         if self.bad_rings:
@@ -416,13 +497,46 @@ class RunFollower:
         for follower in self.ranks.values():  # only now that every copy is made
             follower.reader.close()
         # nothing that is not ours is deleted, whatever folder the user has pointed us at
-        for pattern in ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*"):
+        for pattern in (
+            "rank*.ring",
+            ".rank*.ring.*",
+            "run.json",
+            ".run.*",
+            "na*.json",
+            "no*.json",
+        ):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
         if self.captures is not None:
             self.captures.withdraw()
         with suppress(OSError):
             self.folder.rmdir()
+
+
+def as_peer(rank: RankSnapshot, node: str) -> Peer:
+    """What the ranks of other nodes may have to know of *rank*."""
+    return Peer(
+        rank=rank.rank,
+        node=node,
+        alive=rank.alive,
+        failed=rank.failed and not rank.stopped,
+        ended=rank.ended,
+        step_seconds=rank.step_seconds,
+        doing=doing(rank),
+        in_flight=rank.in_flight,
+        groups=rank.groups,
+    )
+
+
+def _node_of(nodes: Sequence[NodeView]) -> Callable[[int], str]:
+    """Rank -> its node, "" where it is not known."""
+    return lambda rank: next((node.node for node in nodes if node.has(rank)), "")
+
+
+def _is_alone(meta: dict[str, Any]) -> bool:
+    """Whether all ranks of the job are on the node of the one that told *meta*."""
+    local = meta.get("local_world_size")
+    return isinstance(local, int) and 0 < meta.get("world_size", 1) <= local
 
 
 class Collector:
@@ -439,6 +553,7 @@ class Collector:
         self._over: dict[str, RunSnapshot] = {}
         self._stuck: set[str] = set()
         """Runs that cannot be read, or not be stored: their files stay where they are."""
+        self._heads: dict[str, Head] = {}
         self._nvml = Nvml()
         self._ticks = 0
         self._quiet_since = clock()
@@ -471,6 +586,8 @@ class Collector:
         for name, run in list(self._runs.items()):
             try:
                 run.poll()
+                self._name(run)
+                run.meet(self._head)
                 run.keep_steps()
                 picture = run.snapshot(self._nvml)
                 if run.record is not None:
@@ -483,7 +600,7 @@ class Collector:
             pictures[run.run] = picture
             if run.ended:
                 self._finish(name, run, picture)
-            elif self._ticks % _SAVE_EVERY == 0 and picture.ranks:
+            elif self._ticks % _SAVE_EVERY == 0 and run.record is not None:
                 with suppress(OSError, ZeromonError):
                     self.store.save(picture)
         self.view = tuple(pictures[name] for name in sorted(pictures))
@@ -499,16 +616,54 @@ class Collector:
                 continue
             try:
                 run = RunFollower(folder)
-                run.run = self.store.free_name(name, run.started_wall)
-                run.record = Record(self.store.folder(run.run))
-                run.captures = Captures(folder, self.store.runs / run.run / "traces")
             except _SICK:
                 self._stuck.add(name)
             else:
                 self._runs[name] = run
 
+    def _name(self, run: RunFollower) -> None:
+        """Gives a run its name, and its place in the store, once it is known what others call it."""
+        if run.record is not None or not run.is_named():
+            return
+        first = next(iter(read_cards(run.folder)), None)
+        if first is not None and first.run and paths.is_run_id(first.run):
+            run.run = self.store.free_name(first.run, first.started)
+            run.started_wall = first.started
+        else:
+            run.run = self.store.free_name(run.folder.name, run.started_wall)
+        with suppress(OSError):  # for the agent of rank 0, which tells it to the other nodes
+            write_private(run.folder / "name.json", [run.run, run.started_wall])
+        run.record = Record(self.store.folder(run.run))
+        run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
+
+    def _head(self, run: str, own: Card) -> Head:
+        """The head of *run*, which is this node."""
+        head = self._heads[run] = Head(own)
+        return head
+
+    def exchange(self, body: bytes) -> bytes:
+        """Answers another node; raises a ValueError for what is no report, and RunNotFound."""
+        received = time.monotonic_ns()
+        head = self._heads.get(report_of(body))
+        if head is None:
+            raise RunNotFound("this collector is not the head of that run")
+        return answer(head, body, received)
+
+    def targets(self) -> list[Card]:
+        """The collectors of all nodes of all live runs, as far as they are known here."""
+        found = {
+            (card.run or run.run, card.first_rank): msgspec.structs.replace(card, run=run.run)
+            for run in list(self._runs.values())
+            if run.exchange is not None
+            for card in run.exchange.cards()
+        }
+        return list(found.values())
+
     def _finish(self, name: str, run: RunFollower, picture: RunSnapshot) -> None:
         del self._runs[name]
+        self._heads.pop(run.run, None)
+        if run.exchange is not None:
+            run.exchange.close()
         self._over[run.run] = picture
         try:
             self.store.save(picture)
@@ -546,6 +701,14 @@ def is_run_folder(folder: Path) -> bool:
     if not paths.is_run_id(folder.name):
         return False
     return (folder / "run.json").exists() or any(folder.glob("rank*.ring"))
+
+
+def write_private(path: Path, content: Any) -> None:
+    """Replaces *path* by *content* as JSON, for this user's eyes only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -590,10 +753,7 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     server = start_server(collector, host, port, token, strict_port=strict_port, key=key)
     address = root / "collector.json"
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
-    temporary = root / f".collector.{os.getpid()}"
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(facts))
-    temporary.replace(address)
+    write_private(address, facts)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -4,6 +4,9 @@
 is the one request that does something, so it needs a token also on loopback: ``ZEROMON_TOKEN``, or the
 key in the collector's file, which only its user can read.
 
+``/sd`` lists the collectors of all nodes of the live runs for Prometheus's HTTP service discovery, and
+``POST /api/exchange`` is what these collectors tell each other (:mod:`zeromon.nodes`).
+
 It binds to loopback; any other address needs a token. On loopback the Host header must name this
 machine, so that a web page elsewhere cannot read the API through the user's browser.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,6 +32,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.metrics import collect
+from zeromon.nodes import Card
 from zeromon.record import Past
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.store import encode
@@ -44,6 +49,8 @@ Asked = dict[str, list[str]]
 
 _PORTS_TO_TRY = 20
 _MOST_BODY = 1 << 16
+_MOST_REPORT = 1 << 23
+_ACTIONS = ("/api/trace", "/api/exchange")
 
 
 class _Trace(msgspec.Struct):
@@ -71,6 +78,12 @@ class View(Protocol):
 
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Asks the live ranks of a run for a trace; raises :class:`CaptureRefused`."""
+
+    def exchange(self, body: bytes) -> bytes:
+        """Answers another node; raises a ValueError for what is no report, and RunNotFound."""
+
+    def targets(self) -> list[Card]:
+        """The collectors of all nodes of all live runs."""
 
 
 class SnapshotCollector(PrometheusCollector):
@@ -105,7 +118,11 @@ class Application:
             return _answer(respond, refusal, {"error": refusal.partition(" ")[2]})
         path = environ.get("PATH_INFO", "/")
         if environ.get("REQUEST_METHOD") == "POST":
-            return self._trace(environ, respond)
+            act = self._exchange if path == "/api/exchange" else self._trace
+            return act(environ, respond)
+        if path == "/sd":
+            here = environ.get("HTTP_HOST", "")
+            return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
         if path == "/metrics":
             self._view.was_read()
             body: Iterable[bytes] = self._metrics(environ, respond)
@@ -121,7 +138,7 @@ class Application:
 
     def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
-        run = next((run for run in self._view.view if run.run == name), None)
+        run = next((run for run in self._view.view if name in (run.run, run.alias)), None)
         if run is None:
             return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
         try:
@@ -158,7 +175,7 @@ class Application:
 
     def _trace(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         try:
-            size = min(_MOST_BODY, int(environ.get("CONTENT_LENGTH") or 0))
+            size = min(_MOST_BODY, _size_of(environ))
             asked = _TRACE.decode(environ["wsgi.input"].read(size))
         except (ValueError, msgspec.DecodeError) as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
@@ -168,9 +185,22 @@ class Application:
             return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
         return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
 
+    def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        size = _size_of(environ)
+        if size > _MOST_REPORT:
+            return _answer(respond, "413 Content Too Large", {"error": "too long a report"})
+        try:
+            body = self._view.exchange(environ["wsgi.input"].read(size))
+        except RunNotFound as error:
+            return _answer(respond, "404 Not Found", {"error": str(error)})
+        except ValueError as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a report: {error}"})
+        respond("200 OK", _headers(body))
+        return [body]
+
     def _refusal(self, environ: Environ) -> str:
         method, path = environ.get("REQUEST_METHOD"), environ.get("PATH_INFO")
-        if method not in ("GET", "HEAD") and (method, path) != ("POST", "/api/trace"):
+        if method not in ("GET", "HEAD") and not (method == "POST" and path in _ACTIONS):
             return "405 Method Not Allowed"
         needed = self._key if method == "POST" else self._token
         if needed or method == "POST":
@@ -181,6 +211,37 @@ class Application:
         if not self._any_host and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
             return "403 Forbidden"
         return ""
+
+
+def targets(cards: Iterable[Card], runs: Iterable[RunSnapshot], here: str) -> list[dict[str, Any]]:
+    """Prometheus's HTTP service discovery: a group a node and run.
+
+    *here*: where this collector was reached, for the runs that have no other node.
+    """
+    groups = [
+        (card.address, card.run, card.node, card.first_rank, card.ranks)
+        for card in cards
+        if card.address
+    ]
+    spread = {run for _, run, *_ in groups}
+    groups += [
+        (here, run.run, run.node, run.ranks[0].rank, len(run.ranks))
+        for run in runs
+        if run.run not in spread and run.ranks and not run.ended
+    ]
+    if not groups:
+        groups.append((here, "", socket.gethostname(), 0, 0))
+    return [
+        {
+            "targets": [address],
+            "labels": {
+                "__meta_zeromon_run": run,
+                "__meta_zeromon_node": node,
+                "__meta_zeromon_ranks": f"{first}-{first + ranks - 1}" if ranks else "",
+            },
+        }
+        for address, run, node, first, ranks in groups
+    ]
 
 
 def _since(run: RunSnapshot, asked: Asked) -> RunSnapshot:
@@ -205,6 +266,12 @@ def _brief(run: RunSnapshot) -> dict[str, Any]:
         "started": run.started_wall,
         "command": list(run.command),
     }
+
+
+def _size_of(environ: Environ) -> int:
+    """Of a request's body; 0 where it is not said."""
+    said = environ.get("CONTENT_LENGTH") or "0"
+    return int(said) if said.isdigit() else 0
 
 
 def _headers(body: bytes) -> list[tuple[str, str]]:

@@ -2,17 +2,20 @@
 
 A collective of a group hangs when a rank has been in it for longer than a limit. The other members are
 found by their own progress in the same group: who has not reached its sequence number is missing. Ranks
-of other nodes are not seen here, and are named as such. Sends and receives have numbers below zero: a
-rank's own, for its peer is not recorded.
+of nodes that are not heard are not seen, and are named as such. Sends and receives have numbers below
+zero: a rank's own, for its peer is not recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from zeromon.snapshot import GroupProgress, Hang, InFlight, RankSnapshot, RunSnapshot
+from zeromon.snapshot import GroupProgress, Hang, InFlight, RunSnapshot
 
 LEAST_NS = 10_000_000_000
+SILENT_SECONDS = 10.0
+"""A node that was not heard for so long is taken for gone."""
 TIMES_A_STEP = 10
 
 _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
@@ -21,8 +24,41 @@ _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 
 def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     """The collectives that hang now, the oldest first."""
+    return hangs_of(run.ranks, run.taken_ns)
+
+
+class Member(Protocol):
+    """A rank, of this node or another: what matters of it here."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process lives."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than by finishing."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Its usual step."""
+
+    @property
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """What it has called and not left."""
+
+    @property
+    def groups(self) -> tuple[GroupProgress, ...]:
+        """How far it is in each group."""
+
+
+def hangs_of(members: Sequence[Member], now_ns: int) -> tuple[Hang, ...]:
+    """The same among *members*, whose times are by one clock that says *now_ns*."""
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
-    for rank in run.ranks:
+    for rank in members:
         if rank.alive:
             for entry in rank.in_flight:
                 group = (
@@ -32,29 +68,29 @@ def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     found = []
     for inside in stuck.values():
         oldest = min(inside.values(), key=lambda e: e.issued_ns)
-        limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(run, inside))
-        if run.taken_ns - oldest.issued_ns > limit:
-            found.append(_hang(run, inside, oldest))
+        limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
+        if now_ns - oldest.issued_ns > limit:
+            found.append(_hang(members, now_ns, inside, oldest))
     found = _deadlocks(sorted(found, key=lambda h: -h.seconds))
-    return (*found, *_broken_off(run))
+    return (*found, *_broken_off(members))
 
 
-def _broken_off(run: RunSnapshot) -> list[Hang]:
+def _broken_off(ranks: Sequence[Member]) -> list[Hang]:
     """Collectives that their members called differently, and that a backend ended with an error.
 
     What each member called last in a group is compared when one of them has died.
     """
     groups: dict[str, dict[int, GroupProgress]] = {}
-    for rank in run.ranks:
+    for rank in ranks:
         for group in rank.groups:
             groups.setdefault(group.group_id, {})[rank.rank] = group
-    failed = {rank.rank for rank in run.ranks if rank.failed}
+    failed = {rank.rank for rank in ranks if rank.failed}
     found = []
     for members in groups.values():
         newest = max(group.sequence for group in members.values())
         last = {r: g for r, g in members.items() if g.sequence == newest and g.op != "none"}
         calls = {rank: (group.op, group.nbytes) for rank, group in last.items()}
-        kind = _kind(calls, [], [])
+        kind = _kind(calls, [], [], [])
         if failed.intersection(last) and kind.startswith("mismatched"):
             first = last[min(last)]
             found.append(
@@ -80,15 +116,17 @@ def _in_calls(calls: dict[int, tuple[str, int]]) -> tuple[str, ...]:
     return tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items()))
 
 
-def _step_ns(run: RunSnapshot, inside: Iterable[int]) -> float:
+def _step_ns(members: Sequence[Member], inside: Iterable[int]) -> float:
     waiting = set(inside)
-    steps = [r.step_seconds for r in run.ranks if r.rank in waiting and r.step_seconds]
+    steps = [r.step_seconds for r in members if r.rank in waiting and r.step_seconds]
     return max(steps, default=0.0) * 1e9
 
 
-def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Hang:
-    by_rank = {rank.rank: rank for rank in run.ranks}
-    members = _members(run, inside, oldest) if oldest.sequence >= 0 else sorted(inside)
+def _hang(
+    ranks: Sequence[Member], now_ns: int, inside: dict[int, InFlight], oldest: InFlight
+) -> Hang:
+    by_rank = {rank.rank: rank for rank in ranks}
+    members = _members(ranks, inside, oldest) if oldest.sequence >= 0 else sorted(inside)
     calls = {member: (entry.op, entry.nbytes) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
@@ -107,13 +145,13 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
                 calls[member] = (progress.op, progress.nbytes)
     alone = oldest.sequence < 0
     return Hang(
-        kind="its peer has not answered" if alone else _kind(calls, missing, dead),
+        kind="its peer has not answered" if alone else _kind(calls, missing, dead, elsewhere),
         op=oldest.op,
         group=oldest.group,
         group_id=oldest.group_id,
         sequence=oldest.sequence,
         nbytes=oldest.nbytes,
-        seconds=(run.taken_ns - oldest.issued_ns) / 1e9,
+        seconds=(now_ns - oldest.issued_ns) / 1e9,
         waiting=tuple(sorted(inside)),
         missing=tuple(missing),
         dead=tuple(dead),
@@ -122,26 +160,29 @@ def _hang(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Ha
     )
 
 
-def _members(run: RunSnapshot, inside: dict[int, InFlight], oldest: InFlight) -> Sequence[int]:
-    for rank in run.ranks:
-        if rank.rank in inside:
-            group = _progress(rank, oldest.group_id)
-            if group is not None and group.ranks:
-                return group.ranks
+def _members(
+    ranks: Sequence[Member], inside: dict[int, InFlight], oldest: InFlight
+) -> Sequence[int]:
+    for rank in ranks:
+        group = _progress(rank, oldest.group_id)
+        if group is not None and group.ranks:
+            return group.ranks
     return sorted(inside)
 
 
-def _progress(rank: RankSnapshot, group_id: str) -> GroupProgress | None:
+def _progress(rank: Member, group_id: str) -> GroupProgress | None:
     return next((g for g in rank.groups if g.group_id == group_id), None)
 
 
-def _reached(rank: RankSnapshot, group_id: str) -> int:
+def _reached(rank: Member, group_id: str) -> int:
     """The last sequence number that *rank* has issued in a group; -1 when it does not know it."""
     group = _progress(rank, group_id)
     return group.sequence if group is not None else -1
 
 
-def _kind(calls: dict[int, tuple[str, int]], missing: list[int], dead: list[int]) -> str:
+def _kind(
+    calls: dict[int, tuple[str, int]], missing: list[int], dead: list[int], elsewhere: list[int]
+) -> str:
     ops = {op for op, _ in calls.values()}
     if len(ops) > 1:
         return "mismatched operations"
@@ -151,6 +192,8 @@ def _kind(calls: dict[int, tuple[str, int]], missing: list[int], dead: list[int]
         return "a member is dead"
     if missing:
         return "a member has not come"
+    if elsewhere:
+        return "members on other nodes are not seen"
     return "all members are in it"
 
 
@@ -186,27 +229,38 @@ def _as_deadlock(hang: Hang) -> Hang:
     return Hang(**{**values, "kind": "deadlock of groups"})
 
 
-def in_words(hang: Hang, where: dict[int, str]) -> str:
-    """One line; *where*: what each rank was last seen doing."""
+def in_words(
+    hang: Hang, where: dict[int, str], node_of: Callable[[int], str] = lambda _: ""
+) -> str:
+    """One line; *where*: what each rank was last seen doing; *node_of*: its node, unless it is here."""
     what = f"{hang.op} #{abs(hang.sequence)} of group {hang.group} ({hang.nbytes:,} B)"
     lasts = f"has not ended for {hang.seconds:.0f} s" if hang.seconds else "broke off"
     parts = [f"{what} {lasts}: {hang.kind}"]
     if hang.kind.startswith("mismatched"):
         parts.append("; ".join(hang.calls))
     else:
-        parts.append(f"{_ranks(hang.waiting)} waiting")
+        parts.append(f"{_ranks(hang.waiting, node_of)} waiting")
     parts += [
-        f"rank {r} has not called it, it is {where.get(r, 'unknown')}" for r in hang.missing[:4]
+        f"{_ranks((r,), node_of).removesuffix(' is')} has not called it, it is "
+        f"{where.get(r, 'unknown')}"
+        for r in hang.missing[:4]
     ]
     if len(hang.missing) > 4:
         parts.append(f"nor have {len(hang.missing) - 4} more")
     if hang.dead:
-        parts.append(f"{_ranks(hang.dead)} dead")
+        parts.append(f"{_ranks(hang.dead, node_of)} dead")
     if hang.elsewhere:
-        parts.append(f"{_ranks(hang.elsewhere)} on other nodes, not seen from here")
+        parts.append(f"{_ranks(hang.elsewhere, node_of)} not heard")
     return "; ".join(parts)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+def _ranks(ranks: Sequence[int], node_of: Callable[[int], str]) -> str:
+    """``ranks 2, 3 on node-b are``; those of this node come without its name."""
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks[:8]:
+        by_node.setdefault(node_of(rank), []).append(rank)
+    shown = " and ".join(
+        ", ".join(map(str, some)) + (f" on {node}" if node else "")
+        for node, some in by_node.items()
+    ) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} {'are' if len(ranks) > 1 else 'is'}"

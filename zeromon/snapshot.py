@@ -329,6 +329,10 @@ class Straggler:
     """By how much, a step."""
     cause: str = ""
     """What of its host or device explains it, in words; "" where nothing does."""
+    node: str = ""
+    """Where it is, when that is another node than this one."""
+    whole_node: bool = False
+    """All ranks of that node come after all others; *rank* is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -660,6 +664,41 @@ class RankSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node of a run, as another sees it."""
+
+    node: str
+    address: str
+    """Of its collector, ``host:port``; "" where unknown."""
+    first_rank: int
+    ranks: int
+    here: bool = False
+    heard_seconds: float | None = None
+    """Since its collector was last heard; None before the first time."""
+    round_trip_seconds: float | None = None
+    """To the head and back, the shortest of the last exchanges; None for the head."""
+    clock_offset_seconds: float | None = None
+    """Its monotonic clock less that of the head."""
+    clock_error_seconds: float | None = None
+
+    def has(self, rank: int) -> bool:
+        """Whether *rank* is one of its own; launchers number them one after another."""
+        return self.first_rank <= rank < self.first_rank + self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """A rank of another node."""
+
+    rank: int
+    node: str
+    alive: bool
+    failed: bool
+    ended: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
     """One run on this node, now."""
 
@@ -682,3 +721,16 @@ class RunSnapshot:
     """The last trace that was asked for."""
     history_note: str = ""
     """Why no history is written any more, "" while it is."""
+    alias: str = ""
+    """What this node called the run before it had heard of the others."""
+    nodes: tuple[NodeView, ...] = ()
+    """All nodes of a run that spreads over several, the head first."""
+    away: tuple[Away, ...] = ()
+    """Ranks of other nodes that failed, or that a hang is about."""
+    nodes_note: str = ""
+    """Why ranks of other nodes are not seen, "" where they are."""
+
+    def node_of(self, rank: int) -> str:
+        """The node of a rank of another node; "" for one of this node, or where it is not known."""
+        found = next((node for node in self.nodes if node.has(rank)), None)
+        return found.node if found is not None and not found.here else ""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -40,6 +40,7 @@ from zeromon_agents.fsdp2 import PARAM_GROUP, STATE, Fsdp2, Units
 from zeromon_agents.guard import Guard
 from zeromon_agents.host import Host
 from zeromon_agents.imports import ImportWatch
+from zeromon_agents.meeting import Meeting
 from zeromon_agents.offload import Disk, watch_disk
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
@@ -54,6 +55,16 @@ _COLLECTOR_EVERY = 5
 _HUNG_AFTER_NS = 5_000_000_000
 
 
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def first_number(names: Sequence[str], otherwise: int) -> int:
+    """The first of these environment variables that is a number."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), otherwise)
+
+
 class Place:
     """Which rank this process is."""
 
@@ -63,8 +74,9 @@ class Place:
         self.rank = distributed.get_rank() if ready else int(os.environ.get("RANK", 0))
         world = distributed.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", 1))
         self.world_size = world
-        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID")
-        self.local_rank = int(local) if local is not None else self.rank
+        self.local_rank = first_number(_LOCAL_RANK, self.rank)
+        self.local_world_size = first_number(_LOCAL_SIZE, 0)
+        """0 where the launcher does not say."""
 
 
 class Joined(NamedTuple):
@@ -130,6 +142,10 @@ class Agent:
         self._beating: threading.Thread | None = None
         self._excepthook: Any = None
         self._told_device = False
+        local = place.local_world_size or 1
+        self.meeting: Meeting | None = None
+        if place.local_rank == 0 and local < place.world_size:
+            self.meeting = Meeting(run_dir, place.rank, local, place.world_size, self.guard)
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -164,6 +180,8 @@ class Agent:
         self.recorder.detailed = True
         self._beating = threading.Thread(target=self._beat, name="zeromon", daemon=True)
         self._beating.start()
+        if self.meeting is not None:
+            self.meeting.start()
 
     def stop(self) -> list[str]:
         """Takes every hook out and says goodbye; returns what somebody else has patched over."""
@@ -175,6 +193,8 @@ class Agent:
         self.ddp.stop()
         self.units.stop()
         self.imports.close()
+        if self.meeting is not None:
+            self.meeting.stop()
         kept = self.patches.restore()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
@@ -196,6 +216,7 @@ class Agent:
             rank=place.rank,
             local_rank=place.local_rank,
             world_size=place.world_size,
+            local_world_size=place.local_world_size,
             node=socket.gethostname(),
             pid=os.getpid(),
             torch=torch.__version__,

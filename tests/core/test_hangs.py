@@ -86,7 +86,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
 def test_members_on_other_nodes_are_not_accused() -> None:
     (hang,) = found(at(0, entry(), world=7, members=(0, 1, 8, 9)), at(1, entry(), world=7))
     assert (hang.elsewhere, hang.missing) == ((8, 9), ())
-    assert hang.kind == "all members are in it"
+    assert hang.kind == "members on other nodes are not seen"
 
 
 def test_it_is_said_once_with_who_and_where() -> None:

@@ -92,8 +92,8 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     late = 60_000 * MS
     for rule, one in fired.items():
         assert rule in rules_of(replace(one, step_seconds=0.1), taken_ns=late), rule
-    # the others are below, in test_skew, test_traffic and test_remedies
-    assert len(RULES) == 10 + sum(len(m.RULES) for m in (remedies, precision, offload))
+    # the others are below, in test_nodes, test_skew, test_traffic and test_remedies
+    assert len(RULES) == 11 + sum(len(m.RULES) for m in (remedies, precision, offload))
 
 
 def test_the_gravest_finding_comes_first() -> None:

@@ -19,9 +19,8 @@ import sys
 
 import msgspec
 
-from zeromon.advice import doing
+from zeromon.advice import doing, hang_in_words
 from zeromon.environment import Fact, survey
-from zeromon.hangs import in_words
 from zeromon.report import verdict
 from zeromon.snapshot import Hang, RunSnapshot
 from zeromon.source import LiveSource, find, node_runs, only
@@ -128,7 +127,7 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     where = {rank.rank: doing(rank) for rank in run.ranks}
     if not found:
         lines.append("no collective hangs")
-    lines += [f"!! {in_words(hang, where)}" for hang in found]
+    lines += [f"!! {hang_in_words(run, hang)}" for hang in found]
     lines += ["", "What each rank does"]
     lines += [
         f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else rank.ended}"

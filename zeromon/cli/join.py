@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 
 from zeromon import paths
-from zeromon.advice import doing
+from zeromon.advice import doing, hang_in_words
 from zeromon.cli import say
 from zeromon.cli.run import child_environment, start_collector
 from zeromon.errors import AttachRefused, SourceError, ZeromonError
-from zeromon.hangs import LEAST_NS, in_words
+from zeromon.hangs import LEAST_NS
 from zeromon.inject.refusal import is_ours
 from zeromon.jobs import Process, all_ranks, elsewhere, nodes_of, processes, ranks_of, siblings
 from zeromon.joining import Outcome, join
@@ -179,7 +179,7 @@ def _say_state(run: str) -> list[str]:
         time.sleep(0.2)
         picture = source.latest()
     where = {rank.rank: doing(rank) for rank in picture.ranks}
-    words = [in_words(hang, where) for hang in picture.hangs]
+    words = [hang_in_words(picture, hang) for hang in picture.hangs]
     for line in words:
         sys.stdout.write(f"!! {line}\n")
     for rank in picture.ranks[:64]:

@@ -1,0 +1,106 @@
+"""How nodes find each other: on a real store, or in a folder. tests/nodes does it with a whole run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from zeromon_agents.guard import Guard
+from zeromon_agents.meeting import (
+    Board,
+    FolderBoard,
+    Meeting,
+    StoreBoard,
+    collector_at,
+    connection_of,
+)
+
+
+def boards(kind: str, folder: Path, job: dist.TCPStore) -> tuple[Board, Board]:
+    """What two nodes see."""
+    if kind == "folder":
+        return FolderBoard(folder), FolderBoard(folder)
+    store = dist.PrefixStore("default_pg", job)
+    if kind == "clone":
+        return StoreBoard(connection_of(store)), StoreBoard(connection_of(store))
+    below = store.underlying_store
+
+    class Old:
+        """A store of torch 2.6, which cannot be cloned."""
+
+        underlying_store = below
+
+    return StoreBoard(connection_of(Old())), StoreBoard(connection_of(Old()))
+
+
+@pytest.mark.parametrize("kind", ["clone", "connect", "folder"])
+def test_what_one_leaves_the_other_finds(kind: str, tmp_path: Path) -> None:
+    job = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    here, there = boards(kind, tmp_path, job)
+    assert there.cards() == []
+    here.put(0, b'{"a": 1}')
+    there.put(8, b"second")
+    for board in (here, there):
+        assert sorted(board.cards()) == [b"second", b'{"a": 1}']
+
+
+def test_a_store_that_cannot_be_shared_is_left_alone() -> None:
+    class Strange:
+        pass
+
+    assert connection_of(Strange()) is None
+
+
+def node(folder: Path, name: str, port: int, named: bool) -> Path:
+    """A run's folder on one node, with its collector's address beside it."""
+    run = folder / name / "run"
+    run.mkdir(parents=True)
+    (run.parent / "collector.json").write_text(json.dumps({"host": "127.0.0.1", "port": port}))
+    if named:
+        (run / "name.json").write_text(json.dumps(["gpt-1", 5.0]))
+    return run
+
+
+def test_all_nodes_end_up_with_the_same_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when somebody has left what is no card; the thread ends when all ranks are known."""
+    monkeypatch.setenv("ZEROMON_MEET", str(tmp_path / "shared"))
+    FolderBoard(tmp_path / "shared").put(99, b'{"node": []}')
+    guard = Guard()
+    runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(3)]
+    meetings = [Meeting(run, 2 * n, 2, 6, guard) for n, run in enumerate(runs)]
+    for meeting in meetings:
+        meeting.start()
+    deadline = time.monotonic() + 20
+    while any(t.name == "zeromon-meet" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    found = [json.loads((run / "nodes.json").read_bytes()) for run in runs]
+    assert [[c["first_rank"] for c in sorted(f, key=lambda c: c["first_rank"])] for f in found] == [
+        [0, 2, 4]
+    ] * 3
+    assert [c["address"] for c in found[0]][:1] == ["127.0.0.1:9000"]
+    assert {c["run"] for c in found[2]} == {"gpt-1", ""}
+    assert (runs[0] / "nodes.json").stat().st_mode & 0o077 == 0
+    assert guard.errors == 0
+
+
+def test_where_a_collector_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert collector_at(tmp_path) == ""
+    facts = tmp_path / "collector.json"
+    facts.write_text("[]")
+    assert collector_at(tmp_path) == ""
+    facts.write_text(json.dumps({"host": "10.1.2.3", "port": 9417}))
+    assert collector_at(tmp_path) == "10.1.2.3:9417"
+    facts.write_text(json.dumps({"host": "0.0.0.0", "port": 9417}))
+    monkeypatch.setenv("ZEROMON_ADVERTISE", "fd00::7")
+    assert collector_at(tmp_path) == "[fd00::7]:9417"
+    monkeypatch.delenv("ZEROMON_ADVERTISE")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert not collector_at(tmp_path).startswith("127.")  # no other node reaches that

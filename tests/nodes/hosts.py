@@ -1,0 +1,243 @@
+"""Hosts of their own on one machine: network namespaces on a bridge, each with its own clock.
+
+The link to one of them may be a long one: a pair of TAP devices between which this process carries the
+frames, later by as much as it is told, or not at all. Needs root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support import ROOT, clean_environment
+
+TOKEN = "seven-secret-words"
+_TUNSETIFF = 0x400454CA
+_TAP = 0x0002 | 0x1000
+_CLONE_NEWNET = 0x40000000
+
+
+def possible() -> str:
+    """Why there can be none here, "" where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    tried = subprocess.run(["ip", "netns", "add", "zm-probe"], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", "zm-probe"], capture_output=True, check=False)
+    if tried.returncode or not Path("/dev/net/tun").exists():
+        return "this machine has no network namespaces or no TAP devices"
+    return ""
+
+
+def ip(*words: str, inside: str = "") -> None:
+    where = ["ip", "netns", "exec", inside] if inside else []
+    subprocess.run([*where, "ip", *words], check=True, capture_output=True)
+
+
+def tap(name: str, inside: str = "") -> int:
+    """A TAP device; its other end is the file that is returned. *inside*: a namespace to make it in."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        if inside:
+            there = os.open(f"/run/netns/{inside}", os.O_RDONLY)
+            assert libc.setns(there, _CLONE_NEWNET) == 0
+            os.close(there)
+        fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP))
+    finally:
+        if inside:
+            assert libc.setns(home, _CLONE_NEWNET) == 0
+        os.close(home)
+    return fd
+
+
+class Cable:
+    """Carries frames between two TAP devices, *delay* seconds later each way; None: it is cut."""
+
+    def __init__(self, one: int, other: int) -> None:
+        self.delay: float | None = 0.0
+        self._ends = {one: other, other: one}
+        self._going: deque[tuple[float, int, bytes]] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        while not self._closing.is_set():
+            wait = 0.1
+            if self._going:
+                wait = max(0.0, self._going[0][0] - time.monotonic())
+            ready, _, _ = select.select(list(self._ends), [], [], min(0.1, wait))
+            now = time.monotonic()
+            for end in ready:
+                frame = os.read(end, 65536)
+                if self.delay is not None:
+                    self._going.append((now + self.delay, self._ends[end], frame))
+            while self._going and self._going[0][0] <= now:
+                _, end, frame = self._going.popleft()
+                try:
+                    os.write(end, frame)
+                except OSError:
+                    continue  # as a full queue of a real one
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(2)
+        for end in self._ends:
+            os.close(end)
+
+
+@dataclass
+class Host:
+    """One node: its namespace, its folders, its clock, its launcher."""
+
+    name: str
+    address: str
+    ahead_seconds: int
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return clean_environment() | {
+            "ZEROMON_DIR": str(self.folder / "rings"),
+            "ZEROMON_STORE": str(self.folder / "store"),
+            "ZEROMON_HOST": "0.0.0.0",
+            "ZEROMON_TOKEN": TOKEN,
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def command(self, *words: str) -> list[str]:
+        """*words* on this host: its network, its host name, its clock."""
+        clock = str(self.ahead_seconds)
+        return [
+            "ip", "netns", "exec", self.name,
+            "unshare", "--uts", "--time", "--fork", "--kill-child", "--monotonic", clock,
+            "--boottime", clock, "sh", "-c", f'hostname {self.name}; exec "$@"', "sh", *words,
+        ]  # fmt: skip
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / "log").open("ab")
+        running = subprocess.Popen(
+            self.command(*words), env=self.environment | more, cwd=ROOT,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.processes.append(running)
+        return running
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def pids(self) -> list[int]:
+        """Every process in its network."""
+        found = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False
+        )
+        return [int(word) for word in found.stdout.split()]
+
+    def kill(self) -> None:
+        """All of them at once, as when the power goes."""
+        ip("link", "set", "eth0", "down", inside=self.name)
+        for _ in range(3):
+            for pid in self.pids():
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+
+
+class Hosts:
+    """*count* hosts on one bridge, 10.77.0.1 and on; the link to the last one is a :class:`Cable`."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.bridge = "zmbr0"
+        self.hosts: list[Host] = []
+        self._sweep(count)
+        ip("link", "add", self.bridge, "type", "bridge")
+        ip("addr", "add", "10.77.0.254/24", "dev", self.bridge)
+        ip("link", "set", self.bridge, "up")
+        for number in range(count):
+            host = Host(f"zm{number}", f"10.77.0.{number + 1}", 1000 * number, folder / str(number))
+            host.folder.mkdir()
+            ip("netns", "add", host.name)
+            self.hosts.append(host)
+            if number < count - 1:
+                ip(
+                    "link",
+                    "add",
+                    f"zmv{number}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    host.name,
+                )
+                outside = f"zmv{number}"
+            else:
+                outside = "zmtap"
+                self.cable = Cable(tap(outside), tap("eth0", inside=host.name))
+            ip("link", "set", outside, "master", self.bridge, "up")
+            ip("addr", "add", f"{host.address}/24", "dev", "eth0", inside=host.name)
+            ip("link", "set", "eth0", "up", inside=host.name)
+            ip("link", "set", "lo", "up", inside=host.name)
+
+    def _sweep(self, count: int) -> None:
+        """Takes away what a run left behind that was itself killed."""
+        names = [f"zmv{number}" for number in range(count)]
+        for name in (*names, self.bridge):
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+        for number in range(count):
+            gone = ["ip", "netns", "del", f"zm{number}"]
+            subprocess.run(gone, capture_output=True, check=False)
+
+    def get(self, number: int, path: str) -> Any:
+        """What the collector of a host answers."""
+        request = urllib.request.Request(
+            f"http://{self.hosts[number].address}:9417{path}",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.loads(answer.read())
+
+    def close(self) -> None:
+        for host in self.hosts:
+            for pid in host.pids():
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    continue
+            for process in host.processes:
+                process.wait(10)
+        self.cable.close()
+        for host in self.hosts:
+            ip("netns", "del", host.name)
+        ip("link", "del", self.bridge)
+
+
+def train(hosts: Hosts, each: int, program: Path, *arguments: str) -> None:
+    """`zeromon run -- torchrun ... program` on every host, as a user would."""
+    for number, host in enumerate(hosts.hosts):
+        host.start(
+            sys.executable, "-m", "zeromon", "run", "--", sys.executable, "-m",
+            "torch.distributed.run", "--nnodes", str(len(hosts.hosts)), "--node-rank", str(number),
+            "--master-addr", hosts.hosts[0].address, "--master-port", "29477",
+            "--nproc-per-node", str(each), str(program), *arguments,
+            GLOO_SOCKET_IFNAME="eth0",
+        )  # fmt: skip

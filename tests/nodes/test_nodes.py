@@ -1,0 +1,258 @@
+"""Three hosts of two ranks, each with a clock of its own: one run, and what befalls it one by one.
+
+The tests go on from each other, for starting six ranks takes longer than all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes.hosts import TOKEN, Hosts, possible, train
+from support import PROGRAMS
+
+pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "possible")
+
+Picture = dict[str, Any]
+
+
+class Trained:
+    """The run, as its three collectors show it."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.run = ""
+
+    def picture(self, number: int) -> Picture:
+        picture: Picture = self.hosts.get(number, f"/api/runs/{self.run}")
+        return picture
+
+    def until(self, number: int, holds: Callable[[Picture], bool], seconds: float = 60) -> Picture:
+        """The first picture of a node that *holds*."""
+        deadline = time.monotonic() + seconds
+        while True:
+            picture = self.picture(number)
+            if holds(picture):
+                return picture
+            told = [(f["rule"], f["text"]) for f in picture["findings"]]
+            assert time.monotonic() < deadline, (told, picture["nodes"], picture["stragglers"])
+            time.sleep(0.5)
+
+    def slow(self, *ranks: int) -> None:
+        """These ranks, and no others, sleep 120 ms a step longer."""
+        for old in self.hosts.folder.glob("slow*"):
+            old.unlink()
+        for rank in ranks:
+            (self.hosts.folder / f"slow{rank}").write_text("0.12")
+
+
+def findings(picture: Picture, rule: str) -> list[Picture]:
+    return [found for found in picture["findings"] if found["rule"] == rule]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[Trained]:
+    folder = Path(tempfile.mkdtemp(prefix="zeromon-nodes-"))
+    hosts = Hosts(folder, 3)
+    try:
+        train(hosts, 2, PROGRAMS / "on_nodes.py", str(folder))
+        found = Trained(hosts)
+        deadline = time.monotonic() + 120
+        while not found.run:
+            time.sleep(0.5)
+            assert time.monotonic() < deadline, [host.log() for host in hosts.hosts]
+            runs = _runs(hosts)
+            if len(runs) == 3 and len({r["run"] for r in runs}) == 1 and runs[0]["steps"] > 5:
+                found.run = runs[0]["run"]
+        yield found
+    finally:
+        hosts.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(hosts: Hosts) -> list[Picture]:
+    found: list[Picture] = []
+    for number in range(3):
+        try:
+            found += hosts.get(number, "/api/runs")
+        except OSError:
+            return []
+    return found
+
+
+def test_every_node_lists_all_under_one_name(trained: Trained) -> None:
+    """Each was started by a `zeromon run` of its own, and none was told of the others."""
+    lists = []
+    for number in range(3):
+        trained.until(number, lambda p: all(n["heard_seconds"] is not None for n in p["nodes"][1:]))
+        lists.append(trained.hosts.get(number, "/sd"))
+    assert lists[0] == lists[1] == lists[2]
+    assert [group["targets"] for group in lists[0]] == [[f"10.77.0.{n}:9417"] for n in (1, 2, 3)]
+    labels = [group["labels"] for group in lists[0]]
+    assert {label["__meta_zeromon_run"] for label in labels} == {trained.run}
+    assert [label["__meta_zeromon_node"] for label in labels] == ["zm0", "zm1", "zm2"]
+    assert [label["__meta_zeromon_ranks"] for label in labels] == ["0-1", "2-3", "4-5"]
+
+
+def test_clocks_are_compared_within_the_error_that_is_stated(trained: Trained) -> None:
+    """Their monotonic clocks were set apart by 1,000 and 2,000 s, and run on the same crystal."""
+    for number in (1, 2):
+        picture = trained.until(
+            number, lambda p, n=number: p["nodes"][n]["clock_error_seconds"] is not None
+        )
+        node = picture["nodes"][number]
+        assert node["clock_error_seconds"] < 0.01
+        off = abs(node["clock_offset_seconds"] - 1000 * number)
+        assert off <= node["clock_error_seconds"]
+
+
+def test_a_late_rank_is_named_on_every_node(trained: Trained) -> None:
+    """Rank 3 is the second of the second node; what it does is known there."""
+    trained.slow(3)
+    for number in range(3):
+        picture = trained.until(number, lambda p: bool(p["stragglers"]))
+        (late,) = picture["stragglers"]
+        assert (late["rank"], late["whole_node"]) == (3, False)
+        assert late["node"] == ("" if number == 1 else "zm1")
+        assert late["phase"] == ("other" if number == 1 else "")
+        assert 0.06 < late["late_seconds"] < 0.25
+        (told,) = findings(picture, "straggler")
+        assert told["rank"] == 3
+        assert ("on node zm1" in told["text"]) == (number != 1)
+
+
+def test_a_node_whose_ranks_are_all_late_is_named(trained: Trained) -> None:
+    trained.slow(4, 5)
+    for number in range(3):
+        picture = trained.until(number, lambda p: any(s["whole_node"] for s in p["stragglers"]))
+        (late,) = picture["stragglers"]
+        assert (late["node"], late["rank"] in (4, 5)) == ("zm2", True)
+        assert any(
+            f["text"].startswith("node zm2: all its ranks") for f in findings(picture, "straggler")
+        )
+    trained.slow()
+
+
+def test_a_long_way_to_a_node_is_named(trained: Trained) -> None:
+    """20 ms each way: all come to their collectives together, and wait for that node's part."""
+    before = trained.picture(0)["nodes"][2]["round_trip_seconds"]
+    assert before < 0.02
+    trained.hosts.cable.delay = 0.02
+    picture = trained.until(0, lambda p: bool(findings(p, "distant_node")))
+    assert picture["nodes"][2]["round_trip_seconds"] >= 0.04
+    assert [f["rank"] for f in findings(picture, "distant_node")] == [4]
+    assert "to node zm2 and back takes" in findings(picture, "distant_node")[0]["text"]
+    trained.hosts.cable.delay = 0.0
+    trained.until(0, lambda p: p["nodes"][2]["round_trip_seconds"] < 0.02)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus")
+def test_prometheus_finds_all_nodes_by_asking_one(trained: Trained, prometheus: str) -> None:
+    def ask(query: str) -> dict[str, float]:
+        found = json.loads(
+            _read(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
+        )
+        return {
+            row["metric"].get("node", "") + row["metric"].get("rank", ""): float(row["value"][1])
+            for row in found["data"]["result"]
+        }
+
+    deadline = time.monotonic() + 30
+    while len(ask("zeromon_steps_total")) < 6:
+        assert time.monotonic() < deadline, _read(f"{prometheus}/api/v1/targets")
+        time.sleep(0.5)
+    assert ask("up") == {"zm0": 1, "zm1": 1, "zm2": 1}
+    steps = ask(f'zeromon_steps_total{{run="{trained.run}"}}')
+    assert sorted(steps) == ["zm00", "zm01", "zm12", "zm13", "zm24", "zm25"]
+    assert max(steps.values()) - min(steps.values()) <= 60
+
+
+@pytest.fixture
+def prometheus(trained: Trained, tmp_path: Path) -> Iterator[str]:
+    """One that was told of the second node's collector only."""
+    (tmp_path / "token").write_text(TOKEN)
+    access = {"authorization": {"credentials_file": str(tmp_path / "token")}}
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [
+            {
+                "job_name": "zeromon",
+                "honor_labels": True,
+                **access,
+                "http_sd_configs": [
+                    {"url": f"http://{trained.hosts.hosts[1].address}:9417/sd", **access}
+                ],
+                "relabel_configs": [
+                    {"source_labels": ["__meta_zeromon_node"], "target_label": "node"}
+                ],
+            }
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    running = subprocess.Popen(
+        ["prometheus", f"--config.file={tmp_path}/prometheus.yml",
+         f"--storage.tsdb.path={tmp_path}/data", "--web.listen-address=127.0.0.1:29490"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 30
+        while not _answers("http://127.0.0.1:29490/-/ready"):
+            assert time.monotonic() < deadline and running.poll() is None
+            time.sleep(0.2)
+        yield "http://127.0.0.1:29490"
+    finally:
+        running.terminate()
+        running.wait(20)
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def _answers(url: str) -> bool:
+    try:
+        _read(url)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Trained) -> None:
+    trained.hosts.cable.delay = None
+    for number in (0, 1):
+        picture = trained.until(
+            number,
+            lambda p: (
+                bool(findings(p, "node_silent")) and bool(findings(p, "collective_in_flight"))
+            ),
+        )
+        (silent,) = findings(picture, "node_silent")
+        assert silent["text"].startswith("node zm2 (ranks 4 to 5) has not been heard for ")
+        hang = picture["hangs"][0]
+        assert set(hang["elsewhere"]) == {4, 5} and set(hang["waiting"]) <= {0, 1, 2, 3}
+        assert hang["missing"] == hang["dead"] == []
+        told = findings(picture, "collective_in_flight")[0]["text"]
+        assert "ranks 4, 5 on zm2 are not heard" in told
+
+
+def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
+    pids = {rank["rank"]: rank["pid"] for rank in trained.picture(1)["ranks"]}
+    os.kill(pids[2], signal.SIGKILL)
+    picture = trained.until(0, lambda p: any(a["rank"] == 2 for a in p["away"]))
+    died = next(f for f in findings(picture, "rank_died") if f["rank"] == 2)
+    assert "on node zm1" in died["text"]
+    assert "SIGKILL" in died["text"]
+    assert {a["rank"] for a in picture["away"] if a["failed"]} <= {2, 3}
