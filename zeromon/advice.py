@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from zeromon import offload, precision, remedies
-from zeromon.hangs import SILENT_SECONDS, in_words
+from zeromon.hangs import in_words
 from zeromon.remedies import STARVED, as_number
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
@@ -294,7 +294,7 @@ def hang_in_words(run: RunSnapshot, hang: Hang) -> str:
 def node_silent(run: RunSnapshot) -> Iterable[Finding]:
     """The collector of another node is heard no more, while the run goes on here."""
     for node in run.nodes:
-        if node.heard_seconds is not None and node.heard_seconds >= SILENT_SECONDS:
+        if node.silent:
             last = node.first_rank + node.ranks - 1
             ranks = f"ranks {node.first_rank} to {last}" if node.ranks > 1 else f"rank {last}"
             yield Finding(

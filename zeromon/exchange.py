@@ -18,7 +18,21 @@ from pathlib import Path
 import msgspec
 
 from zeromon.hangs import SILENT_SECONDS
-from zeromon.nodes import Card, Clock, Head, Offset, Peer, Reply, Report, to_head, told, views
+from zeromon.nodes import (
+    Card,
+    Clock,
+    Head,
+    Offset,
+    Peer,
+    Reply,
+    Report,
+    Seen,
+    packed,
+    to_head,
+    told,
+    unpacked,
+    views,
+)
 from zeromon.skew import Joint, Match
 from zeromon.snapshot import Away, Hang, NodeView
 
@@ -79,6 +93,7 @@ class Exchange:
         self._reply: Reply | None = None
         self._replied = time.monotonic()
         """When the head was heard last, or this began."""
+        self._heard: dict[int, Seen] = {}
         self._cards = {card.first_rank: card for card in (*cards, own)}
         self._sample = 1
         self._stopping = threading.Event()
@@ -129,11 +144,11 @@ class Exchange:
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes, as the head heard them; while it is silent, it and they grow old together."""
-        heard = self._reply.nodes if self._reply is not None else []
         return views(
             self.cards(),
-            {seen.card.first_rank: seen for seen in heard},
+            self._heard,
             time.monotonic() - self._replied,
+            self._reply.every_seconds if self._reply is not None else 1.0,
             self.own.first_rank,
             self.offset(),
             time.monotonic_ns(),
@@ -207,20 +222,28 @@ class Exchange:
     def _report(self, now_ns: int, shift: int | None) -> Report:
         """What is new, by the head's clock; while that is not known, only who we are."""
         report = Report(
-            run=self.run, card=self.own, sent_ns=now_ns, round_trip_ns=self.clock.round_trip_ns()
+            run=self.run,
+            card=self.own,
+            sent_ns=now_ns,
+            round_trip_ns=self.clock.round_trip_ns(),
+            known=len(self._cards),
         )
         if shift is None:
             return report
-        while self._joints and len(report.joints) < _MOST_JOINTS:
-            report.joints.append(to_head(self._joints.popleft(), shift))
+        joints = [self._joints.popleft() for _ in range(min(_MOST_JOINTS, len(self._joints)))]
+        report.groups, report.joints = packed(to_head(joint, shift) for joint in joints)
         asked = self._reply.asked if self._reply is not None else ()
         report.peers = told(self._peers, asked, now_ns, shift)
         return report
 
     def _take(self, reply: Reply, shift: int) -> None:
-        for match in reply.matches:
+        for match in unpacked(reply.groups, reply.matches):
             self._matches.append(match._replace(last_ns=match.last_ns + shift))
         self._sample = reply.sample
-        self._cards.update({seen.card.first_rank: seen.card for seen in reply.nodes})
+        told = {seen.card.first_rank: seen for seen in reply.nodes}
+        self._cards.update({rank: seen.card for rank, seen in told.items()})
+        # who is not named is heard: a silent one would be
+        well = {rank: msgspec.structs.replace(s, heard=0.0) for rank, s in self._heard.items()}
+        self._heard = well | told
         self._replied = time.monotonic()
         self._reply = reply

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,13 +23,18 @@ from zeromon.hangs import SILENT_SECONDS, hangs_of
 from zeromon.skew import NEVER, Joint, Match, match_of
 from zeromon.snapshot import Away, GroupProgress, Hang, InFlight, NodeView
 
-_MOST_JOINTS = 2048
+_MOST_JOINTS_A_SECOND = 10_000
+_MOST_NAMED = 64
+"""Of so many nodes all are named in every answer; of more, those that are new or silent."""
 _MOST_PENDING = 16384
 _MOST_AWAY = 64
 _NODES_A_SECOND = 32
+_SELDOM_SECONDS = 10.0
 _OLD_NS = 5_000_000_000
 """A collective in flight for so long is told to the head."""
 _LAST_TRIPS = 10
+_FAR_SECONDS = 0.001
+"""A round trip of less is not told of each of many nodes."""
 _DRIFT = 50e-6
 """Seconds a second by which two clocks may run apart, until they are compared again."""
 
@@ -69,7 +74,11 @@ class Report(msgspec.Struct):
     sent_ns: int
     round_trip_ns: int = -1
     """To the head and back, the shortest of the last exchanges; -1 before the first."""
-    joints: list[Joint] = []
+    known: int = 0
+    """So many nodes it knows."""
+    groups: list[str] = []
+    joints: list[tuple[int, Joint]] = []
+    """With the place of its group in *groups*; the group itself is empty there."""
     peers: list[Peer] = []
 
 
@@ -90,7 +99,9 @@ class Reply(msgspec.Struct):
     sample: int = 1
     """Of so many collectives one is to be told."""
     nodes: list[Seen] = []
-    matches: list[Match] = []
+    """All, or where they are many and known, those that are silent."""
+    groups: list[str] = []
+    matches: list[tuple[int, Match]] = []
     hangs: tuple[Hang, ...] = ()
     away: list[Away] = []
     asked: list[str] = []
@@ -113,6 +124,9 @@ class Offset(NamedTuple):
 def offset_of(t0: int, t1: int, t2: int, t3: int) -> Offset:
     """From one exchange."""
     return Offset(((t0 - t1) + (t3 - t2)) / 2, max(0, (t3 - t0) - (t2 - t1)) / 2, t3)
+
+
+_Row = TypeVar("_Row", Joint, Match)
 
 
 class Clock:
@@ -178,18 +192,52 @@ class _Node:
     round_trip_ns: int = -1
 
 
+@dataclass(slots=True)
+class _Collective:
+    """What the nodes have said of one so far."""
+
+    joints: dict[int, Joint]
+    here: int
+    """So many members have come."""
+
+
+def packed(joints: Iterable[_Row]) -> tuple[list[str], list[tuple[int, _Row]]]:
+    """The groups, which have long names and are few, and for each row the place of its own."""
+    places: dict[str, int] = {}
+    rows = [(places.setdefault(row.group, len(places)), row._replace(group="")) for row in joints]
+    return list(places), rows
+
+
+def unpacked(groups: Sequence[str], rows: Iterable[tuple[int, _Row]]) -> Iterator[_Row]:
+    """The rows again; raises a ValueError for a place that no group has."""
+    for place, row in rows:
+        if not 0 <= place < len(groups):
+            raise ValueError(f"no group {place}")
+        yield row._replace(group=groups[place])
+
+
+def silent_after(every_seconds: float) -> float:
+    """When a node that tells the head something *every_seconds* is taken for gone."""
+    return max(SILENT_SECONDS, 2.5 * every_seconds)
+
+
 class Head:
     """What the node of rank 0 does for all of one run."""
 
     def __init__(self, own: Card) -> None:
         self._own = own
         self._nodes: dict[int, _Node] = {}
-        self._pending: OrderedDict[tuple[str, int], dict[int, Joint]] = OrderedDict()
+        self._pending: OrderedDict[tuple[str, int], _Collective] = OrderedDict()
         self._lock = threading.Lock()
         self._sample = 1
+        self._joints = 0
+        """Since it was last judged."""
         self._hangs: tuple[Hang, ...] = ()
         self._away: list[Away] = []
-        self._judged_ns = 0
+        self._all: list[Seen] = []
+        self._odd: list[Seen] = []
+        """Those that are silent or far."""
+        self._judged_ns = -(1 << 62)
 
     def answer(self, report: Report, received_ns: int) -> Reply:
         """Takes a report in, and says what is known. Called by any thread."""
@@ -200,51 +248,71 @@ class Head:
                 self._nodes[report.card.first_rank] = node
             node.card, node.heard_ns, node.peers = report.card, received_ns, report.peers
             node.round_trip_ns = report.round_trip_ns
-            if len(report.joints) >= _MOST_JOINTS:
-                self._sample = min(1 << 20, self._sample * 2)
-            for joint in report.joints:
+            for joint in unpacked(report.groups, report.joints):
                 self._take(report.card.first_rank, joint)
+            self._joints += len(report.joints)
             if received_ns - self._judged_ns > 500_000_000:
+                self._thin(max(0.5, (received_ns - self._judged_ns) / 1e9))
                 self._judged_ns = received_ns
                 self._judge(received_ns)
-            matches = list(node.outbox)
+                self._list(received_ns)
+            groups, matches = packed(node.outbox)
             node.outbox.clear()
             return Reply(
                 received_ns=received_ns,
                 replied_ns=received_ns,
-                every_seconds=max(1.0, len(self._nodes) / _NODES_A_SECOND),
+                every_seconds=self._every(),
                 sample=self._sample,
-                nodes=self._seen(received_ns),
+                nodes=self._odd if _MOST_NAMED < len(self._nodes) <= report.known else self._all,
+                groups=groups,
                 matches=matches,
                 hangs=self._hangs,
                 away=self._away,
                 asked=sorted({hang.group_id for hang in self._hangs}),
             )
 
-    def _seen(self, now_ns: int) -> list[Seen]:
-        return [
+    def _every(self) -> float:
+        return min(_SELDOM_SECONDS, max(1.0, len(self._nodes) / _NODES_A_SECOND))
+
+    def _thin(self, seconds: float) -> None:
+        """Asks for fewer collectives where they are too many, and for more again."""
+        rate, self._joints = self._joints / seconds, 0
+        if rate > _MOST_JOINTS_A_SECOND:
+            self._sample = min(1 << 20, 2 * self._sample)
+        elif rate < _MOST_JOINTS_A_SECOND / 4:
+            self._sample = max(1, self._sample // 2)
+
+    def _list(self, now_ns: int) -> None:
+        """What is said of the nodes until this is made anew."""
+        limit = silent_after(self._every())
+        self._all = [
             Seen(node.card, (now_ns - node.heard_ns) / 1e9, node.round_trip_ns / 1e9)
             for _, node in sorted(self._nodes.items())
         ]
+        self._odd = [s for s in self._all if s.heard > limit or s.round_trip > _FAR_SECONDS]
 
     def _take(self, node: int, joint: Joint) -> None:
         """Joins what the nodes say of one collective."""
         key = joint.group, joint.sequence
-        inside = self._pending.setdefault(key, {})
-        inside[node] = joint
-        if sum(one.here for one in inside.values()) >= joint.size:
-            del self._pending[key]
-            match = match_of(list(inside.values()))
-            for member in inside:
+        inside = self._pending.get(key)
+        if inside is None:
+            inside = self._pending[key] = _Collective({}, 0)
+            if len(self._pending) > _MOST_PENDING:
+                self._pending.popitem(last=False)
+        if node not in inside.joints:
+            inside.here += joint.here
+        inside.joints[node] = joint
+        if inside.here >= joint.size:
+            self._pending.pop(key, None)
+            match = match_of(list(inside.joints.values()))
+            for member in inside.joints:
                 self._nodes[member].outbox.append(match)
-        elif len(self._pending) > _MOST_PENDING:
-            self._pending.popitem(last=False)
 
     def _judge(self, now_ns: int) -> None:
         """Who hangs in what, by the ranks of all nodes that are still heard."""
         members: list[Peer] = []
         for node in self._nodes.values():
-            if (now_ns - node.heard_ns) / 1e9 < SILENT_SECONDS:
+            if (now_ns - node.heard_ns) / 1e9 < silent_after(self._every()):
                 members += node.peers
         self._hangs = hangs_of(members, now_ns)
         concerned = {r for hang in self._hangs for r in (*hang.missing[:8], *hang.dead[:8])}
@@ -259,6 +327,7 @@ def views(
     cards: Iterable[Card],
     heard: Mapping[int, Seen],
     since_seconds: float,
+    every_seconds: float,
     here: int,
     offset: Offset | None,
     now_ns: int,
@@ -268,7 +337,7 @@ def views(
     for card in cards:
         is_here, seen = card.first_rank == here, heard.get(card.first_rank)
         known = offset if is_here else None
-        ago = seen.heard + since_seconds if seen is not None else None
+        ago = 0.0 if is_here else None if seen is None else seen.heard + since_seconds
         found.append(
             NodeView(
                 node=card.node,
@@ -276,7 +345,8 @@ def views(
                 first_rank=card.first_rank,
                 ranks=card.ranks,
                 here=is_here,
-                heard_seconds=0.0 if is_here else ago,
+                heard_seconds=ago,
+                silent=ago is not None and ago > silent_after(every_seconds),
                 round_trip_seconds=seen.round_trip if seen and seen.round_trip >= 0 else None,
                 clock_offset_seconds=known.value_ns / 1e9 if known else None,
                 clock_error_seconds=known.error_at(now_ns) / 1e9 if known else None,

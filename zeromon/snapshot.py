@@ -675,6 +675,8 @@ class NodeView:
     here: bool = False
     heard_seconds: float | None = None
     """Since its collector was last heard; None before the first time."""
+    silent: bool = False
+    """For so long that it is taken for gone."""
     round_trip_seconds: float | None = None
     """To the head and back, the shortest of the last exchanges; None for the head."""
     clock_offset_seconds: float | None = None

@@ -20,7 +20,7 @@ from zeromon.advice import advise
 from zeromon.collector import as_peer
 from zeromon.exchange import Exchange, answer, read_cards
 from zeromon.exporter import start_server, targets
-from zeromon.nodes import Card, Clock, Head, Report, offset_of, told, views
+from zeromon.nodes import Card, Clock, Head, Report, Seen, offset_of, packed, told, unpacked, views
 from zeromon.skew import Joint, Skew, match_of, stragglers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 
@@ -207,7 +207,7 @@ def node(first: int, **facts: Any) -> NodeView:
 @pytest.mark.parametrize(
     ("nodes", "rule", "words"),
     [
-        ((node(0), node(2, heard_seconds=12.0)), "node_silent", "node n1 (ranks 2 to 3)"),
+        ((node(0), node(2, heard_seconds=12.0, silent=True)), "node_silent", "node n1 (ranks 2 to 3)"),
         ((node(0), node(2, heard_seconds=3.0)), "", ""),
         (
             (node(0), node(2, round_trip_seconds=0.04), node(4, round_trip_seconds=0.001)),
@@ -238,21 +238,41 @@ def test_a_node_without_the_head_says_why() -> None:
 
 def test_many_joints_make_the_sample_smaller() -> None:
     head = Head(card(0, run="r"))
-    many = [joint(3, (n, n + 1), sequence=n) for n in range(2048)]
-    assert head.answer(Report("r", card(2), 0, joints=many), 0).sample == 2
+    groups, many = packed(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
+    report = Report("r", card(2), 0, groups=groups, joints=many)
+    head.answer(report, SECOND)
+    assert head.answer(report, 2 * SECOND).sample == 2
+    head = Head(card(0, run="r"))
     exchange = Exchange("r", card(0), [card(0, run="r"), card(2)], head)
+    exchange._sample = 2
+    exchange.tell(deque(joint(1, (n, n + 1), 2, sequence=n) for n in range(100)), [])
     exchange.tell(deque(), [])
-    exchange.tell(deque(joint(1, (n, n + 1), sequence=n) for n in range(100)), [])
-    exchange.tell(deque(), [])
-    assert {match.sequence % 2 for match in exchange.matches()} == {0}
+    assert [match.sequence for match in exchange.matches()] == list(range(0, 100, 2))
 
 
 def test_a_thousand_nodes_are_answered_more_seldom() -> None:
     head = Head(card(0))
     for number in range(320):
-        reply = head.answer(Report("r", card(2 * number), 0), 0)
+        reply = head.answer(Report("r", card(2 * number), 0), number * SECOND // 100)
+    reply = head.answer(Report("r", card(0), 0), 4 * SECOND)
     assert reply.every_seconds == 10.0
-    assert len(views([card(2 * n) for n in range(320)], {}, 0.0, 0, None, 0)) == 320
+    assert len(reply.nodes) == 320  # it knew of none
+    reply = head.answer(Report("r", card(0), 0, known=320), 5 * SECOND)
+    assert reply.nodes == []
+    late = head.answer(Report("r", card(0), 0, known=320), 40 * SECOND)
+    assert len(late.nodes) == 319
+    cards = [seen.card for seen in late.nodes]
+    heard = {seen.card.first_rank: Seen(seen.card, 20.0) for seen in late.nodes}
+    assert not any(view.silent for view in views(cards, heard, 1.0, 10.0, 0, None, 0))
+    assert all(view.silent for view in views(cards, heard, 1.0, 1.0, 0, None, 0))
+
+
+def test_a_row_of_no_group_is_refused() -> None:
+    groups, rows = packed([joint(3, (1, 2)), joint(3, (2, 3), sequence=2)])
+    assert groups == ["g"]
+    assert [row.sequence for row in unpacked(groups, rows)] == [1, 2]
+    with pytest.raises(ValueError, match="no group 0"):
+        list(unpacked([], rows))
 
 
 @given(st.binary(max_size=200))
