@@ -2,15 +2,18 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+HERE   := not gpu and not nvme and not bench and not quiet and not long
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check test-quiet test-nvme bench clean
+.PHONY: help demo test check test-long test-quiet test-nvme bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
 	@echo "make test      everything CI checks: format, lint, types, imports, tests"
 	@echo "make check     the same without the tests that train"
+	@echo "make test-long more variants of the same: 4 ranks, other launchers, 50 kills"
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
@@ -32,22 +35,27 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/core tests/cli tests/tui tests/dashboard --ignore tests/dashboard/test_browser.py
+	$(PYTEST) tests/core tests/cli tests/tui tests/dashboard --ignore tests/dashboard/test_browser.py \
+	  --numprocesses 2 --dist loadfile
 
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "$(HERE) and alone"
+
+test-long: $(READY)
+	$(PYTEST) -m long
 
 test-quiet: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m quiet
+	$(PYTEST) -m quiet
 
 test-nvme: $(READY)
 	@echo '#include <libaio.h>' | $(CXX) -fsyntax-only -x c++ - 2>/dev/null \
 	  || { echo "libaio.h is missing: apt-get install libaio-dev" >&2; exit 2; }
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m nvme -s tests/nvme
+	$(PYTEST) -m nvme -s tests/nvme
 
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py

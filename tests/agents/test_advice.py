@@ -13,6 +13,8 @@ from support import Node, train_command
 
 from zeromon.snapshot import Finding, RunSnapshot
 
+pytestmark = pytest.mark.alone
+
 STEPS = 30
 
 

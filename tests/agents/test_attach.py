@@ -23,9 +23,12 @@ from zeromon.jobs import processes
 from zeromon.joining import Outcome, join, leave
 from zeromon.snapshot import RunSnapshot
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
+    ),
+]
 
 STEPS = 14
 """Whole steps that a joined rank is watched for: some with idle hooks among them."""

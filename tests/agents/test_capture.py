@@ -13,6 +13,8 @@ from support import Node, train_command
 from zeromon.errors import CaptureRefused
 from zeromon.snapshot import Capture, RunSnapshot
 
+pytestmark = pytest.mark.alone
+
 
 def asking(node: Node, steps: int, ranks: tuple[int, ...] = ()) -> Callable[[RunSnapshot], None]:
     """Asks once, when the run has made ten steps."""

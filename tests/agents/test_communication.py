@@ -8,6 +8,8 @@ from support import Node, train_command
 from zeromon.report import most_exposed, units
 from zeromon.snapshot import RankSnapshot
 
+pytestmark = pytest.mark.alone
+
 STEPS = 30
 
 

@@ -23,7 +23,9 @@ from zeromon.noise import Estimate
 
 STEPS = 12
 CASES = [
-    (strategy, ranks) for strategy in ("fsdp2", "fsdp1-full", "ddp", "zero1") for ranks in (2, 4)
+    *((strategy, 2) for strategy in ("fsdp2", "fsdp1-full", "ddp", "zero1")),
+    ("fsdp2", 4),
+    *(pytest.param(name, 4, marks=pytest.mark.long) for name in ("fsdp1-full", "ddp", "zero1")),
 ]
 
 

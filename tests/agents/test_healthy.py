@@ -1,4 +1,4 @@
-"""Healthy runs are left alone: each example for 200 steps, looked at all along."""
+"""Healthy runs are left alone: each example, looked at all along."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from zeromon.advice import OF_TIME
 from zeromon.remedies import STARVED
 from zeromon.snapshot import Finding, RunSnapshot
 
-STEPS = 200
+pytestmark = pytest.mark.alone
+
+STEPS, QUIET_STEPS = 80, 200
 EXAMPLES = ROOT / "examples"
 SIZES = "--layers 3 --heads 2 --width 64 --length 128 --batch 6 --log-every 100".split()
 CASES = {
@@ -32,13 +34,13 @@ def warned(node: Node, command: list[str]) -> tuple[Result, dict[str, Finding]]:
     return result, found
 
 
-def findings_of(node: Node, case: str) -> tuple[set[str], bool]:
+def findings_of(node: Node, case: str, steps: int) -> tuple[set[str], bool]:
     """Rules that warned, and whether the kernel says that ranks lacked CPUs."""
     program, *arguments = CASES[case]
-    command = [*TORCHRUN, "2", str(EXAMPLES / program), *arguments, "--steps", str(STEPS), *SIZES]
+    command = [*TORCHRUN, "2", str(EXAMPLES / program), *arguments, "--steps", str(steps), *SIZES]
     result, found = warned(node, command)
     ranks = result.snapshot.ranks
-    assert [rank.steps for rank in ranks] == [STEPS, STEPS]
+    assert [rank.steps for rank in ranks] == [steps, steps]
     lacked = max(rank.pressure.most_cpu_wait_ratio for rank in ranks if rank.pressure)
     return set(found), lacked >= STARVED
 
@@ -46,14 +48,14 @@ def findings_of(node: Node, case: str) -> tuple[set[str], bool]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_healthy_run_is_not_warned_of_anything_but_waiting(node: Node, case: str) -> None:
     """On any machine: on a shared one ranks do wait for each other, and are told so."""
-    found, starved = findings_of(node, case)
+    found, starved = findings_of(node, case, STEPS)
     assert found - OF_TIME <= ({"cpu_starved"} if starved else set()), found
 
 
 @pytest.mark.quiet
 @pytest.mark.parametrize("case", CASES)
 def test_a_healthy_run_on_a_quiet_machine_is_not_warned_of_anything(node: Node, case: str) -> None:
-    found, starved = findings_of(node, case)
+    found, starved = findings_of(node, case, QUIET_STEPS)
     assert found <= ({"cpu_starved"} if starved else set()), found
 
 

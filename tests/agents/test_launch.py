@@ -49,7 +49,7 @@ def zeromon_run(node: Node, command: list[str], **extra: str) -> subprocess.Comp
     "command",
     [
         [*RUN, TINY],
-        [*RUN, "--no-python", PYTHON, TINY],
+        pytest.param([*RUN, "--no-python", PYTHON, TINY], marks=pytest.mark.long),
         ["bash", "-c", f"{' '.join(RUN)} -m tests.programs.tiny"],
         [
             PYTHON, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes",

@@ -8,8 +8,13 @@ import statistics
 import pytest
 from support import LAUNCH, PROGRAMS, Node
 
+pytestmark = pytest.mark.alone
 
-@pytest.mark.parametrize("hidden", [0.0, 0.25, 0.5, 0.75, 0.9])
+
+LONG = [pytest.param(hidden, marks=pytest.mark.long) for hidden in (0.0, 0.5, 0.75)]
+
+
+@pytest.mark.parametrize("hidden", [0.25, 0.9, *LONG])
 def test_live_overlap_is_within_five_percent_of_the_truth(node: Node, hidden: float) -> None:
     """100 ms of communication, so many of them hidden."""
     late = 100.0

@@ -7,6 +7,8 @@ from support import LAUNCH, PROGRAMS, Node
 
 from zeromon.snapshot import RunSnapshot
 
+pytestmark = pytest.mark.alone
+
 PHASE = {"data": "data_wait", "forward": "forward"}
 
 

@@ -25,7 +25,7 @@ def test_a_pid_that_is_not_there(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert "there is no process 4194305" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()])
+@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()], ids=["own", "parent"])
 def test_our_own_processes_are_refused(pid: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(pid)]) == 2
     assert f"process {pid} is not to be touched" in capsys.readouterr().err

@@ -128,11 +128,12 @@ while True:
 """
 
 
-def test_killed_at_fifty_moments_no_acknowledged_row_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [15, pytest.param(50, marks=pytest.mark.long)])
+def test_killed_at_any_moment_no_acknowledged_row_is_lost(tmp_path: Path, rounds: int) -> None:
     """Each writer goes on where the one before was killed, also in the middle of closing a segment."""
     chooser, tests, last = random.Random(3), str(Path(__file__).parents[1]), 0
     folder = tmp_path / "history"
-    for _ in range(50):
+    for _ in range(rounds):
         command = [sys.executable, "-c", KILLED, str(folder), tests]
         writing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert writing.stdout is not None

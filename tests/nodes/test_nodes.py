@@ -22,7 +22,10 @@ import pytest
 from nodes.hosts import TOKEN, Hosts, possible, train
 from support import PROGRAMS
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "possible")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(possible()), reason=possible() or "possible"),
+]
 
 Picture = dict[str, Any]
 

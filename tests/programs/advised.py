@@ -159,7 +159,8 @@ def run_fp16(made_of: dict[str, int]) -> None:
 
     get_accelerator().is_fp16_supported = lambda: True  # it is, only slow
     half = {"enabled": True, **made_of}
-    run_engine(engine(layers(64, 3), zero_optimization={"stage": 2}, fp16=half), 64, 16, 1e-3)
+    zero = {"stage": 2, "reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000}
+    run_engine(engine(layers(64, 3), zero_optimization=zero, fp16=half), 64, 16, 1e-3)
 
 
 def overflow_storm() -> None:
