@@ -251,6 +251,19 @@ def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Tr
         assert "ranks 4, 5 on zm2 are not heard" in told
 
 
+def test_a_node_that_comes_back_is_heard_and_one_that_is_killed_is_named(trained: Trained) -> None:
+    """The power goes: nothing on it says goodbye, and no packet tells the others."""
+    trained.hosts.cable.delay = 0.0
+    trained.until(
+        0, lambda p: not findings(p, "node_silent") and p["nodes"][2]["heard_seconds"] < 5
+    )
+    trained.hosts.hosts[2].kill()
+    for number in (0, 1):
+        picture = trained.until(number, lambda p: bool(findings(p, "node_silent")))
+        assert findings(picture, "node_silent")[0]["text"].startswith("node zm2 (ranks 4 to 5)")
+        assert [node["silent"] for node in picture["nodes"]] == [False, False, True]
+
+
 def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
     pids = {rank["rank"]: rank["pid"] for rank in trained.picture(1)["ranks"]}
     os.kill(pids[2], signal.SIGKILL)
