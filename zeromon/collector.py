@@ -78,7 +78,7 @@ _START_PATIENCE_SECONDS = 30.0
 _MEET_SECONDS = 15.0
 _FORECAST_NS_A_RANK = 50_000_000
 _WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
-_OURS = ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json")
+_OURS = ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json", "meets")
 """What is in a run's folder."""
 _SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 

@@ -27,6 +27,7 @@ from zeromon.nodes import (
     Reply,
     Report,
     Seen,
+    legible,
     packed,
     to_head,
     told,
@@ -58,7 +59,7 @@ def read_cards(folder: Path) -> list[Card]:
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return []
-    return cards if cards and cards[0].first_rank == 0 else []
+    return [legible(card) for card in cards] if cards and cards[0].first_rank == 0 else []
 
 
 def answer(head: Head, body: bytes, received_ns: int) -> bytes:

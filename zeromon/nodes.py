@@ -22,6 +22,7 @@ import msgspec
 from zeromon.hangs import SILENT_SECONDS, hangs_of
 from zeromon.skew import NEVER, Joint, Match, match_of
 from zeromon.snapshot import Away, GroupProgress, Hang, InFlight, NodeView
+from zeromon.units import printable
 
 _MOST_JOINTS_A_SECOND = 10_000
 _MOST_NAMED = 64
@@ -80,6 +81,18 @@ class Report(msgspec.Struct):
     joints: list[tuple[int, Joint]] = []
     """With the place of its group in *groups*; the group itself is empty there."""
     peers: list[Peer] = []
+
+
+def legible(card: Card) -> Card:
+    """*card* from elsewhere, with a name that steers no terminal."""
+    return msgspec.structs.replace(card, node=printable(card.node), address=printable(card.address))
+
+
+def _legible(peer: Peer, node: str) -> Peer:
+    """The same of a rank; its node is the one that speaks."""
+    return msgspec.structs.replace(
+        peer, node=node, ended=printable(peer.ended), doing=printable(peer.doing)
+    )
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -242,11 +255,13 @@ class Head:
     def answer(self, report: Report, received_ns: int) -> Reply:
         """Takes a report in, and says what is known. Called by any thread."""
         with self._lock:
-            node = self._nodes.get(report.card.first_rank)
+            card = legible(report.card)
+            node = self._nodes.get(card.first_rank)
             if node is None:
-                node = _Node(report.card, received_ns, [], deque(maxlen=_MOST_PENDING))
-                self._nodes[report.card.first_rank] = node
-            node.card, node.heard_ns, node.peers = report.card, received_ns, report.peers
+                node = _Node(card, received_ns, [], deque(maxlen=_MOST_PENDING))
+                self._nodes[card.first_rank] = node
+            node.card, node.heard_ns = card, received_ns
+            node.peers = [_legible(peer, card.node) for peer in report.peers]
             node.round_trip_ns = report.round_trip_ns
             for joint in unpacked(report.groups, report.joints):
                 self._take(report.card.first_rank, joint)

@@ -334,6 +334,13 @@ class Straggler:
     whole_node: bool = False
     """All ranks of that node come after all others; *rank* is one of them."""
 
+    @property
+    def who(self) -> str:
+        """``rank 3``, ``rank 3 on node b``, ``node b``."""
+        if self.whole_node:
+            return f"node {self.node}"
+        return f"rank {self.rank} on node {self.node}" if self.node else f"rank {self.rank}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:

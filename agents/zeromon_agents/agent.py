@@ -40,7 +40,7 @@ from zeromon_agents.fsdp2 import PARAM_GROUP, STATE, Fsdp2, Units
 from zeromon_agents.guard import Guard
 from zeromon_agents.host import Host
 from zeromon_agents.imports import ImportWatch
-from zeromon_agents.meeting import Meeting
+from zeromon_agents.meeting import Meeting, is_first
 from zeromon_agents.offload import Disk, watch_disk
 from zeromon_agents.patches import Patches
 from zeromon_agents.pending import DeviceTimer
@@ -56,7 +56,10 @@ _HUNG_AFTER_NS = 5_000_000_000
 
 
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_SIZE = (
+    "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)  # fmt: skip
 
 
 def first_number(names: Sequence[str], otherwise: int) -> int:
@@ -74,9 +77,15 @@ class Place:
         self.rank = distributed.get_rank() if ready else int(os.environ.get("RANK", 0))
         world = distributed.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", 1))
         self.world_size = world
-        self.local_rank = first_number(_LOCAL_RANK, self.rank)
+        said = first_number(_LOCAL_RANK, -1)
+        self.local_rank = self.rank if said < 0 else said
+        self.knows_local_rank = said >= 0
         self.local_world_size = first_number(_LOCAL_SIZE, 0)
         """0 where the launcher does not say."""
+
+    def introduces(self, run_dir: Path) -> bool:
+        """Whether this rank is the one of its node that introduces it to the others."""
+        return self.local_rank == 0 if self.knows_local_rank else is_first(run_dir)
 
 
 class Joined(NamedTuple):
@@ -142,10 +151,11 @@ class Agent:
         self._beating: threading.Thread | None = None
         self._excepthook: Any = None
         self._told_device = False
-        local = place.local_world_size or 1
         self.meeting: Meeting | None = None
-        if place.local_rank == 0 and local < place.world_size:
-            self.meeting = Meeting(run_dir, place.rank, local, place.world_size, self.guard)
+        if place.world_size > max(1, place.local_world_size) and place.introduces(run_dir):
+            self.meeting = Meeting(
+                run_dir, place.rank, place.local_world_size, place.world_size, self.guard
+            )
 
     # ---- life ---------------------------------------------------------------------------------
 

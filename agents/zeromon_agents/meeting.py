@@ -26,6 +26,8 @@ from zeromon_agents.guard import Guard
 
 _PATIENCE_SECONDS = 600.0
 _NAME_SECONDS = 30.0
+_COUNT_SECONDS = 5.0
+"""By then the ranks of a node have come."""
 _MOST_NODES = 65536
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
@@ -108,8 +110,23 @@ def connection_of(store: Any) -> Any:
     return None
 
 
+def is_first(run_dir: Path) -> bool:
+    """Whether no other rank of this node has asked before."""
+    try:
+        os.close(os.open(run_dir / "meets", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def ranks_in(run_dir: Path) -> list[int]:
+    """The ranks that have a ring there, the lowest first."""
+    found = (path.name.split(".")[0].removeprefix("rank") for path in run_dir.glob("rank*.ring"))
+    return sorted({int(text) for text in found if text.isdigit()})
+
+
 class Meeting:
-    """The thread of one node's first rank."""
+    """The thread of one node's first rank. *local*: ranks of the node, 0 where no launcher says."""
 
     def __init__(self, run_dir: Path, rank: int, local: int, world: int, guard: Guard) -> None:
         self._run_dir = run_dir
@@ -133,7 +150,7 @@ class Meeting:
             where, card = board(), self._card()
             if where is None or card is None:
                 return
-            where.put(self._rank, json.dumps(card).encode())
+            where.put(card["first_rank"], json.dumps(card).encode())
             began, known = time.monotonic(), 0
             while time.monotonic() - began < _PATIENCE_SECONDS:
                 cards = [c for c in map(_card_of, where.cards()) if c is not None]
@@ -146,17 +163,23 @@ class Meeting:
                     return
 
     def _card(self) -> dict[str, Any] | None:
-        """Once the collector listens, and, on the first node, has named the run."""
+        """Once the collector listens, and, on the first node, has named the run; None without one."""
         began = time.monotonic()
         while time.monotonic() - began < _NAME_SECONDS:
+            first, ranks = self._rank, self._local
+            if not ranks and time.monotonic() - began > _COUNT_SECONDS:
+                here = ranks_in(self._run_dir)
+                first, ranks = min(here, default=first), len(here)
+                if ranks >= self._world:
+                    return None  # there is no other node
             address = collector_at(self._run_dir.parent)
-            name, started = ("", 0.0) if self._rank else _name_in(self._run_dir)
-            if address and (name or self._rank):
+            name, started = ("", 0.0) if first else _name_in(self._run_dir)
+            if ranks and address and (name or first):
                 return {
                     "node": socket.gethostname(),
                     "address": address,
-                    "first_rank": self._rank,
-                    "ranks": self._local,
+                    "first_rank": first,
+                    "ranks": ranks,
                     "run": name,
                     "started": started,
                 }

@@ -337,7 +337,8 @@ def _in_flight(run: RunSnapshot) -> list[Any]:
     lines: list[Any] = [
         dmc.Alert(
             f"{hang.kind.replace('_', ' ')}: {hang.op} in {hang.group}, {human_seconds(hang.seconds)}; "
-            f"waiting {_ranks(hang.waiting)}, missing {_ranks((*hang.missing, *hang.dead))}",
+            f"waiting {_ranks(hang.waiting)}, missing {_ranks((*hang.missing, *hang.dead))}"
+            f"{f', not heard {_ranks(hang.elsewhere)}' if hang.elsewhere else ''}",
             color="red",
             title="A collective hangs",
         )
@@ -414,7 +415,7 @@ def _stragglers(run: RunSnapshot) -> list[Any]:
             f"{human_seconds(one.late_seconds)} a step ({human_ratio(one.share)})"
             f" since step {one.since_step}"
             f"{f', longer in {one.phase}' if one.phase else ''}{f': {one.cause}' if one.cause else ''}",
-            title=f"The others wait for rank {one.rank}",
+            title=f"The others wait for {one.who}",
             color="orange",
         )
         for one in run.stragglers

@@ -18,6 +18,7 @@ from zeromon_agents.meeting import (
     StoreBoard,
     collector_at,
     connection_of,
+    is_first,
 )
 
 
@@ -88,6 +89,35 @@ def test_all_nodes_end_up_with_the_same_list(
     assert [c["address"] for c in found[0]][:1] == ["127.0.0.1:9000"]
     assert {c["run"] for c in found[2]} == {"gpt-1", ""}
     assert (runs[0] / "nodes.json").stat().st_mode & 0o077 == 0
+    assert guard.errors == 0
+
+
+def test_without_a_launcher_that_says_so_the_ranks_of_a_node_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank a node speaks, whichever came first; where all ranks are here, none does."""
+    monkeypatch.setenv("ZEROMON_MEET", str(tmp_path / "shared"))
+    monkeypatch.setattr("zeromon_agents.meeting._COUNT_SECONDS", 0.2)
+    runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(2)]
+    for number, run in enumerate(runs):
+        assert [is_first(run), is_first(run)] == [True, False]
+        for rank in (2 * number, 2 * number + 1):
+            (run / f"rank{rank}.1.ab.ring").touch()
+    guard = Guard()
+    for run, speaker in zip(runs, (1, 2), strict=True):
+        Meeting(run, speaker, 0, 4, guard).start()
+    alone = node(tmp_path, "alone", 9009, True)
+    for rank in range(4):
+        (alone / f"rank{rank}.1.ab.ring").touch()
+    Meeting(alone, 0, 0, 4, guard).start()
+    deadline = time.monotonic() + 20
+    while any(t.name == "zeromon-meet" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for run in runs:
+        cards = json.loads((run / "nodes.json").read_bytes())
+        assert sorted((c["first_rank"], c["ranks"]) for c in cards) == [(0, 2), (2, 2)]
+    assert not (alone / "nodes.json").exists()
     assert guard.errors == 0
 
 

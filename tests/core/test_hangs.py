@@ -10,7 +10,7 @@ import pytest
 from core.build import rank, run
 from zeromon.advice import advise
 from zeromon.cli.doctor import as_text, stack_of
-from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot
+from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 
 NOW = 100_000_000_000
 WORLD, OTHER = "world/0/0,1", "other/1/0,1"
@@ -87,6 +87,17 @@ def test_members_on_other_nodes_are_not_accused() -> None:
     (hang,) = found(at(0, entry(), world=7, members=(0, 1, 8, 9)), at(1, entry(), world=7))
     assert (hang.elsewhere, hang.missing) == ((8, 9), ())
     assert hang.kind == "members on other nodes are not seen"
+
+
+def test_the_doctor_lists_the_nodes() -> None:
+    nodes = (
+        NodeView(node="a", address="a:1", first_rank=0, ranks=2, here=True, heard_seconds=0.0),
+        NodeView(node="b", address="b:1", first_rank=2, ranks=2, heard_seconds=12.0,
+                 round_trip_seconds=0.002, silent=True),
+    )  # fmt: skip
+    text = as_text(run(rank(0), nodes=nodes, nodes_note="no answer"), (), {})
+    assert "  a  ranks 0-1  this node\n" in text
+    assert "  b  ranks 2-3  heard 12.00 s ago  round trip 2.0 ms\n  no answer\n" in text
 
 
 def test_it_is_said_once_with_who_and_where() -> None:

@@ -275,6 +275,17 @@ def test_a_row_of_no_group_is_refused() -> None:
         list(unpacked([], rows))
 
 
+def test_names_from_elsewhere_steer_no_terminal() -> None:
+    bad = "n\x1b[2J\u202e"
+    peer = msgspec.structs.replace(as_peer(rank(2, failed=True, ended=bad), "another"), doing=bad)
+    head = Head(card(0))
+    reply = head.answer(Report("r", card(2, node=bad), SECOND, peers=[peer]), SECOND)
+    (away,) = reply.away
+    shown = [seen.card.node for seen in reply.nodes] + [away.node, away.ended, away.doing]
+    assert all(text.isprintable() for text in shown)
+    assert away.node == reply.nodes[0].card.node  # whatever it says of itself
+
+
 @given(st.binary(max_size=200))
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # of msgspec's, whose text is its own

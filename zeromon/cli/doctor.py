@@ -22,8 +22,9 @@ import msgspec
 from zeromon.advice import doing, hang_in_words
 from zeromon.environment import Fact, survey
 from zeromon.report import verdict
-from zeromon.snapshot import Hang, RunSnapshot
+from zeromon.snapshot import Hang, NodeView, RunSnapshot
 from zeromon.source import LiveSource, find, node_runs, only
+from zeromon.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0
 _MOST_STACKS = 8
@@ -121,6 +122,22 @@ def stack_of(pid: int) -> str:
     return done.stdout.strip()
 
 
+def _node_line(node: NodeView) -> str:
+    """``zm1  ranks 2-3  heard 0.7 s ago  round trip 0.6 ms  clock ±0.5 ms``."""
+    parts = [f"  {node.node}", f"ranks {node.first_rank}-{node.first_rank + node.ranks - 1}"]
+    if node.here:
+        parts.append("this node")
+    elif node.heard_seconds is None:
+        parts.append("not heard yet")
+    else:
+        parts.append(f"heard {human_seconds(node.heard_seconds)} ago")
+    if node.round_trip_seconds is not None:
+        parts.append(f"round trip {human_seconds(node.round_trip_seconds)}")
+    if node.clock_error_seconds is not None:
+        parts.append(f"clock known to ±{human_seconds(node.clock_error_seconds)}")
+    return "  ".join(parts)
+
+
 def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -> str:
     """The hangs, what each rank does, and the stacks."""
     lines = [f"run {run.run}: {verdict(run)}"]
@@ -128,6 +145,9 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     if not found:
         lines.append("no collective hangs")
     lines += [f"!! {hang_in_words(run, hang)}" for hang in found]
+    if run.nodes:
+        lines += ["", "Nodes, as seen from here", *map(_node_line, run.nodes)]
+    lines += [f"  {run.nodes_note}"] if run.nodes_note else []
     lines += ["", "What each rank does"]
     lines += [
         f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else rank.ended}"

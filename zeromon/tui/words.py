@@ -60,6 +60,9 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
         text = f"{hang.op} in {hang.group} does not end: {len(hang.waiting)} wait"
         if hang.missing:
             text += f", rank {', '.join(map(str, hang.missing[:4]))} has not come"
+        silent = [node.node for node in run.nodes if node.silent]
+        if silent:
+            text += f", node {', '.join(silent[:3])} is not heard"
         return [(" ✖ ", "bad"), (clean(text), "bad")]
     worst = worst_risk(run.ranks)
     if worst is not None and (worst[1].ratio >= 0.5 or worst[1].steps_left is not None):

@@ -161,13 +161,17 @@ def arrivals(
     lines: list[Line] = []
     for late in run.stragglers:
         waits = f"{human_seconds(late.late_seconds)} a step ({human_ratio(late.share)})"
-        said = f"rank {late.rank} is late: the others wait {waits}"
+        said = f"{late.who} is late: the others wait {waits}"
         if late.cause or late.phase:
             said += f"; {late.cause or late.phase.replace('_', ' ')}"
         lines += wrapped(said, width, "warn")
     for hang in run.hangs:
         said = f"{hang.op} in {hang.group} does not end: {hang.kind}"
         lines += wrapped(said, width, "bad")
+    for node in run.nodes:
+        if node.silent:
+            said = f"node {node.node} has not been heard for {human_seconds(node.heard_seconds)}"
+            lines += wrapped(said, width, "bad")
     known = [
         rank for rank in ranks if rank.late_seconds is not None or rank.wait_seconds is not None
     ]
