@@ -55,6 +55,7 @@ from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Capture,
     Disk,
+    Health,
     HostMemory,
     Links,
     NodeView,
@@ -548,6 +549,7 @@ class Collector:
         self.root = root
         self.store = store or Store()
         self.view: tuple[RunSnapshot, ...] = ()
+        self.health = Health(runs=0, ticks=0, busy_seconds=0.0, last_tick_wall=time.time())
         self._clock = clock
         self._runs: dict[str, RunFollower] = {}
         self._over: dict[str, RunSnapshot] = {}
@@ -581,6 +583,7 @@ class Collector:
 
     def tick(self) -> None:
         """Reads everything that is new and swaps the picture."""
+        began = time.monotonic()
         self._find_runs()
         pictures = dict(self._over)
         for name, run in list(self._runs.items()):
@@ -605,6 +608,12 @@ class Collector:
                     self.store.save(picture)
         self.view = tuple(pictures[name] for name in sorted(pictures))
         self._ticks += 1
+        self.health = Health(
+            runs=len(self._runs),
+            ticks=self._ticks,
+            busy_seconds=self.health.busy_seconds + time.monotonic() - began,
+            last_tick_wall=time.time(),
+        )
         if self._runs:
             self._quiet_since = self._clock()
             self._read_since_end = False

@@ -21,26 +21,18 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import make_wsgi_app
-from prometheus_client.registry import Collector as PrometheusCollector
 
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
-from zeromon.metrics import collect
+from zeromon.exposition import Exposition
 from zeromon.nodes import Card
 from zeromon.record import Past
-from zeromon.snapshot import Capture, RunSnapshot
+from zeromon.snapshot import Capture, Health, RunSnapshot
 from zeromon.store import encode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client import Metric
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
@@ -68,7 +60,13 @@ _ENCODER = msgspec.json.Encoder()
 class View(Protocol):
     """What the server shows: the collector, or a test's stand-in with a fixed picture."""
 
-    view: tuple[RunSnapshot, ...]
+    @property
+    def view(self) -> tuple[RunSnapshot, ...]:
+        """The runs now."""
+
+    @property
+    def health(self) -> Health | None:
+        """Their collector; None of a stand-in."""
 
     def was_read(self) -> None:
         """Somebody has read the picture."""
@@ -86,26 +84,13 @@ class View(Protocol):
         """The collectors of all nodes of all live runs."""
 
 
-class SnapshotCollector(PrometheusCollector):
-    """Computes the metrics when they are scraped, from whatever picture is current."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields every metric family."""
-        return collect(self._view.view)
-
-
 class Application:
     """The WSGI application."""
 
     def __init__(
         self, view: View, token: str = "", *, any_host: bool = False, key: str = ""
     ) -> None:
-        registry = CollectorRegistry()
-        registry.register(SnapshotCollector(view))
-        self._metrics = make_wsgi_app(registry)
+        self._metrics = Exposition(view)
         self._view = view
         self._token = token
         self._key = key or token
@@ -125,8 +110,11 @@ class Application:
             return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
         if path == "/metrics":
             self._view.was_read()
-            body: Iterable[bytes] = self._metrics(environ, respond)
-            return body
+            headers, body = self._metrics.answer(
+                environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
+            )
+            respond("200 OK", headers)
+            return [body]
         if path in ("/", "/healthz"):
             return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
         if path == "/api/runs":

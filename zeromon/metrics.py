@@ -1,7 +1,8 @@
 """Every Prometheus metric: one line in :data:`METRICS`, documented in ``docs/metrics.md``.
 
-Base units only. Every series has the labels ``run`` and ``rank``; others only where they mean
-something and are bounded (never an FQN). What is unknown is absent, never 0. Pure.
+Base units only. Every series has the labels ``run`` and ``rank``, but for those of the collector itself;
+others only where they mean something and are bounded (never an FQN). What is unknown is absent, never
+0. Pure.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from zeromon.snapshot import (
     DeviceMemory,
     Disk,
     EngineRow,
+    Health,
     HostMemory,
     RankSnapshot,
     RunSnapshot,
@@ -36,6 +38,10 @@ Row = tuple[tuple[str, ...], float | None]
 Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
 
 
+def _of_no_rank(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return ()
+
+
 class Spec(NamedTuple):
     """A metric: its name, type, unit, what it says, its labels besides run and rank, its rows."""
 
@@ -44,7 +50,20 @@ class Spec(NamedTuple):
     unit: str
     help: str
     labels: tuple[str, ...]
-    rows: Rows
+    rows: Rows = _of_no_rank
+    own: Callable[[Health], float] | None = None
+    """Of one that is the collector's own, and has no labels."""
+
+    @property
+    def family(self) -> str:
+        """Its name in OpenMetrics."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def base_unit(self) -> str:
+        """Its unit as OpenMetrics has it, which is the end of the name; "" for any other."""
+        unit = self.unit.replace("/", "_per_")
+        return unit if unit and self.family.endswith(f"_{unit}") else ""
 
 
 def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
@@ -104,7 +123,7 @@ def _groups(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    if rank.rank != min(other.rank for other in run.ranks):
+    if rank is not run.ranks[0]:
         return  # all ranks run with the same configuration: once a node is enough
     for setting in rank.settings:
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
@@ -314,6 +333,10 @@ METRICS: tuple[Spec, ...] = (
          ("reason",), lambda run, r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ()))),
     Spec("zeromon_device_ecc_errors_total", "counter", "errors", "NVML: uncorrected ECC errors since the driver was loaded.", (), _device(lambda d: d.ecc_errors)),
     Spec("zeromon_device_xid", "gauge", "code", "NVML: the newest Xid error; absent when there was none.", (), _device(lambda d: d.xid)),
+    Spec("zeromon_collector_runs", "gauge", "runs", "The collector itself, without run and rank: live runs that it follows.", (), own=lambda h: h.runs),
+    Spec("zeromon_collector_ticks_total", "counter", "ticks", "The collector itself: how often it has read the rings, about once a second.", (), own=lambda h: h.ticks),
+    Spec("zeromon_collector_tick_seconds_total", "counter", "seconds", "The collector itself: time that this took.", (), own=lambda h: h.busy_seconds),
+    Spec("zeromon_collector_last_tick_timestamp_seconds", "gauge", "seconds", "The collector itself: when it did so last, since the epoch; everything else is of that moment.", (), own=lambda h: h.last_tick_wall),
 )
 # fmt: on
 
@@ -331,49 +354,73 @@ _HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[
 _FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
-def collect(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
-    """The metric families of *runs*; a family without a sample is left out."""
+def collect(runs: Iterable[RunSnapshot], health: Health | None = None) -> Iterator[Metric]:
+    """The metric families of *runs* and of their collector; one without a sample is left out."""
     runs = tuple(runs)
     for spec in METRICS:
-        family = _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
+        family = _family(spec, runs, health)
         if family.samples:
             yield family
+
+
+def _family(spec: Spec, runs: tuple[RunSnapshot, ...], health: Health | None) -> Metric:
+    if spec.own is not None:
+        family: Metric = _FAMILIES[spec.kind](spec.family, spec.help, unit=spec.base_unit)
+        if health is not None:
+            family.add_metric((), spec.own(health))  # type: ignore[attr-defined]  # of the subclasses
+        return family
+    return _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
 
 
 def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
     labels = ("run", "rank", *spec.labels)
     if spec.kind == "info":
-        info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=("run", "rank"))
-        for run, rank, row in _rows(spec, runs):
-            info.add_metric((run.run, str(rank.rank)), dict(zip(spec.labels, row[0], strict=True)))
+        info = InfoMetricFamily(spec.family, spec.help, labels=("run", "rank"))
+        for where, (values, _) in _rows(spec, runs):
+            facts = zip(spec.labels, map(clean, values), strict=True)
+            info.add_metric(where, dict(facts))
         return info
     family: Metric = _FAMILIES[spec.kind](
-        spec.name.removesuffix("_total"), spec.help, labels=labels
+        spec.family, spec.help, labels=labels, unit=spec.base_unit
     )
     add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
-    for run, rank, (values, number) in _rows(spec, runs):
+    for where, (values, number) in _rows(spec, runs):
         if number is not None:
-            add((run.run, str(rank.rank), *values), number)
+            add((*where, *map(clean, values)), number)
     return family
 
 
-def _rows(
-    spec: Spec, runs: tuple[RunSnapshot, ...]
-) -> Iterator[tuple[RunSnapshot, RankSnapshot, Row]]:
+def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str, str], Row]]:
+    """Each row behind the values of run and rank."""
     for run in runs:
         for rank in run.ranks:
+            where = (clean(run.run), str(rank.rank))
             for row in spec.rows(run, rank):
-                yield run, rank, row
+                yield where, row
 
 
 def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
-    family = HistogramMetricFamily(spec.name, spec.help, labels=("run", "rank"))
-    bounds, read = _HISTOGRAMS[spec.name]
-    for run, rank, (_, total) in _rows(spec, runs):
-        counts, cumulative = read(rank), 0
-        buckets = []
-        for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
-            cumulative += count
-            buckets.append((bound, float(cumulative)))
-        family.add_metric((run.run, str(rank.rank)), buckets, total or 0.0)
+    labels = ("run", "rank")
+    family = HistogramMetricFamily(spec.family, spec.help, labels=labels, unit=spec.base_unit)
+    for run in runs:
+        for rank in run.ranks:
+            for _, total in spec.rows(run, rank):
+                buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
+                family.add_metric((clean(run.run), str(rank.rank)), buckets, total or 0.0)
     return family
+
+
+def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: upper bound, and how many are not above it."""
+    bounds, read = _HISTOGRAMS[spec.name]
+    so_far = 0
+    for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
+        so_far += count
+        yield bound, so_far
+
+
+def clean(value: str) -> str:
+    """*value* as text that can be sent: names from runs may hold halves of surrogate pairs, and NUL."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -708,6 +708,20 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How a collector does."""
+
+    runs: int
+    """Live ones that it follows."""
+    ticks: int
+    """How often it has read the rings."""
+    busy_seconds: float
+    """Time that this took."""
+    last_tick_wall: float
+    """When it did so last, seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
     """One run on this node, now."""
 

@@ -19,11 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from zeromon.collector import Collector
 from zeromon.events import Dtype, Flag, Kind, Op, Phase, head, place
-from zeromon.exporter import SnapshotCollector
+from zeromon.exposition import Exposition
 from zeromon.ring import NameKind, RingWriter
 from zeromon.store import Store, encode
 
@@ -107,12 +105,11 @@ def scrape(ranks: int) -> dict[str, float]:
     copies = -(-ranks // len(run.ranks))
     many = tuple(replace(r, rank=n) for n, r in enumerate((run.ranks * copies)[:ranks]))
     collector.view = (replace(run, ranks=many),)
-    registry = CollectorRegistry()
-    registry.register(SnapshotCollector(collector))
+    exposition = Exposition(collector)
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        text = generate_latest(registry)
+        _, text = exposition.answer("", "")
         times.append(time.perf_counter() - began)
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     shutil.rmtree(folder)

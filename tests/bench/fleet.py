@@ -92,6 +92,7 @@ class Moving:
         ]  # fmt: skip
         self.failed: set[int] = set()
         """Ranks that have died."""
+        self.health = None
 
     @property
     def view(self) -> tuple[RunSnapshot, ...]:

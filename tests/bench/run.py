@@ -10,6 +10,7 @@ NAMES = (
     "bench_hooks.py",
     "bench_census.py",
     "bench_collector.py",
+    "bench_exposition.py",
     "bench_forecast.py",
     "bench_prediction.py",
     "bench_exposed.py",

@@ -42,6 +42,7 @@ from zeromon.snapshot import (
     Capture,
     Device,
     Finding,
+    Health,
     HostMemory,
     InFlight,
     Pressure,
@@ -60,6 +61,7 @@ class Fixed:
 
     def __init__(self, *runs: RunSnapshot) -> None:
         self.view = runs
+        self.health = Health(runs=1, ticks=5, busy_seconds=0.25, last_tick_wall=1000.5)
         self.reads = 0
 
     def was_read(self) -> None:
@@ -123,7 +125,9 @@ def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> Non
         for spec in METRICS:
             wanted = f"{spec.name}_sum" if spec.kind == "histogram" else spec.name
             assert wanted in names, spec.name
-        assert all({"run", "rank"} <= set(s.labels) for s in samples)
+        own = {spec.name for spec in METRICS if spec.own is not None}
+        assert all({"run", "rank"} <= set(s.labels) for s in samples if s.name not in own)
+        assert all(not s.labels for s in samples if s.name in own)
         assert not any("fqn" in s.labels or "unit" in s.labels for s in samples)
     assert view.reads == 2
 

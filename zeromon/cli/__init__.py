@@ -39,6 +39,7 @@ VERBS = {
     "plan": "what fits on which devices, under which stage, and at what cost",
     "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
+    "prometheus": "recording rules, alerts and a scrape configuration",
     "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
 }
 

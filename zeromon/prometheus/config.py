@@ -1,0 +1,36 @@
+"""A scrape configuration for Prometheus. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+LABELS = (("__meta_zeromon_node", "node"),)
+"""What service discovery says -> the label that every series of a target gets."""
+
+
+def document(
+    sd: Sequence[str],
+    targets: Sequence[str],
+    *,
+    token_file: str = "",
+    interval: str = "15s",
+    rules: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The file: one job that scrapes what the URLs *sd* list, and *targets*."""
+    access = {"authorization": {"credentials_file": token_file}} if token_file else {}
+    job: dict[str, Any] = {"job_name": "zeromon", "honor_labels": True, **access}
+    if sd:
+        job["http_sd_configs"] = [{"url": url, "refresh_interval": "30s", **access} for url in sd]
+        job["relabel_configs"] = [
+            {"source_labels": [meta], "regex": "(.+)", "target_label": label}
+            for meta, label in LABELS
+        ]
+    if targets:
+        job["static_configs"] = [{"targets": list(targets)}]
+    found: dict[str, Any] = {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval}
+    }
+    if rules:
+        found["rule_files"] = list(rules)
+    return found | {"scrape_configs": [job]}
