@@ -103,9 +103,10 @@ class Prometheus:
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The elements of an instant vector."""
-        address = f"{self.url}/api/v1/query?{urlencode({'query': expression})}"
+    def query(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
+        """The elements of an instant vector, now or *at* a moment (seconds since the epoch)."""
+        asked = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
+        address = f"{self.url}/api/v1/query?{urlencode(asked)}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
             return found

@@ -40,6 +40,7 @@ VERBS = {
     "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
     "prometheus": "recording rules, alerts and a scrape configuration",
+    "grafana": "dashboards for Grafana",
     "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
 }
 
