@@ -1,4 +1,8 @@
-"""A scrape configuration for Prometheus. Pure."""
+"""A scrape configuration. Pure.
+
+It says no more than Prometheus and VictoriaMetrics both understand: the latter refuses what it does not
+know, as the refresh interval of service discovery, or where rules are.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,15 @@ def document(
     access = {"authorization": {"credentials_file": token_file}} if token_file else {}
     job: dict[str, Any] = {"job_name": "zeromon", "honor_labels": True, **access}
     if sd:
-        job["http_sd_configs"] = [{"url": url, "refresh_interval": "30s", **access} for url in sd]
+        job["http_sd_configs"] = [{"url": url, **access} for url in sd]
         job["relabel_configs"] = [
             {"source_labels": [meta], "regex": "(.+)", "target_label": label}
             for meta, label in LABELS
         ]
     if targets:
         job["static_configs"] = [{"targets": list(targets)}]
-    found: dict[str, Any] = {
-        "global": {"scrape_interval": interval, "evaluation_interval": interval}
-    }
+    found: dict[str, Any] = {"global": {"scrape_interval": interval}}
     if rules:
+        found["global"]["evaluation_interval"] = interval
         found["rule_files"] = list(rules)
     return found | {"scrape_configs": [job]}
