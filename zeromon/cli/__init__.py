@@ -41,6 +41,7 @@ VERBS = {
     "rule": "explain a rule by its code",
     "prometheus": "recording rules, alerts and a scrape configuration",
     "grafana": "dashboards for Grafana",
+    "otlp": "push the metrics to an OpenTelemetry endpoint",
     "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
 }
 

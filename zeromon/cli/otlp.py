@@ -1,0 +1,107 @@
+"""Pushes the metrics of this node's runs to an OpenTelemetry endpoint, until they have ended.
+
+  zeromon otlp --endpoint http://gateway:4318/v1/metrics
+  zeromon otlp node0:9417 --every 30              the runs of another node's collector
+  zeromon otlp --once                             once, and exit
+
+For those who do not scrape /metrics: the same names (without _total), the same labels, the same values,
+as cumulative sums, gauges and histograms over HTTP. OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS are
+heeded. What cannot be sent is said and sent anew the next time. Needs pip install 'zeromon[otlp]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import threading
+from typing import Any
+
+from zeromon.cli import say
+from zeromon.errors import ExportError, RunNotFound, SourceError
+from zeromon.snapshot import RunSnapshot
+from zeromon.source import LiveSource, node_runs, runs_at
+
+_DEFAULT = "http://localhost:4318/v1/metrics"
+_PATIENCE_SECONDS = 10.0
+_LARGEST_BATCH = 5000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon otlp [HOST:PORT] [--endpoint URL] [--every SECONDS] [--once]``"""
+    parser.add_argument(
+        "address", nargs="?", metavar="HOST:PORT", help="a collector (default: this node's)"
+    )
+    parser.add_argument(
+        "--endpoint", metavar="URL",
+        help=f"default: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, or {_DEFAULT}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=_seconds, default=15.0, help="default 15"
+    )
+    parser.add_argument("--once", action="store_true", help="push once; 1 where that fails")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Pushes until every run has ended and its end was sent, or until Ctrl-C."""
+    try:
+        otlp: Any = importlib.import_module("zeromon.otlp")
+        exporters: Any = importlib.import_module(
+            "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+        )
+    except ImportError as error:
+        raise ExportError(
+            f"pushing needs what is not installed ({error.name})", "pip install 'zeromon[otlp]'"
+        ) from error
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are said in our words
+    exporter = exporters.OTLPMetricExporter(
+        endpoint=options.endpoint, timeout=_PATIENCE_SECONDS, max_export_batch_size=_LARGEST_BATCH
+    )
+    try:
+        return _push(options, exporter, otlp)
+    finally:
+        exporter.shutdown()
+
+
+def _push(options: argparse.Namespace, exporter: Any, otlp: Any) -> int:
+    sources: dict[str, LiveSource] = {}
+    since: dict[Any, int] = {}
+    waiting = threading.Event()
+    failing = False
+    while True:
+        runs = _pictures(options.address, sources)
+        sent = exporter.export(otlp.data(runs, since)).name == "SUCCESS"
+        if not sent and not failing:
+            say(f"{options.endpoint or 'the endpoint'} does not take the metrics; trying on")
+        if sent and failing:
+            say("the metrics are taken again")
+        failing = not sent
+        if options.once:
+            return int(failing)
+        if sent and all(run.ended for run in runs):
+            return 0
+        waiting.wait(options.every)
+
+
+def _pictures(address: str | None, sources: dict[str, LiveSource]) -> list[RunSnapshot]:
+    """The pictures of all runs; raises :class:`RunNotFound` where there never was one."""
+    try:
+        found = runs_at(address) if address else node_runs()
+    except SourceError:
+        if not sources:
+            raise
+        found = []
+    if not found and not sources:
+        raise RunNotFound("no run is live on this node" if not address else f"no run at {address}")
+    pictures = []
+    for run in found:
+        source = sources.setdefault(run.run, LiveSource(run.address, run.run))
+        pictures.append(source.latest())
+    return pictures
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} seconds: 1 to 86400")
+    return value
