@@ -113,10 +113,10 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str
         "15m", "40m", {"instance": "a:9417"}, ("the collector at a:9417 stands still",),
     ),
     "ZeromonStraggler": (
-        [info(), series("zeromon_late_seconds", "0x10 0.1x10 0x40"),
-         series("zeromon_step_seconds_sum", "0+60x60"), series("zeromon_step_seconds_count", "0+60x60")],
+        [info(), series("zeromon_finding", "_x10 1x10 _x40", rule="straggler", severity="warning"),
+         info(rank=4), series("zeromon_finding", "1x60", rank=4, rule="straggler", severity="info")],
         "15m", "30m", {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1"},
-        ("the others wait for rank 3 of r on n1", "10%"),
+        ("the others wait for rank 3 of r on n1",),
     ),
     "ZeromonExposedCommunication": (
         [info(), info(rank=4), series("zeromon_exposed_communication_ratio", "0.1x60"),
@@ -290,7 +290,7 @@ def test_thresholds_are_those_that_are_asked_for(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
-@pytest.mark.parametrize("wrong", (["--exposed", "25"], ["--silent", "soon"], ["--late", "-1"]))
+@pytest.mark.parametrize("wrong", (["--exposed", "25"], ["--silent", "soon"], ["--exposed", "-1"]))
 def test_thresholds_that_make_no_sense_are_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["prometheus", "rules", *wrong])

@@ -25,7 +25,6 @@ _HELP = {
     "oom_warning": "risk of running out of memory, 0..1, that is warned of",
     "oom_critical": "risk that is critical",
     "exposed": "share of a step that waits for communication",
-    "late": "share of a step that the others wait for one rank",
     "silent": "for how long a collector is missed that has gone with its ranks alive",
     "patience": "for how long what may pass must hold",
     "memory": "for how long a death, an error or a loss is told of",

@@ -27,7 +27,6 @@ class Thresholds:
     oom_warning: float = 0.5
     oom_critical: float = 0.8
     exposed: float = 0.25
-    late: float = 0.05
     silent: str = "15m"
     """For how long a collector is missed whose ranks were alive when it was seen last."""
     patience: str = "1m"
@@ -164,7 +163,7 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
     silent = f"last_over_time(zeromon_rank_up[{limits.silent}]) == 1 unless zeromon_rank_up"
     nodes_then = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.silent}]))"
     risk = f"zeromon_oom_risk_ratio >= %s and on ({RANK}) zeromon_rank_up == 1"
-    late = f"zeromon_late_seconds / on ({RANK}) ({RANK_STEP_SECONDS}) >= {limits.late}"
+    late = 'zeromon_finding{rule="straggler", severity="warning"}'
     missing = of_node('zeromon_hang{run=%q, role=~"missing|dead"}')
     worst = of_node("topk(1, zeromon_exposed_communication_ratio{run=%q})")
     return (
@@ -220,7 +219,8 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
             of_node(late),
             limits.patience,
             f"the others wait for {_WHO}",
-            "They wait {{ $value | humanizePercentage }} of a step for this rank alone.",
+            "They do step after step, for this rank or for all of its node: 5 % of a step or more. zeromon "
+            "attach says since when, in which phase, and why where that shows.",
         ),
         Alert(
             "ZeromonExposedCommunication", "ZM301", "warning",
