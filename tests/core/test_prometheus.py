@@ -324,3 +324,34 @@ def test_a_configuration_without_a_target_is_refused(capsys: pytest.CaptureFixtu
 def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prometheus", "rules", "-o", str(tmp_path / "none" / "rules.yml")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "prometheus.md").read_text(), re.DOTALL)
+
+
+@needs_promtool
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_what_the_docs_configure_is_a_configuration(number: int, tmp_path: Path) -> None:
+    """With the token where it is on this machine; Debian's promtool is built without Kubernetes."""
+    token, path = tmp_path / "token", tmp_path / "prometheus.yml"
+    token.write_text("secret")
+    path.write_text(BLOCKS[number].replace("/etc/prometheus/zeromon-token", str(token)))
+    if "kubernetes_sd_configs" not in BLOCKS[number]:
+        assert "SUCCESS" in promtool("check", "config", path)
+    elif shutil.which("victoria-metrics"):
+        data = f"-storageDataPath={tmp_path}/data"
+        command = ["victoria-metrics", "-dryRun", f"-promscrape.config={path}", data]
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
+    else:
+        pytest.skip("victoria-metrics is not installed")
+
+
+def test_the_docs_name_every_alert_and_its_page() -> None:
+    text = (ROOT / "docs" / "prometheus.md").read_text()
+    told = set(re.findall(r"^\| (Zeromon\w+) .*\| (\w+) \| (ZM\d+) \|$", text, re.MULTILINE))
+    assert told == {(a.name, a.severity, a.code) for a in rules.alerts(rules.Thresholds())}
+    count = 2 * len(rules.AGGREGATES)
+    assert f"prints {count} recording rules" in text
+    assert len(BLOCKS) == 3

@@ -219,7 +219,7 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
             of_node(late),
             limits.patience,
             f"the others wait for {_WHO}",
-            "They do step after step, for this rank or for all of its node: 5 % of a step or more. zeromon "
+            "Step after step, for this rank or for all of its node: 5 % of a step or more. zeromon "
             "attach says since when, in which phase, and why where that shows.",
         ),
         Alert(
