@@ -67,6 +67,9 @@ from zeromon.snapshot import (
 )
 from zeromon.state import RankState, fold, group_id, summarize
 from zeromon.store import Store
+from zeromon.totals import Totals, take_over, totals_of
+from zeromon.totals import decode as decode_totals
+from zeromon.totals import encode as encode_totals
 
 DEFAULT_PORT = 9417
 _TICK_SECONDS = 1.0
@@ -81,15 +84,18 @@ _FORECAST_NS_A_RANK = 50_000_000
 _WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
 _OURS = ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json", "meets")
 """What is in a run's folder."""
+TOTALS = "totals.msgpack"
 _SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 
 
 class RankFollower:
     """One ring: its reader, its state, and the process behind it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, earlier: Totals | None = None) -> None:
         self.path = path
-        self.reader = RingReader(path)
+        self.reader = RingReader(path, earlier.records if earlier else 1)
+        self._earlier = earlier
+        """What the collector before this one had counted, until it is taken over."""
         header = self.reader.header
         self.state = RankState(rank=header.rank, pid=header.pid)
         self.process = ProcessWatch(header.pid, header.mono_ns)
@@ -113,11 +119,13 @@ class RankFollower:
         self.alive = self.process.alive()
         self._learn_names()
         for raw in self.reader.read(final=not self.alive):
+            self._count_on(raw[0])
             event = decode(raw)
             if event is None:
                 self.state.dropped += 1
             else:
                 fold(self.state, event)
+        self._count_on(self.reader.position)
         self._learn_names()
         self.state.dropped += self.reader.lost
         self.reader.lost = 0
@@ -125,6 +133,12 @@ class RankFollower:
             self._dead_ticks += 0 if was_alive else 1
             known = self.process.status() is not None
             self.settled = known or self._dead_ticks >= _STATUS_PATIENCE
+
+    def _count_on(self, number: int) -> None:
+        """Takes over what was counted before, where the next record is the first that was not."""
+        if self._earlier is not None and number >= self._earlier.records:
+            take_over(self.state, self._earlier)
+            self._earlier = None
 
     def _learn_names(self) -> None:
         state = self.state
@@ -242,6 +256,7 @@ class RunFollower:
         self.started_wall = float(self.info.get("started") or time.time())
         self.ranks: dict[str, RankFollower] = {}
         self.bad_rings: dict[str, str] = {}
+        self._earlier = _read_totals(folder / TOTALS)
         self.ended = False
         self.ended_wall = 0.0
         self._host = HostReader()
@@ -278,7 +293,7 @@ class RunFollower:
 
     def _follow(self, path: Path) -> None:
         try:
-            new = self.ranks[path.name] = RankFollower(path)
+            new = self.ranks[path.name] = RankFollower(path, self._earlier.pop(path.name, None))
         except (RingError, OSError, ValueError) as error:
             self.bad_rings[path.name] = str(error)
             return
@@ -426,6 +441,12 @@ class RunFollower:
             for follower in self.newest():
                 self.record.keep(follower.new_rows(final=self.ended))
 
+    def keep_totals(self) -> None:
+        """Writes what was counted, for a collector that has to go on."""
+        followers = self.newest()
+        found = {f.path.name: totals_of(f.state, f.reader.position) for f in followers}
+        write_private(self.folder / TOTALS, encode_totals(found))
+
     def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:
         """The peaks of a rank's links; a rank on the host has none of its own."""
         uuid = str(follower.state.meta.get("device_uuid", ""))
@@ -505,6 +526,8 @@ class RunFollower:
             ".run.*",
             "na*.json",
             "no*.json",
+            TOTALS,
+            f".{TOTALS}.*",
         ):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -605,6 +628,7 @@ class Collector:
                 self._finish(name, run, picture)
             elif self._ticks % _SAVE_EVERY == 0 and run.record is not None:
                 with suppress(OSError, ZeromonError):
+                    run.keep_totals()
                     self.store.save(picture)
         self.view = tuple(pictures[name] for name in sorted(pictures))
         self._ticks += 1
@@ -713,11 +737,18 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def write_private(path: Path, content: Any) -> None:
-    """Replaces *path* by *content* as JSON, for this user's eyes only."""
+    """Replaces *path* by *content*, bytes or else as JSON, for this user's eyes only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(content))
+    temporary.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     temporary.replace(path)
+
+
+def _read_totals(path: Path) -> dict[str, Totals]:
+    try:
+        return decode_totals(path.read_bytes())
+    except OSError:
+        return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

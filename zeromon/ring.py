@@ -200,11 +200,15 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads a ring, live or after its writer's death. :attr:`lost` counts records never seen."""
+    """Reads a ring, live or after its writer's death. :attr:`lost` counts records never seen.
 
-    def __init__(self, path: Path) -> None:
+    Those before the number *known* were seen by another reader, and are not lost.
+    """
+
+    def __init__(self, path: Path, known: int = 1) -> None:
         self.path = path
         self.lost = 0
+        self._known = known
         self._next = 1
         self._names_read = 0
         self._hole = (0, 0)
@@ -306,13 +310,13 @@ class RingReader:
             if heads[i] == first + i == raw[0] and (not crc or zlib.crc32(body) == raw[13]):
                 found.append(raw)
             else:
-                self.lost += 1
+                self._lose(first + i, first + i + 1)
 
     def _skip_lapped(self) -> None:
         """The writer overtook us: go on a quarter of the ring ahead of where it writes."""
         capacity = self.header.capacity
         following = max(self._next + 1, self.newest() - capacity + 1 + capacity // 4)
-        self.lost += following - self._next
+        self._lose(self._next, following)
         self._next = following
 
     def _step_over_hole(self, *, final: bool) -> bool:
@@ -323,9 +327,17 @@ class RingReader:
         self._hole = (self._next, tries)
         if not final and tries <= _PATIENCE:
             return False
-        self.lost += 1
+        self._lose(self._next, self._next + 1)
         self._next += 1
         return True
+
+    def _lose(self, first: int, end: int) -> None:
+        self.lost += max(0, end - max(first, self._known))
+
+    @property
+    def position(self) -> int:
+        """The number of the record that comes next."""
+        return self._next
 
     def close(self) -> None:
         """Unmaps the file."""

@@ -280,7 +280,8 @@ def fold(state: RankState, event: Event) -> RankState:
     return state
 
 
-def _totals(state: RankState, op: Op, group: int) -> OpTotals:
+def operation_totals(state: RankState, op: Op, group: int) -> OpTotals:
+    """The totals of an operation in a group, made when they are new."""
     totals = state.ops.get((op, group))
     if totals is None:
         totals = state.ops[op, group] = OpTotals()
@@ -293,7 +294,7 @@ def _fold_issued(state: RankState, e: Issued) -> None:
         return
     row = state.traffic.get((e.op, e.group, e.phase, e.unit))
     if row is None:
-        row = _traffic(state, e.op, e.group, e.phase, e.unit)
+        row = traffic_row(state, e.op, e.group, e.phase, e.unit)
     totals = row.totals
     totals.count += 1
     totals.nbytes += e.nbytes
@@ -317,10 +318,11 @@ def _fold_issued(state: RankState, e: Issued) -> None:
         state.in_flight[e.group, e.sequence] = e
 
 
-def _traffic(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> Traffic:
+def traffic_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> Traffic:
+    """The sums of one row of communication, made when they are new."""
     row = state.traffic.get((op, group, phase, unit))
     if row is None:
-        totals = _totals(state, op, group)
+        totals = operation_totals(state, op, group)
         row = Traffic(op, group_size(state, group), state.timed_steps, totals)
         state.traffic[op, group, phase, unit] = row
         if unit:
@@ -345,7 +347,7 @@ def _fold_done(state: RankState, e: Done) -> None:
         return
     row = state.traffic.get((e.op, e.group, e.phase, e.unit))
     if row is None:
-        row = _traffic(state, e.op, e.group, e.phase, e.unit)
+        row = traffic_row(state, e.op, e.group, e.phase, e.unit)
     totals = row.totals
     duration = e.t_ns - e.issued_ns if e.t_ns > e.issued_ns else 0
     totals.timed += 1
@@ -394,7 +396,7 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     if e.op is Op.NONE:
         state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.calls
         return
-    totals = _totals(state, e.op, e.group)
+    totals = operation_totals(state, e.op, e.group)
     totals.count += e.calls
     totals.nbytes += e.nbytes
     if e.calls > 0 and not e.observed:  # of a step with idle hooks only the sum is known
@@ -647,15 +649,15 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     group = state.unit_groups.get((e.op, e.unit))
     if group is None:
         return
-    _totals(state, e.op, group).exposed_ns += e.blocked_ns
-    row = _traffic(state, e.op, group, e.phase, e.unit)
+    operation_totals(state, e.op, group).exposed_ns += e.blocked_ns
+    row = traffic_row(state, e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
     row.at(state.timed_steps)[EXPOSED] += e.blocked_ns
 
 
 def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     """DDP's own timing of one backward; it arrives in the step after the one it belongs to."""
-    totals = _totals(state, Op.ALL_REDUCE, e.group)
+    totals = operation_totals(state, Op.ALL_REDUCE, e.group)
     totals.duration_ns += max(0, e.t_ns - e.start_ns)
     exposed = max(0, e.t_ns - max(e.compute_end_ns, e.start_ns))
     totals.exposed_ns += exposed
@@ -686,7 +688,7 @@ def _close_buckets(state: RankState, e: BackwardComm) -> None:
     ready = [bucket.t_ns for bucket in buckets]
     spans = serial_spans(ready, [bucket.nbytes for bucket in buckets], e.t_ns)
     for bucket, (start, end) in zip(buckets, spans, strict=False):
-        row = _traffic(state, Op.ALL_REDUCE, bucket.group, Phase.BACKWARD, bucket.unit)
+        row = traffic_row(state, Op.ALL_REDUCE, bucket.group, Phase.BACKWARD, bucket.unit)
         exposed = max(0, end - max(start, e.compute_end_ns))
         row.calls += 1
         row.exposed_ns += exposed
