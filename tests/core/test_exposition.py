@@ -6,8 +6,10 @@ import gzip
 import math
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.build import rank, run
 from core.test_edges import Fixed, full_run
+from zeromon.collector import Collector
 from zeromon.exposition import MOST_BY_CLIENT, Exposition, Writer
+from zeromon.ring import NameKind, RingWriter
 from zeromon.snapshot import Finding, RankSnapshot, Risk, RunSnapshot
+from zeromon.store import Store
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 PARSERS: dict[str, Callable[[str], Iterable[Metric]]] = {
@@ -183,3 +188,27 @@ def test_pictures_of_two_collectors_are_not_mixed() -> None:
     text = writer.write((second,), None, openmetrics=False)
     assert b'node="b"' in text
     assert b'node="a"' not in text
+
+
+def test_a_collector_tells_how_it_does(tmp_path: Path) -> None:
+    """Ticks are counted with their time; a live run is counted while it is one."""
+    folder = tmp_path / "rings" / "train"
+    folder.mkdir(parents=True)
+    ring = RingWriter(folder / "rank0.1.ring", rank=0, capacity=64)
+    ring.name(NameKind.META, {"rank": 0, "world_size": 1})
+    collector = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    before = time.time()
+    found = {}
+    for ticks in (1, 2):
+        collector.tick()
+        text = Exposition(collector).answer("", "")[1]
+        found = {s.name: s.value for f in PARSERS[""](text.decode()) for s in f.samples}
+        assert found["zeromon_collector_ticks_total"] == ticks
+    assert found["zeromon_collector_runs"] == 1
+    assert 0 < found["zeromon_collector_tick_seconds_total"] <= time.time() - before
+    assert before <= found["zeromon_collector_last_tick_timestamp_seconds"] <= time.time()
+    for path in folder.iterdir():
+        path.unlink()
+    collector._runs["train"].ended = True
+    collector.tick()
+    assert collector.health.runs == 0
