@@ -119,7 +119,8 @@ class RankFollower:
         self.alive = self.process.alive()
         self._learn_names()
         for raw in self.reader.read(final=not self.alive):
-            self._count_on(raw[0])
+            if self._earlier is not None:
+                self._count_on(raw[0])
             event = decode(raw)
             if event is None:
                 self.state.dropped += 1
