@@ -75,7 +75,9 @@ def info(values: str = "1x200", **labels: Any) -> dict[str, str]:
 
 CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str, ...]]] = {
     "ZeromonRankDied": (
-        [info(), series("zeromon_rank_failed", "0x10 1x4 _x80")], "12m", "40m",
+        [info(), series("zeromon_finding", "_x10 1x4 _x80", rule="rank_died", severity="critical"),
+         series("zeromon_rank_failed", "0x3 1x10"), series("zeromon_rank_failed", "1x90", rank=4)],
+        "12m", "40m",
         {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1"},
         ("rank 3 of r on n1 died",),
     ),

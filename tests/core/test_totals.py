@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from core.build import MS, collective, folded, host, span, state, step
 from zeromon.collector import TOTALS, Collector

@@ -169,7 +169,7 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
     return (
         Alert(
             "ZeromonRankDied", "ZM001", "critical",
-            f"(last_over_time(zeromon_rank_failed[{lately}]) == 1)"
+            f'last_over_time(zeromon_finding{{rule="rank_died"}}[{lately}])'
             f" * on ({RANK}) group_left (node) {nodes_lately}",
             _AT_ONCE,
             f"{_WHO} died",
