@@ -163,7 +163,7 @@ class Node:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels = dict(sample.labels)
-                if labels.pop("run") == run:
+                if labels.pop("run", None) == run:
                     rank = labels.pop("rank")
                     key = (rank, *(labels[name] for name in sorted(labels)))
                     found.setdefault(sample.name, {})[key] = sample.value

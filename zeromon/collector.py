@@ -93,10 +93,12 @@ class RankFollower:
 
     def __init__(self, path: Path, earlier: Totals | None = None) -> None:
         self.path = path
-        self.reader = RingReader(path, earlier.records if earlier else 1)
-        self._earlier = earlier
-        """What the collector before this one had counted, until it is taken over."""
+        self.reader = RingReader(path)
         header = self.reader.header
+        self._earlier: Totals | None = None
+        """What the collector before this one had counted, until it is taken over."""
+        if earlier is not None and earlier.born_ns == header.mono_ns:
+            self._earlier, self.reader.known = earlier, earlier.records
         self.state = RankState(rank=header.rank, pid=header.pid)
         self.process = ProcessWatch(header.pid, header.mono_ns)
         self.alive = True
@@ -445,7 +447,10 @@ class RunFollower:
     def keep_totals(self) -> None:
         """Writes what was counted, for a collector that has to go on."""
         followers = self.newest()
-        found = {f.path.name: totals_of(f.state, f.reader.position) for f in followers}
+        found = {
+            f.path.name: totals_of(f.state, f.reader.position, f.reader.header.mono_ns)
+            for f in followers
+        }
         write_private(self.folder / TOTALS, encode_totals(found))
 
     def _links_of(self, follower: RankFollower, nvml: Nvml) -> Links | None:

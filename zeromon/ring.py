@@ -200,15 +200,13 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads a ring, live or after its writer's death. :attr:`lost` counts records never seen.
+    """Reads a ring, live or after its writer's death. :attr:`lost` counts records never seen."""
 
-    Those before the number *known* were seen by another reader, and are not lost.
-    """
-
-    def __init__(self, path: Path, known: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = 0
-        self._known = known
+        self.known = 1
+        """Records before this number were seen by another reader, and are not lost."""
         self._next = 1
         self._names_read = 0
         self._hole = (0, 0)
@@ -332,7 +330,7 @@ class RingReader:
         return True
 
     def _lose(self, first: int, end: int) -> None:
-        self.lost += max(0, end - max(first, self._known))
+        self.lost += max(0, end - max(first, self.known))
 
     @property
     def position(self) -> int:

@@ -33,6 +33,8 @@ class Totals(msgspec.Struct):
     """The totals of a rank, up to its record with the number *records*."""
 
     records: int
+    born_ns: int
+    """When its ring was made: another one may have its name."""
     plain: dict[str, int]
     step_buckets: list[int]
     phases: list[int]
@@ -49,10 +51,11 @@ class Totals(msgspec.Struct):
     first_roles: dict[Role, int]
 
 
-def totals_of(state: RankState, records: int) -> Totals:
+def totals_of(state: RankState, records: int, born_ns: int = 0) -> Totals:
     """The totals of *state*, which has folded what comes before the record with that number."""
     return Totals(
         records=records,
+        born_ns=born_ns,
         plain={name: getattr(state, name) for name in _PLAIN},
         step_buckets=state.step_bucket_counts,
         phases=state.phase_ns,

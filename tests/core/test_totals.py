@@ -160,6 +160,22 @@ def test_totals_of_another_version_are_none() -> None:
     assert decode(encode({"r": longer, "s": unknown})) == {}
 
 
+def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(
+    node: tuple[Path, list[Rank]],
+) -> None:
+    """A pid comes again, and with it the name of a ring."""
+    root, ranks = node
+    follow(started(root), ranks, 20, 1)
+    folder = root / "rings" / "train"
+    (folder / "rank0.1.ring").unlink()
+    again = Rank(folder, 0)
+    again.write(3)
+    collector = started(root)
+    collector.tick()
+    found = {rank.rank: (rank.steps, rank.dropped) for rank in collector.view[0].ranks}
+    assert found == {0: (3, 0), 1: (20, 0)}
+
+
 def test_totals_are_private_and_go_with_the_rings(node: tuple[Path, list[Rank]]) -> None:
     """Nothing of ours is left where a run was."""
     root, ranks = node
@@ -220,7 +236,8 @@ def test_a_reader_that_goes_on_has_lost_only_what_it_did_not_know(tmp_path: Path
     for n in range(1000):
         ring.write(n, 0, 0, 0, 0, 0, 0)
     for known, least, most in ((1, 900, 999), (900, 0, 99), (1001, 0, 0)):
-        reader = RingReader(tmp_path / "r.ring", known)
+        reader = RingReader(tmp_path / "r.ring")
+        reader.known = known
         reader.read()
         assert least <= reader.lost <= most
         assert reader.position == 1001
