@@ -82,9 +82,12 @@ _START_PATIENCE_SECONDS = 30.0
 _MEET_SECONDS = 15.0
 _FORECAST_NS_A_RANK = 50_000_000
 _WITHOUT_A_WORD = "killed without a word (SIGKILL or a crash)"
-_OURS = ("rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json", "meets")
-"""What is in a run's folder."""
 TOTALS = "totals.msgpack"
+_OURS = (
+    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", "name.json", "nodes.json", "meets",
+    TOTALS, f".{TOTALS}.*",
+)  # fmt: skip
+"""What is in a run's folder."""
 _SILENT_ENDS = ("SIGKILL", _WITHOUT_A_WORD)
 
 
@@ -256,7 +259,7 @@ class RunFollower:
         self.folder = folder
         self.run = folder.name
         self.info = _read_json(folder / "run.json")
-        self.started_wall = float(self.info.get("started") or time.time())
+        self.started_wall = float(self.info.get("started") or _named_at(folder) or time.time())
         self.ranks: dict[str, RankFollower] = {}
         self.bad_rings: dict[str, str] = {}
         self._earlier = _read_totals(folder / TOTALS)
@@ -525,16 +528,7 @@ class RunFollower:
         for follower in self.ranks.values():  # only now that every copy is made
             follower.reader.close()
         # nothing that is not ours is deleted, whatever folder the user has pointed us at
-        for pattern in (
-            "rank*.ring",
-            ".rank*.ring.*",
-            "run.json",
-            ".run.*",
-            "na*.json",
-            "no*.json",
-            TOTALS,
-            f".{TOTALS}.*",
-        ):
+        for pattern in _OURS:
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
         if self.captures is not None:
@@ -755,6 +749,14 @@ def _read_totals(path: Path) -> dict[str, Totals]:
         return decode_totals(path.read_bytes())
     except OSError:
         return {}
+
+
+def _named_at(folder: Path) -> float:
+    """When the run began, as the collector before this one has said; 0 without one."""
+    with suppress(OSError, ValueError, TypeError):
+        _, started = json.loads((folder / "name.json").read_text())
+        return float(started)
+    return 0.0
 
 
 def _read_json(path: Path) -> dict[str, Any]:
