@@ -789,12 +789,34 @@ def lock(root: Path) -> int | None:
     return fd
 
 
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+class TargetFile:
+    """What ``/sd`` lists, in a file for Prometheus's file_sd; "" for none."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._written = ""
+
+    def write(self, groups: list[dict[str, Any]]) -> None:
+        """Replaces the file when something has changed; tried again next time where it cannot."""
+        text = json.dumps(groups, indent=1)
+        if self._path is None or text == self._written:
+            return
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with suppress(OSError):
+            temporary.write_text(text)
+            temporary.replace(self._path)
+            self._written = text
+
+
 def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
     """Runs a collector until its work is done. Returns 0, also when another one runs already."""
     paths.make_private(root, tighten=False)
     if lock(root) is None:
         return 0
-    from zeromon.exporter import start_server
+    from zeromon.exporter import start_server, targets
 
     collector = Collector(root)
     key = token or secrets.token_urlsafe(16)
@@ -802,6 +824,8 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     address = root / "collector.json"
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
     write_private(address, facts)
+    files = TargetFile(os.environ.get("ZEROMON_SD_FILE", ""))
+    here = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -809,6 +833,7 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
         while not stop.is_set() and not collector.may_end():
             began = time.monotonic()
             collector.tick()
+            files.write(targets(collector.targets(), collector.view, here))
             stop.wait(max(0.05, _TICK_SECONDS - (time.monotonic() - began)))
     finally:
         address.unlink(missing_ok=True)

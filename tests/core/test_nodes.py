@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from core.build import MS, rank, run
 from core.test_skew import arrival
 from zeromon.advice import advise
-from zeromon.collector import as_peer
+from zeromon.collector import TargetFile, as_peer
 from zeromon.exchange import Exchange, answer, read_cards
 from zeromon.exporter import start_server, targets
 from zeromon.nodes import Card, Clock, Head, Report, Seen, offset_of, packed, told, unpacked, views
@@ -335,6 +335,22 @@ def test_service_discovery_lists_what_there_is() -> None:
     assert len(targets(spread, [run(rank(0), run="train-1")], "x:1")) == 2
     assert targets([], [], "x:1")[0]["targets"] == ["x:1"]
     assert json.dumps(alone)
+
+
+def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "sd.json"
+    file = TargetFile(str(path))
+    groups = targets([], [run(rank(0))], "a:1")
+    file.write(groups)
+    assert json.loads(path.read_text()) == groups
+    first = path.stat().st_ino
+    file.write(groups)
+    assert path.stat().st_ino == first  # nothing has changed
+    file.write(targets([], [], "a:1"))
+    assert json.loads(path.read_text()) != groups
+    TargetFile("").write(groups)
+    TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
 
 
 def replace_run(one: Card) -> Card:

@@ -235,7 +235,8 @@ def train(hosts: Hosts, each: int, program: Path, *arguments: str) -> None:
     """`zeromon run -- torchrun ... program` on every host, as a user would."""
     for number, host in enumerate(hosts.hosts):
         host.start(
-            sys.executable, "-m", "zeromon", "run", "--", sys.executable, "-m",
+            sys.executable, "-m", "zeromon", "run", "--sd-file", str(host.folder / "sd.json"), "--",
+            sys.executable, "-m",
             "torch.distributed.run", "--nnodes", str(len(hosts.hosts)), "--node-rank", str(number),
             "--master-addr", hosts.hosts[0].address, "--master-port", "29477",
             "--nproc-per-node", str(each), str(program), *arguments,

@@ -101,6 +101,8 @@ def test_every_node_lists_all_under_one_name(trained: Trained) -> None:
         trained.until(number, lambda p: all(n["heard_seconds"] is not None for n in p["nodes"][1:]))
         lists.append(trained.hosts.get(number, "/sd"))
     assert lists[0] == lists[1] == lists[2]
+    kept = trained.hosts.hosts[0].folder / "sd.json"
+    assert json.loads(kept.read_text()) == lists[0]
     assert [group["targets"] for group in lists[0]] == [[f"10.77.0.{n}:9417"] for n in (1, 2, 3)]
     labels = [group["labels"] for group in lists[0]]
     assert {label["__meta_zeromon_run"] for label in labels} == {trained.run}

@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon run [options] -- command ...``"""
     parser.add_argument("--name", help="name of the run (default: the script, the time)")
     parser.add_argument("--port", type=int, help="port of the collector (default 9417)")
+    parser.add_argument(
+        "--sd-file",
+        type=Path,
+        metavar="FILE",
+        help="the collectors of all nodes, kept there for Prometheus's file_sd",
+    )
     parser.add_argument("--quiet", action="store_true", help="do not say where to look")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
@@ -100,6 +106,8 @@ def _prepare(
     environment = child_environment(os.environ, folder)
     if options.port is not None:
         environment["ZEROMON_PORT"] = str(options.port)
+    if options.sd_file is not None:
+        environment["ZEROMON_SD_FILE"] = str(options.sd_file.absolute())
     address = start_collector(root, environment)
     if not options.quiet:
         where = f"http://{address}/metrics" if address else "the collector is still starting"
