@@ -722,6 +722,54 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over all ranks of a run: some of its quantiles."""
+
+    least: float
+    p5: float
+    median: float
+    p95: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNode:
+    """One node of a large run; figures are those of its worst rank, None where unknown."""
+
+    node: str
+    address: str
+    """Of its collector, as Prometheus scrapes it."""
+    ranks: int
+    up: int
+    failed: int
+    silent_seconds: float = 0.0
+    """How long nothing has been heard of it; 0 while it answers."""
+    step_seconds: float | None = None
+    exposed_ratio: float | None = None
+    late_seconds: float | None = None
+    wait_seconds: float | None = None
+    memory_bytes: float | None = None
+    """Reserved on the device, or resident on the host where there is none."""
+    risk_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All of a run that is too large to be shown rank by rank: its picture has those that matter."""
+
+    ranks: int
+    up: int
+    failed: int
+    silent: int
+    """Ranks of nodes that nothing has been heard of for some time."""
+    waiting: int
+    """Ranks in a collective that hangs."""
+    nodes: tuple[FleetNode, ...]
+    spreads: dict[str, Spread]
+    """By the names of :class:`FleetNode`, and ``overlap_ratio`` and ``headroom_bytes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
     """One run on this node, now."""
 
@@ -757,3 +805,9 @@ class RunSnapshot:
         """The node of a rank of another node; "" for one of this node, or where it is not known."""
         found = next((node for node in self.nodes if node.has(rank)), None)
         return found.node if found is not None and not found.here else ""
+    fleet: Fleet | None = None
+    """The whole, where *ranks* are only a part of it."""
+    origin: str = ""
+    """The Prometheus that it was read from: a step stands there for those of a while; "" of a collector."""
+    every_seconds: float = 1.0
+    """How often its source learns something new."""

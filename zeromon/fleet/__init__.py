@@ -1,0 +1,1 @@
+"""Runs as a Prometheus knows them, or what speaks its HTTP API: VictoriaMetrics, Mimir, Thanos."""

@@ -1,0 +1,274 @@
+"""What is asked of a Prometheus, as PromQL. Pure.
+
+Every answer is small: what concerns all ranks is aggregated by the server, and single ranks are fetched
+by their numbers. Parts that can be asked at once are one expression: ``a or b``, each with a label
+``of`` that says what it is. Nothing relies on recording rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zeromon.fleet.api import one_of, quoted
+
+QUANTILES = (("least", 0.0), ("p5", 0.05), ("median", 0.5), ("p95", 0.95), ("most", 1.0))
+MOST_OF_A_KIND = 8
+"""Ranks that are fetched for each reason to look at one."""
+REMEMBERED_SECONDS = 600
+"""So long after it was seen last a rank still belongs to the picture."""
+
+_WAITING = 'role="waiting"'
+_SPREAD = (
+    "exposed_communication_ratio", "overlap_ratio", "late_seconds", "wait_for_late_rank_seconds",
+    "memory_reserved_bytes", "memory_headroom_bytes", "host_memory_rss_bytes",
+)  # fmt: skip
+_OF_NODES = (
+    "exposed_communication_ratio", "late_seconds", "wait_for_late_rank_seconds",
+    "memory_reserved_bytes", "host_memory_rss_bytes", "oom_risk_ratio",
+)  # fmt: skip
+_CORE = (
+    "rank_info", "rank_up", "rank_failed", "steps_total", "steps_skipped_total", "micro_steps_total",
+    "overlap_ratio", "exposed_communication_ratio", "collective_in_flight_seconds",
+    "wait_for_late_rank_seconds", "late_seconds", "hang", "finding",
+    "memory_allocated_bytes", "memory_active_bytes", "memory_reserved_bytes",
+    "memory_inactive_split_bytes", "memory_capacity_bytes", "memory_headroom_bytes",
+    "memory_allocation_retries_total", "memory_out_of_memory_total",
+    "host_memory_rss_bytes", "host_memory_available_bytes", "host_memory_limit_bytes",
+    "host_memory_headroom_bytes", "host_memory_pinned_bytes", "oom_risk_ratio", "oom_steps_left",
+    "cpu_wait_ratio", "major_faults_per_second", "events_dropped_total", "agent_errors_total",
+    "agent_overhead_ratio", "agent_overhead_noise_ratio",
+)  # fmt: skip
+_DETAIL = (
+    "phase_seconds_total", "collectives_total", "collective_bytes_total", "collective_seconds_total",
+    "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
+    "collective_best_busbw_bytes_per_second", "group_info", "communication_step_seconds",
+    "communication_step_exposed_seconds", "communication_step_wait_seconds",
+    "communication_step_transfer_seconds", "memory_role_bytes", "memory_role_plain_bytes",
+    "memory_role_predicted_bytes", "device_memory_used_bytes", "device_memory_total_bytes",
+    "device_utilization_ratio", "device_power_watts", "device_temperature_celsius",
+    "device_throttled", "device_xid", "device_ecc_errors_total",
+)  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """Series of one run, or some of them."""
+
+    run: str
+    match: str = ""
+    """Further matchers, as PromQL has them: ``cluster="a",job=~"b.*"``."""
+    ranks: tuple[int, ...] | None = None
+    instances: tuple[str, ...] | None = None
+
+    def of(self, name: str, *more: str) -> str:
+        """A selector of ``zeromon_<name>``."""
+        return f"zeromon_{name}{{{self._matchers(*more)}}}"
+
+    def of_all(self, names: Sequence[str]) -> str:
+        """A selector of several metrics."""
+        those = one_of([f"zeromon_{name}" for name in names])
+        return f"{{{self._matchers(f'__name__=~{those}')}}}"
+
+    def _matchers(self, *more: str) -> str:
+        parts = [f"run={quoted(self.run)}", *more]
+        if self.ranks is not None:
+            parts.append(f"rank=~{one_of([str(rank) for rank in self.ranks])}")
+        if self.instances is not None:
+            parts.append(f"instance=~{one_of(self.instances)}")
+        return ",".join([*parts, self.match] if self.match else parts)
+
+
+def tagged(expression: str, of: str) -> str:
+    """*expression* with a label that says what it is."""
+    return f'label_replace({expression},"of","{of}","","")'
+
+
+def named(expression: str) -> str:
+    """*expression* with the name of the metric as the label ``figure``."""
+    return f'label_replace({expression},"figure","$1","__name__","zeromon_(.+)")'
+
+
+def union(*parts: str) -> str:
+    """All *parts* at once."""
+    return " or ".join(parts)
+
+
+def runs() -> str:
+    """Every run of the last hour: its ranks, those that live, how far it is."""
+    return union(
+        tagged("count by (run) (zeromon_rank_up)", "ranks"),
+        tagged("sum by (run) (zeromon_rank_up)", "up"),
+        tagged("max by (run) (zeromon_steps_total)", "steps"),
+        tagged("count by (run) (last_over_time(zeromon_rank_up[1h]))", "known"),
+    )
+
+
+def census(run: Choice) -> str:
+    """How many ranks it has, and one of them."""
+    up = run.of("rank_up")
+    return union(tagged(f"count({up})", "ranks"), tagged(f"topk(1, {up})", "one"))
+
+
+def scrapes(run: Choice) -> str:
+    """Everything that was scraped of its ranks in five minutes: for one rank."""
+    return f"{run.of('rank_up')}[5m]"
+
+
+def step_seconds(run: Choice, window: str) -> str:
+    """The mean step of each rank over the *window*."""
+    spent, count = run.of("step_seconds_sum"), run.of("step_seconds_count")
+    return f"(rate({spent}[{window}]) / (rate({count}[{window}]) > 0))"
+
+
+# ---- single ranks ---------------------------------------------------------------------------------
+
+
+def columns(run: Choice, *, detail: bool = False) -> str:
+    """What is known of the ranks."""
+    return run.of_all((*_CORE, *_DETAIL) if detail else _CORE)
+
+
+def details(run: Choice) -> str:
+    """What is known besides of ranks that somebody looks at."""
+    return run.of_all(_DETAIL)
+
+
+def rates(run: Choice, window: str) -> str:
+    """What is known of the ranks' steps, and when each was seen last."""
+    return union(
+        tagged(f"rate({run.of('step_seconds_sum')}[{window}])", "spent"),
+        tagged(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
+        tagged(f"rate({run.of('phase_seconds_total')}[{window}])", "phase"),
+        tagged(run.of("step_seconds_sum"), "spent_in_all"),
+        tagged(f"timestamp({run.of('rank_up')})", "seen"),
+    )
+
+
+def lost(run: Choice) -> str:
+    """Ranks that were there not long ago, and are not now."""
+    up = run.of("rank_up")
+    return f"last_over_time({up}[{REMEMBERED_SECONDS}s]) unless {up}"
+
+
+def last_seen(run: Choice, seconds: int, step: int) -> str:
+    """When each rank was seen last, on the server's clock."""
+    return f"max_over_time(timestamp({run.of('rank_up')})[{seconds}s:{step}s])"
+
+
+def span(run: Choice, seconds: int, step: int) -> str:
+    """When it was seen first and last, on the server's clock."""
+    whole = f"timestamp({run.of('rank_up')})[{seconds}s:{step}s]"
+    return union(
+        tagged(f"min(min_over_time({whole}))", "first"),
+        tagged(f"max(max_over_time({whole}))", "last"),
+    )
+
+
+def any_rank(run: Choice, seconds: int) -> str:
+    """One rank that there was."""
+    return f"topk(1, last_over_time({run.of('rank_up')}[{seconds}s]))"
+
+
+# ---- a run that is too large for that ---------------------------------------------------------------
+
+
+def whole(run: Choice, window: str) -> str:
+    """Counts and quantiles over all ranks."""
+    up, risk = run.of("rank_up"), run.of("oom_risk_ratio")
+    parts = [
+        tagged(f"count({up})", "ranks"),
+        tagged(f"sum({up})", "up"),
+        tagged(f"sum({run.of('rank_failed')})", "failed"),
+        tagged(f"max(timestamp({up}))", "seen"),
+        tagged(f"count(count by (rank) ({up} == 1) > 1)", "twice"),
+        tagged(f"count by (kind) ({run.of('hang', _WAITING)})", "hang"),
+        tagged(f"count by (rule, severity) ({run.of('finding')})", "finding"),
+    ]
+    for name, share in QUANTILES:
+        parts += [
+            tagged(named(f"quantile by (__name__) ({share:g}, {run.of_all(_SPREAD)})"), name),
+            tagged(
+                f"label_replace(quantile({share:g}, max by (instance, rank) ({risk})),"
+                '"figure","oom_risk_ratio","","")',
+                name,
+            ),
+            tagged(
+                f"label_replace(quantile({share:g}, {step_seconds(run, window)}),"
+                '"figure","step_seconds","","")',
+                name,
+            ),
+        ]
+    return union(*parts)
+
+
+def nodes(run: Choice, window: str) -> str:
+    """The worst rank of each node, how many it has, and nodes that are not seen any more."""
+    up = run.of("rank_up")
+    known = f"count by (instance) (last_over_time({up}[{REMEMBERED_SECONDS}s]))"
+    return union(
+        tagged(f"count by (instance) ({up})", "ranks"),
+        tagged(f"sum by (instance) ({up})", "up"),
+        tagged(f"sum by (instance) ({run.of('rank_failed')}) > 0", "failed"),
+        named(f"max by (__name__, instance) ({run.of_all(_OF_NODES)})"),
+        tagged(f"max by (instance) ({step_seconds(run, window)})", "step_seconds"),
+        tagged(f"{known} unless count by (instance) ({up})", "lost"),
+    )
+
+
+def node_names(run: Choice) -> str:
+    """Which node each collector is of."""
+    return f"count by (instance, node) ({run.of('rank_info')})"
+
+
+def mattering(run: Choice, window: str) -> str:
+    """The ranks that are worth being looked at: nearest to their end, latest, slowest, ..."""
+    most, up = MOST_OF_A_KIND, run.of("rank_up")
+    figures = (run.of("oom_risk_ratio"), run.of("late_seconds"), step_seconds(run, window),
+               run.of("exposed_communication_ratio"))  # fmt: skip
+    return union(
+        *(f"topk({most}, {figure})" for figure in figures),
+        f"bottomk({most}, {run.of('steps_total')})",
+        f"topk({most}, {run.of('rank_failed')} == 1)",
+        f"topk({most}, {up} == 0)",
+        f"topk by (role) ({most}, {run.of('hang')})",
+        f"topk by (rule) (2, {run.of('finding')})",
+        run._replace(ranks=(0,)).of("rank_up"),
+    )
+
+
+# ---- over time --------------------------------------------------------------------------------------
+
+
+def steps_over_time(run: Choice, window: str) -> str:
+    """The steps of single ranks: what a point has."""
+    gauges = ("steps_total", "exposed_communication_ratio", "overlap_ratio", "memory_allocated_bytes",
+              "memory_reserved_bytes", "host_memory_rss_bytes")  # fmt: skip
+    phases = f"rate({run.of('phase_seconds_total')}[{window}])"
+    return union(
+        named(run.of_all(gauges)),
+        tagged(step_seconds(run, window), "step_seconds"),
+        tagged(phases, "phase"),
+        tagged(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
+    )
+
+
+def whole_over_time(run: Choice, window: str) -> str:
+    """The same of all ranks together: the most, the median and the least."""
+    gauges = run.of_all(
+        ("exposed_communication_ratio", "memory_reserved_bytes", "host_memory_rss_bytes")
+    )
+    steps = step_seconds(run, window)
+    parts = [tagged(f"max({run.of('steps_total')})", "steps_total")]
+    for name, share in (("most", 1), ("median", 0.5), ("least", 0)):
+        parts += [
+            tagged(named(f"quantile by (__name__) ({share}, {gauges})"), name),
+            tagged(
+                f'label_replace(quantile({share}, {steps}),"figure","step_seconds","","")', name
+            ),
+        ]
+    return union(*parts)
+
+
+def findings_over_time(run: Choice) -> str:
+    """Each finding, and on how many ranks it stood."""
+    return f"count by (rule, severity) ({run.of('finding')})"
