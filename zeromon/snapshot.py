@@ -808,6 +808,6 @@ class RunSnapshot:
     fleet: Fleet | None = None
     """The whole, where *ranks* are only a part of it."""
     origin: str = ""
-    """The Prometheus that it was read from: a step stands there for those of a while; "" of a collector."""
+    """The Prometheus that it was read from, where a step stands for those of a while; else ""."""
     every_seconds: float = 1.0
     """How often its source learns something new."""

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -193,6 +194,8 @@ class Fleet:
         self.nodes = [Moving(name, n, ranks, nodes * ranks, began) for n in range(nodes)]
         self.silent: set[int] = set()
         """Nodes that do not answer."""
+        self.silent_api = False
+        """No node answers but to Prometheus."""
         self._applications = [Application(node) for node in self.nodes]
         self.server: WSGIServer = make_server("127.0.0.1", port, self, _Server, _QuietHandler)
         self.server.socket.listen(1024)
@@ -217,6 +220,9 @@ class Fleet:
         if not path.startswith("/node/") or int(number) in self.silent:
             respond("503 Service Unavailable", [])
             return [b""]
+        if rest != "metrics" and self.silent_api:
+            respond("503 Service Unavailable", [])
+            return [b""]
         return self._applications[int(number)](environ | {"PATH_INFO": f"/{rest}"}, respond)
 
     def targets(self) -> Iterator[dict[str, Any]]:
@@ -233,8 +239,10 @@ class Fleet:
                 },
             }
 
-    def job(self, **more: Any) -> dict[str, Any]:
-        """How Prometheus scrapes it."""
+    def job(self, *, discover: bool = True, **more: Any) -> dict[str, Any]:
+        """How Prometheus scrapes it. To *discover* takes it five seconds more than to be told."""
+        if not discover:
+            return scrape(static_configs=list(self.targets()), **more)
         discovery = {"url": f"http://{self.address}/sd", "refresh_interval": "60s"}
         return scrape(http_sd_configs=[discovery], **more)
 
@@ -245,10 +253,12 @@ def only_core() -> None:
 
 
 @contextmanager
-def scraped(fleet: Fleet, interval: str = "1s", *, core: bool = False) -> Iterator[Prometheus]:
+def scraped(
+    fleet: Fleet, interval: str = "1s", *, core: bool = False, discover: bool = True
+) -> Iterator[Prometheus]:
     """A Prometheus that has seen every node of *fleet* at least twice."""
     more = {"metric_relabel_configs": [NO_BUCKETS]} if core else {}
-    with fleet, Prometheus([fleet.job(**more)], interval) as server:
+    with fleet, Prometheus([fleet.job(discover=discover, **more)], interval) as server:
         twice = "count(count_over_time(zeromon_rank_up[10m]) >= 2)"
         server.wait(twice, len(fleet.nodes) * fleet.ranks, timeout=600)
         yield server
@@ -275,6 +285,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:

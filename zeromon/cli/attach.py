@@ -11,6 +11,10 @@ A process that was not started under zeromon is joined first: TARGET is its pid 
 (torchrun, deepspeed, accelerate, srun), and --all means all ranks of the job on this node. It goes on
 meanwhile, needs no preparation, and can be left again with zeromon detach. Needed is the same user and
 the right to trace: docs/attach.md.
+
+Past one node: --prometheus URL reads the run from the Prometheus that scrapes its collectors, or from
+what speaks its API (VictoriaMetrics, Mimir, Thanos), however many ranks there are. ZEROMON_PROMETHEUS is
+its default where no TARGET is given; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer token.
 """
 
 from __future__ import annotations
@@ -18,22 +22,47 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from zeromon.cli import join
 from zeromon.errors import SourceError
-from zeromon.source import LiveRun, LiveSource, Source, StoreSource, find, node_runs, only
+from zeromon.fleet import source as fleet
+from zeromon.fleet.api import Server
+from zeromon.fleet.source import PrometheusSource
+from zeromon.source import LiveSource, Source, StoreSource, find, node_runs, only
 from zeromon.store import Store, encode
 from zeromon.tui.look import Look
+from zeromon.units import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon attach [TARGET] [--plain | --json]``"""
+    """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--plain", action="store_true", help="one line a step, until the run ends")
     how.add_argument("--json", action="store_true", help="print the picture once and leave")
     join.add_arguments(parser)
+    add_prometheus_argument(parser)
+    parser.add_argument(
+        "--run", metavar="R",
+        help="with --prometheus: its name or the beginning of it, or 'NAME{cluster=\"a\"}'",
+    )  # fmt: skip
     add_view_arguments(parser)
+
+
+def add_prometheus_argument(parser: argparse.ArgumentParser) -> None:
+    """Where runs of more than this node are read from."""
+    parser.add_argument(
+        "--prometheus", metavar="URL",
+        help="read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
+    )  # fmt: skip
+
+
+def server_of(options: argparse.Namespace, *, named: bool) -> Server | None:
+    """The Prometheus that is meant; the environment's only where no run of this node is *named*."""
+    default = "" if named else os.environ.get("ZEROMON_PROMETHEUS", "")
+    url = options.prometheus or default
+    return Server(url) if url else None
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,19 +94,47 @@ def _seconds(text: str) -> float:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, joins it first where it never loaded us, and shows it."""
+    local = bool(options.target or options.all)
+    server = server_of(options, named=local)
+    if server is None and options.run:
+        raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
+    if server is not None:
+        if local:
+            raise SourceError("TARGET and --all are of this node", "Use --run with --prometheus.")
+        return _see(_listed(server, options), options)
     code = join.join_first(options)
-    if code is not None:
-        return code
+    return _see(_found(options), options) if code is None else code
+
+
+def _found(options: argparse.Namespace) -> LiveSource:
+    """The run of this node that is meant."""
     found = find(options.target)
+    if isinstance(found, LiveSource) or options.json:
+        return only(found)
+    lines = [
+        f"{run.run}  {'ended' if run.ended else f'{run.ranks} ranks, step {run.steps}'}"
+        f"  {' '.join(run.command)[:60]}"
+        for run in found
+    ]
+    at = _choose(lines)
+    return only(found) if at is None else LiveSource(found[at].address, found[at].run)
+
+
+def _listed(server: Server, options: argparse.Namespace) -> PrometheusSource:
+    """The run of a Prometheus that is meant."""
+    found = fleet.find(server, options.run)
+    if isinstance(found, PrometheusSource) or options.json:
+        return fleet.only(found)
+    at = _choose([f"{run.run}  {run.state}" for run in found])
+    return fleet.only(found) if at is None else PrometheusSource(server, found[at].run)
+
+
+def _see(source: LiveSource | PrometheusSource, options: argparse.Namespace) -> int:
     if options.json:
-        run = only(found).latest()
+        run = source.latest()
         sys.stdout.write(encode(run).decode() + "\n")
         return 1 if run.findings else 0
-    if isinstance(found, list):
-        found = _choose(found)
-    if options.plain:
-        return _plain(found, options)
-    return show(found, options)
+    return _plain(source, options) if options.plain else show(source, options)
 
 
 def look_of(options: argparse.Namespace) -> Look:
@@ -114,7 +171,7 @@ def again(run: str, gone: bool) -> Source | None:
     return StoreSource(run) if gone and run in Store().names() else None
 
 
-def _plain(source: LiveSource, options: argparse.Namespace) -> int:
+def _plain(source: LiveSource | PrometheusSource, options: argparse.Namespace) -> int:
     from zeromon.tui.plain import follow
 
     def write(line: str) -> None:
@@ -123,24 +180,22 @@ def _plain(source: LiveSource, options: argparse.Namespace) -> int:
 
     run = follow(
         source, write, look_of(options), every_seconds=options.every,
-        reconnect=lambda gone: again(source.run, gone),
+        reconnect=(lambda gone: again(source.run, gone)) if isinstance(source, LiveSource) else None,
     )  # fmt: skip
     return 1 if run is not None and run.findings else 0
 
 
-def _choose(runs: list[LiveRun]) -> LiveSource:
-    """Asks which of *runs* is meant."""
+def _choose(lines: Sequence[str]) -> int | None:
+    """Asks which of *lines* is meant; None where nobody answers."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return only(runs)
-    for number, run in enumerate(runs, 1):
-        state = "ended" if run.ended else f"{run.ranks} ranks, step {run.steps}"
-        sys.stderr.write(f"  {number}  {run.run}  {state}  {' '.join(run.command)[:60]}\n")
+        return None
+    for number, line in enumerate(lines, 1):
+        sys.stderr.write(f"  {number}  {printable(line)}\n")
     while True:
-        sys.stderr.write(f"which one? [1-{len(runs)}] ")
+        sys.stderr.write(f"which one? [1-{len(lines)}] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if not answer:
-            return only(runs)
-        if answer.strip().isdigit() and 1 <= int(answer) <= len(runs):
-            chosen = runs[int(answer) - 1]
-            return LiveSource(chosen.address, chosen.run)
+            return None
+        if answer.strip().isdigit() and 1 <= int(answer) <= len(lines):
+            return int(answer) - 1

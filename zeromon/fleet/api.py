@@ -72,12 +72,18 @@ class _MatrixAnswer(msgspec.Struct):
     warnings: list[str] = []
 
 
+class _ValuesAnswer(msgspec.Struct):
+    data: list[str]
+    warnings: list[str] = []
+
+
 class _Refusal(msgspec.Struct):
     error: str = ""
 
 
 _VECTOR = msgspec.json.Decoder(_VectorAnswer)
 _MATRIX = msgspec.json.Decoder(_MatrixAnswer)
+_VALUES = msgspec.json.Decoder(_ValuesAnswer)
 _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
@@ -139,6 +145,12 @@ class Server:
         if at is None and answer.data.result:
             self._compare_clocks(answer.data.result[0].pair[0], (began, time.time()))
         return [sample for sample in answer.data.result if not math.isnan(sample.value)]
+
+    def values(self, label: str, selector: str, since: float) -> list[str]:
+        """What a *label* was in the series of *selector* since a moment of our clock."""
+        asked = {"match[]": selector, "start": f"{since + self.offset:.3f}"}
+        found: list[str] = self._decoded(self._ask(f"label/{label}/values", asked), _VALUES).data
+        return found
 
     def samples(self, selector: str, at: float | None = None) -> list[Line]:
         """The samples in a range selector as they were scraped, on our clock."""

@@ -407,23 +407,34 @@ def _traffic(facts: Facts) -> tuple[TrafficRow, ...]:
 def findings_of(
     facts: Mapping[Key, Facts], counts: Mapping[tuple[str, str], int], ranks: int
 ) -> tuple[Finding, ...]:
-    """One for each rule and rank; for each rule alone where it holds of all *ranks*."""
-    found: dict[tuple[str, int], Finding] = {}
+    """One for each rule and rank; of what holds of more than a few, or of all, one alone."""
+    whose: dict[tuple[str, str], list[int]] = {}
     for key, known in sorted(facts.items()):
         for rule, severity in known.by("finding", "rule", "severity"):
-            many = counts.get((rule, severity), 0)
-            whose = -1 if ranks > 1 and many >= ranks else key.rank
-            found.setdefault((rule, whose), _finding(rule, severity, whose, many))
-    return tuple(sorted(found.values(), key=lambda f: (_gravity(f.severity), f.code, f.rank)))
+            whose.setdefault((rule, severity), []).append(key.rank)
+    found = []
+    for (rule, severity), named in whose.items():
+        many = max(counts.get((rule, severity), 0), len(named))
+        if ranks > 1 and many >= ranks:
+            found.append(_finding(rule, severity))
+        elif many > _MOST_NAMED:
+            some = ", ".join(map(str, named[:_MOST_NAMED]))
+            found.append(
+                _finding(rule, severity, f" (on {many:,} of {ranks:,} ranks: {some}, ...)")
+            )
+        else:
+            found += [_finding(rule, severity, rank=rank) for rank in named]
+    return tuple(sorted(found, key=lambda f: (_gravity(f.severity), f.code, f.rank)))
 
 
-def _finding(rule: str, severity: str, rank: int, many: int) -> Finding:
+_MOST_NAMED = 3
+
+
+def _finding(rule: str, severity: str, more: str = "", rank: int = -1) -> Finding:
     text, code = rule.replace("_", " "), ""
     with suppress(RuleNotFound):  # of another version
         text, code = page(rule).summary, page(rule).code
-    if rank >= 0 and many > 1:
-        text += f" (so on {many:,} ranks)"
-    return Finding(rule=rule, severity=severity, text=text, rank=rank, code=code)
+    return Finding(rule=rule, severity=severity, text=text + more, rank=rank, code=code)
 
 
 def _gravity(severity: str) -> int:
@@ -672,7 +683,7 @@ def history_of(lines: Sequence[Line], step: float) -> list[KnownFinding]:
     for line in lines:
         rule, severity = line.labels.get("rule", ""), line.labels.get("severity", "")
         for came, gone in _stretches([at for at, _ in line.values], 1.5 * step):
-            told = _finding(rule, severity, -1, 0)
+            told = _finding(rule, severity)
             found.append(
                 KnownFinding(rule=rule, rank=-1, code=told.code, severity=severity, text=told.text,
                              came=came, gone=None if gone >= newest else gone + step)

@@ -164,11 +164,6 @@ def span(run: Choice, seconds: int, step: int) -> str:
     )
 
 
-def any_rank(run: Choice, seconds: int) -> str:
-    """One rank that there was."""
-    return f"topk(1, last_over_time({run.of('rank_up')}[{seconds}s]))"
-
-
 # ---- a run that is too large for that ---------------------------------------------------------------
 
 

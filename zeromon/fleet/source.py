@@ -41,6 +41,7 @@ from zeromon.fleet.picture import (
 )
 from zeromon.fleet.queries import REMEMBERED_SECONDS, Choice
 from zeromon.history import NAMES, Series, step_of
+from zeromon.paths import is_run_id
 from zeromon.record import KnownFinding
 from zeromon.snapshot import (
     RECENT_STEPS,
@@ -51,7 +52,7 @@ from zeromon.snapshot import (
     StepSummary,
 )
 from zeromon.source import LiveSource
-from zeromon.units import human_count, human_seconds
+from zeromon.units import human_count, human_seconds, printable
 
 MANY = 256
 """With more ranks than these a picture has only those that matter."""
@@ -62,6 +63,7 @@ _WHOLLY = 16
 """Of so many ranks every detail is read."""
 _WANTED_SECONDS = 30.0
 _RHYTHM_SECONDS = 60.0
+_UNKNOWN_RHYTHM_SECONDS = 2.0
 _USUAL_INTERVAL = 15.0
 _REST = 8
 """So many times as long as an answer took the server is left alone."""
@@ -111,7 +113,7 @@ def runs_of(server: Server) -> list[ListedRun]:
     runs = [
         ListedRun(run, *(row.get(name, 0) for name in ("ranks", "up", "known", "steps")))
         for run, row in found.items()
-        if run
+        if is_run_id(run)  # what else is called so is not ours
     ]
     return sorted(runs, key=lambda run: (not run.up, not run.ranks, run.run))
 
@@ -135,11 +137,14 @@ def find(server: Server, wanted: str | None) -> PrometheusSource | list[ListedRu
         return candidates
     if name and PrometheusSource(server, name, match).span() is not None:
         return PrometheusSource(server, name, match)
+    if not known:
+        raise RunNotFound(
+            f"{server.url} has no series of zeromon",
+            "Does it scrape the collectors? Its page shows its targets; docs/export.md says how.",
+        )
     raise RunNotFound(
-        f"{server.url} knows no run {name}" if name else f"{server.url} has no series of zeromon",
-        "Does it scrape the collectors? `zeromon doctor` shows their addresses; docs/export.md, how."
-        if not known
-        else f"It knows {', '.join(run.run for run in known[:8])}.",
+        f"{server.url} knows no run {printable(name)}",
+        f"It knows {', '.join(run.run for run in known[:8])}.",
     )
 
 
@@ -172,10 +177,10 @@ def together(*calls: Callable[[], _Result]) -> list[_Result]:
     return done  # type: ignore[return-value]  # none is missing where nothing failed
 
 
-def usual_gap(scrapes: Iterable[Sequence[float]]) -> float:
-    """The median time between two scrapes of a rank, seconds; a usual one where too few are known."""
+def usual_gap(scrapes: Iterable[Sequence[float]]) -> float | None:
+    """The median time between two scrapes of a rank, seconds; None where too few are known."""
     gaps = [b - a for walls in scrapes for a, b in pairwise(walls)]
-    return max(0.1, median(gaps)) if gaps else _USUAL_INTERVAL
+    return max(0.1, median(gaps)) if gaps else None
 
 
 class _Detail:
@@ -236,6 +241,8 @@ class PrometheusSource:
     """One run; may be asked from several threads. *match*: further matchers, as PromQL has them."""
 
     def __init__(self, server: Server, run: str, match: str = "", *, many: int = MANY) -> None:
+        if not is_run_id(run):
+            raise RunNotFound(f"no run is called {printable(run)}", "")
         self.server, self.run = server, run
         self._choice, self._many = Choice(run, match), many
         self._lock = threading.RLock()
@@ -260,9 +267,12 @@ class PrometheusSource:
             if self._latest is None or began >= self._due:
                 self._find_rhythm()
                 self._latest = self._picture(None)
+                if self._first is None:
+                    self.span()
+                    self._latest = replace(self._latest, started_wall=self._first or began)
                 spent = time.monotonic() - began
                 rest = min(_MOST_REST_SECONDS, max(self._interval / 2, _REST * spent))
-                self._due = began + spent + rest
+                self._due = min(began + spent + rest, self._rhythm_due)
             return self._latest
 
     def want(self, ranks: Collection[int] = (), node: str = "") -> None:
@@ -291,8 +301,9 @@ class PrometheusSource:
         if one is not None:
             some = self._choice._replace(ranks=(one.rank,))
             lines = self.server.samples(queries.scrapes(some), at)
-            self._interval = usual_gap([[wall for wall, _ in line.values] for line in lines])
-        self._rhythm_due = now + (_RHYTHM_SECONDS if one is not None else 0.0)
+            gap = usual_gap([[wall for wall, _ in line.values] for line in lines])
+            self._interval = gap or _USUAL_INTERVAL
+            self._rhythm_due = now + (_RHYTHM_SECONDS if gap else _UNKNOWN_RHYTHM_SECONDS)
 
     @property
     def _large(self) -> bool:
@@ -487,14 +498,14 @@ class PrometheusSource:
             ended=ended,
             ranks=tuple(ranks),
             findings=findings,
-            note=self._note(read),
             stragglers=stragglers_of(ranks, findings),
             hangs=hangs_of(read.facts),
             fleet=read.fleet,
             origin=self.server.url,
             every_seconds=self._interval,
         )
-        return self._detailed(made, read) if at is None else made
+        made = self._detailed(made, read) if at is None else made
+        return replace(made, note=self._note(read))
 
     def _note(self, read: _Read) -> str:
         parts = []
@@ -506,8 +517,8 @@ class PrometheusSource:
         if self.server.offset:
             ahead = "ahead of" if self.server.offset > 0 else "behind"
             parts.append(
-                f"the clock of {self.server.url} is {human_seconds(abs(self.server.offset))} {ahead}"
-                " this machine's; times are this machine's"
+                f"the clock of {self.server.url} is {human_seconds(round(abs(self.server.offset)))}"
+                f" {ahead} this machine's; times are this machine's"
             )
         if self.server.warning:
             parts.append(f"{self.server.url} warns: {self.server.warning}")
@@ -580,11 +591,12 @@ class PrometheusSource:
 
     def _ends(self, at: float | None) -> tuple[float, float] | None:
         """When one of its ranks was seen first and last, to a minute; of the last hour to a second."""
-        found = self._ask(queries.any_rank(self._choice, _KEPT_SECONDS), at)
-        key = key_of(found[0].labels) if found else None
-        if key is None:
+        since = (time.time() if at is None else at) - _KEPT_SECONDS
+        ranks = self.server.values("rank", self._choice.of("rank_up"), since)
+        keys = sorted(key for key in (key_of({"rank": rank}) for rank in ranks) if key is not None)
+        if not keys:
             return None
-        one = self._choice._replace(ranks=(key.rank,))
+        one = self._choice._replace(ranks=(keys[0].rank,))
         whole, newest = (
             {s.labels.get("of"): s.value - self.server.offset for s in part}
             for part in together(

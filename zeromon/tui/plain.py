@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.report import verdict
@@ -62,9 +62,13 @@ def lines(before: RunSnapshot | None, run: RunSnapshot, said: int, look: Look) -
     newest = _whole(run)
     oldest = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
     first = newest if before is None else max(said + 1, oldest)
-    if before is not None and first > said + 1:
+    if before is not None and first > said + 1 and not run.origin:
         yield f"steps {human_count(said + 1)} to {human_count(first - 1)} went by too fast"
-    for step in range(max(1, first), newest + 1):
+    steps: Iterable[int] = range(max(1, first), newest + 1)
+    if run.origin:  # a point there is of many steps
+        known = {one.step for rank in run.ranks for one in rank.recent}
+        steps = sorted(step for step in known if first <= step <= newest and step > said)
+    for step in steps:
         yield step_line(run, step, look)
 
 
