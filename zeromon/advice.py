@@ -449,6 +449,8 @@ def _by_gravity(finding: Finding) -> tuple[int, bool, int]:
 
 def doing(rank: RankSnapshot) -> str:
     """What a rank was last seen doing: ``in backward, unit layers.3, all_gather #451 in flight``."""
+    if not rank.phase:
+        return "running"  # read from Prometheus, which does not know more
     parts = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
     if rank.unit:
         parts.append(f"unit {rank.unit}")

@@ -361,6 +361,9 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
+MOST, MEDIAN, LEAST = -1, -2, -3
+"""Instead of a rank in a series that is of all ranks together: their most, median and least."""
+
 Series = dict[str, list[int]]
 """The columns of some rows, by the names of :data:`COLUMNS`."""
 

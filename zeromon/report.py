@@ -37,8 +37,11 @@ def verdict(run: RunSnapshot) -> str:
         first = min(failed, key=lambda r: (bool(r.stopped), r.last_event_ns))
         if first.stopped:
             return f"stopped by {first.stopped} after step {first.step}"
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        count = len(failed) if run.fleet is None else run.fleet.failed
+        others = f" (and {count - 1} more)" if count > 1 else ""
         return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
+    if all(rank.silent for rank in run.ranks):
+        return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
     if run.ended:
         return f"finished after {human_count(steps)} steps"
     return f"running, step {human_count(steps)}"

@@ -572,6 +572,8 @@ class OutOfMemory:
 
 KILLED_FOR_MEMORY = "killed by the kernel for host memory"
 """How a rank ended that the OOM killer ended."""
+NOT_SEEN = "not seen for"
+"""How a rank is that Prometheus has no samples of any more; a time follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -661,6 +663,11 @@ class RankSnapshot:
     """Names that this version of a framework lacks: what hangs on them is unknown."""
     stack: tuple[str, ...] = ()
     """Where the script is, the outermost call first; told while a run that was joined stands still."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is known of how it is now."""
+        return self.ended.startswith(NOT_SEEN)
 
     @property
     def stopped(self) -> str:

@@ -134,7 +134,7 @@ def test_the_token_goes_to_the_server_alone(fake: Fake, monkeypatch: pytest.Monk
         Server(f"{fake.url}/base/").vector("up")
     path, headers = fake.asked[0]
     assert path.startswith("/base/api/v1/query?")
-    assert (headers["Authorization"], headers["X-scope-orgid"]) == ("Bearer secret", "team")
+    assert (headers["Authorization"], headers["X-Scope-Orgid"]) == ("Bearer secret", "team")
     assert len(fake.asked) == 1
 
 

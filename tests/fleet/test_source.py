@@ -20,8 +20,8 @@ from zeromon.errors import RunNotFound, SourceError
 from zeromon.fleet import api
 from zeromon.fleet import source as source_module
 from zeromon.fleet.api import Server
-from zeromon.fleet.picture import LEAST, MEDIAN, MOST
 from zeromon.fleet.source import PrometheusSource, find, runs_of
+from zeromon.history import LEAST, MEDIAN, MOST
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.source import LiveSource
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from zeromon.errors import RuleNotFound
 from zeromon.events import Phase
 from zeromon.fleet.api import Line, Sample
-from zeromon.history import IDLE, NAMES, Series
+from zeromon.history import IDLE, LEAST, MEDIAN, MOST, NAMES, Series
 from zeromon.record import KnownFinding
 from zeromon.rules import page
 from zeromon.snapshot import (
+    NOT_SEEN,
     CollectiveRow,
     Device,
     DeviceMemory,
@@ -42,8 +43,6 @@ from zeromon.units import human_seconds
 _FLIES_SECONDS = 1.0
 """A collective that is younger is the everyday."""
 _MOST_RANK = 1 << 31
-MOST, MEDIAN, LEAST = -1, -2, -3
-"""Instead of a rank in a series: of all ranks the most, the median and the least."""
 _INSTEAD = {"most": MOST, "median": MEDIAN, "least": LEAST}
 
 
@@ -163,7 +162,7 @@ def rank_of(
     now_ns, steps = round(now * 1e9), facts.count("steps_total")
     ended = "" if up else "failed" if failed else "finished"
     if silent_seconds:
-        ended = f"not seen for {human_seconds(round(silent_seconds))}"
+        ended = f"{NOT_SEEN} {human_seconds(round(silent_seconds))}"
     point = point_of(facts, run_step, now_ns, seconds) if seconds else None
     return RankSnapshot(
         rank=key.rank,

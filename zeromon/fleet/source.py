@@ -246,6 +246,7 @@ class PrometheusSource:
         self.server, self.run = server, run
         self._choice, self._many = Choice(run, match), many
         self._lock = threading.RLock()
+        self._wanting = threading.Lock()  # nobody who wants something waits for an answer
         self._latest: RunSnapshot | None = None
         self._due = 0.0
         self._interval, self._count, self._rhythm_due = 1.0, 0, 0.0
@@ -281,7 +282,7 @@ class PrometheusSource:
         They are read for half a minute; whoever still looks asks again.
         """
         until = time.monotonic() + _WANTED_SECONDS
-        with self._lock:
+        with self._wanting:
             fresh = [rank for rank in ranks if rank not in self._wanted]
             self._wanted.update(dict.fromkeys(list(ranks)[:MOST_WANTED], until))
             if node:
@@ -397,9 +398,10 @@ class PrometheusSource:
 
     def _still_wanted(self) -> tuple[set[int], str]:
         now = time.monotonic()
-        self._wanted = {rank: until for rank, until in self._wanted.items() if until > now}
-        node, until = self._wanted_node
-        return set(self._wanted), node if until > now else ""
+        with self._wanting:
+            self._wanted = {rank: until for rank, until in self._wanted.items() if until > now}
+            node, until = self._wanted_node
+            return set(self._wanted), node if until > now else ""
 
     def _note_seen(self, read: _Read, rates: Iterable[Sample], at: float | None) -> None:
         """Whose samples are old although they are still answered with."""
@@ -624,7 +626,7 @@ class PrometheusSource:
         """About *most* points a rank; a point is the mean step of the time since the one before.
 
         Without *ranks*, of more than :data:`LINES` the most, the median and the least of all, as the
-        ranks :data:`~zeromon.fleet.picture.MOST`, ``MEDIAN`` and ``LEAST``.
+        ranks :data:`~zeromon.history.MOST`, ``MEDIAN`` and ``LEAST``.
         """
         with self._lock:
             span = self.span()

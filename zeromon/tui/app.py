@@ -17,7 +17,8 @@ from textual.screen import Screen
 
 from zeromon import report
 from zeromon.errors import ZeromonError
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.fleet.source import PrometheusSource
+from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.source import LiveSource, Source, StoreSource, node_runs
 from zeromon.store import Store
 from zeromon.tui.export import csv_text, save, without_fonts
@@ -122,6 +123,7 @@ class ZeromonApp(App[int]):
         self._every_seconds = every_seconds
         self._reconnect = reconnect
         self._chosen: int | None = None
+        self._node = ""
         self._trends = Trends()
         self._begin(source)
 
@@ -143,6 +145,7 @@ class ZeromonApp(App[int]):
         self._marks = Marks(None)
         self._was_live = False
         self._chosen, self._trends, self.scene, self.trouble = None, Trends(), None, ""
+        self._node = ""
 
     def on_mount(self) -> None:
         """Begins to ask, and to say how old the picture is."""
@@ -168,6 +171,7 @@ class ZeromonApp(App[int]):
         # the playhead may have been moved on since
         self._moment = message.moment if self._head.wall is not None else None
         self._follow_to_the_end(message.newest)
+        self._look_closer()
         self.refresh_scene()
 
     def _says_nothing_new(self, message: Arrived) -> bool:
@@ -301,17 +305,33 @@ class ZeromonApp(App[int]):
             self._chosen = numbers[(numbers.index(self._chosen) + by) % len(numbers)]
         else:
             self._chosen = numbers[0 if by > 0 else -1]
+        self._look_closer()
         self.refresh_scene()
 
     def open_rank(self, rank: int) -> None:
         """Shows everything of a rank."""
         self._chosen = rank
+        self._look_closer()
         self.refresh_scene()
         self.push_screen(RankView())
+
+    def open_node(self, node: FleetNode) -> None:
+        """Shows the ranks of a node of a large run."""
+        self.want(node.node)
+        self._node = node.address
+        self._look_closer()
+        self._feed.wake()
+
+    def _look_closer(self) -> None:
+        """Has a source that does not read all ranks read those that are looked at."""
+        source = self._head.source
+        if isinstance(source, PrometheusSource):
+            source.want([] if self._chosen is None else [self._chosen], self._node)
 
     def want(self, text: str) -> None:
         """Filters ranks."""
         if text != self.wanted:
+            self._node = ""
             self.wanted, whole = text, self._trends.whole
             self._trends = Trends(whole=whole)  # bands are of the ranks that are let through
             self.refresh_scene()

@@ -89,7 +89,7 @@ class Feed:
         if time.monotonic() - self._slowly >= _SLOWLY_SECONDS:
             self._slowly = time.monotonic()
             with suppress(ZeromonError):  # the picture is there; what was before may not be
-                self._look_slowly()
+                self._look_slowly(newest)
                 self._arrived(newest, moment)
         spent = time.thread_time() - began
         every = min(self._every, _REPLAY_SECONDS) if self.head.replay else self._every
@@ -100,8 +100,10 @@ class Feed:
     def _arrived(self, newest: RunSnapshot, moment: RunSnapshot | None) -> None:
         self._post(Arrived(newest, moment, self._span, self._series, self._past, self.head))
 
-    def _look_slowly(self) -> None:
+    def _look_slowly(self, newest: RunSnapshot) -> None:
         source, wanted = self.head.source, self.series_of
+        if wanted is None and newest.origin:
+            wanted = ()  # its pictures have no steps of before
         self._span = source.span()
         if self._past is None:
             self._past = tuple(source.findings())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from zeromon.history import NAMES, Series, step_of
+from zeromon.history import LEAST, MEDIAN, MOST, NAMES, Series, step_of
 from zeromon.snapshot import RankSnapshot, Risk, StepSummary
 from zeromon.tui.draw.chart import Curve, Plot
 from zeromon.tui.look import WHOLE, Look, nice_ceiling, short
@@ -80,8 +80,19 @@ def telling(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
     return sorted({max(ranks, key=read).rank for read in reads})
 
 
-def _span(ranks: Sequence[RankSnapshot], look: Look, columns: int) -> tuple[int, int]:
+def _of_all(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
+    """Whether what is kept is of all ranks together, and all are meant."""
+    return MOST in trends.whole and len(ranks) > MOST_LINES
+
+
+def _span(
+    ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int
+) -> tuple[int, int]:
     """First and last step that are shown."""
+    if _of_all(ranks, trends):
+        steps = trends.whole[MOST]
+        last = steps[-1].step
+        return max(steps[0].step, last - look.window + 1 if look.window > 0 else 0), last
     newest = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
     oldest = min((rank.recent[0].step for rank in ranks if rank.recent), default=0)
     if look.window == WHOLE:
@@ -92,7 +103,13 @@ def _span(ranks: Sequence[RankSnapshot], look: Look, columns: int) -> tuple[int,
 def _curves(
     ranks: Sequence[RankSnapshot], trends: Trends, trend: Trend, read: Read, first: int
 ) -> tuple[Curve, ...]:
-    if trends.whole:
+    if _of_all(ranks, trends):
+        names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
+        return tuple(
+            Curve(name, tone, _from(trends.whole.get(of, ()), read, first))
+            for name, tone, of in names
+        )
+    if trends.whole and MOST not in trends.whole:
         mine = [rank for rank in ranks if rank.rank in trends.whole]
         return tuple(
             Curve(f"rank {rank.rank}", f"s{index}", _wholly(rank, trends.whole[rank.rank], read))
@@ -109,6 +126,10 @@ def _curves(
         Curve("median", "s0", _of(bands, 2)),
         Curve("least", "s2", _of(bands, 1)),
     )
+
+
+def _from(steps: Sequence[StepSummary], read: Read, first: int) -> list[tuple[float, float]]:
+    return [(s.step, value) for s in steps if s.step >= first and (value := read(s)) is not None]
 
 
 def _told_apart(curves: tuple[Curve, ...], look: Look) -> tuple[Curve, ...]:
@@ -144,7 +165,7 @@ def exposed_plot(
     ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
 ) -> Plot:
     """Exposed communication a step: as a share of it, or in milliseconds."""
-    first, last = _span(ranks, look, columns)
+    first, last = _span(ranks, trends, look, columns)
     trend, read = (trends.exposed, _exposed) if look.shares else (trends.exposed_ms, _exposed_ms)
     curves = _curves(ranks, trends, trend, read, first)
     high = nice_ceiling(_top(curves) * _ROOM)
@@ -159,7 +180,7 @@ def seconds_plot(
     ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
 ) -> Plot:
     """The length of a step, milliseconds."""
-    first, last = _span(ranks, look, columns)
+    first, last = _span(ranks, trends, look, columns)
     curves = tuple(
         Curve(c.name, c.tone, [(step, value * 1e3) for step, value in c.points])
         for c in _curves(ranks, trends, trends.seconds, _seconds, first)
@@ -183,7 +204,7 @@ def memory_plot(
     ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
 ) -> MemoryPlot:
     """Reserved bytes of devices, or the hosts' resident sets, with the limit and where they lead."""
-    first, last = _span(ranks, look, columns)
+    first, last = _span(ranks, trends, look, columns)
     device = any(rank.memory is not None for rank in ranks)
     if device:
         curves = _curves(ranks, trends, trends.reserved, _reserved, first)

@@ -77,7 +77,7 @@ def status(scene: Scene, now: float) -> Line:
         return [*line, (f" ⏸ paused {at}, {ago(behind)} behind ", "warn")]
     if scene.run.ended:
         return [*line, (f" ended {at} ", "dim")]
-    old = age > _FRESH_SECONDS
+    old = age > _FRESH_SECONDS + 2 * max(0.0, scene.run.every_seconds - 1)
     text = f" ▲ {ago(age)} old " if old else " ● live "
     return [*line, (text, "warn" if old else "good")]
 

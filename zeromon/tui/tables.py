@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from zeromon.expected import rests
-from zeromon.snapshot import Finding, InFlight, RankSnapshot, StepSummary, TrafficRow
+from zeromon.snapshot import Finding, FleetNode, InFlight, RankSnapshot, StepSummary, TrafficRow
 from zeromon.tui.line import Line, Span, clean, fit, tail
 from zeromon.tui.look import Look
 from zeromon.tui.notes import Note
@@ -153,6 +153,50 @@ RANKS: Columns[RankSnapshot] = (
            show=lambda r, _: (clean(r.unit), "dim"), value=lambda r: r.unit, ends=True),
 )  # fmt: skip
 """One rank a row; seconds and shares are of a step."""
+
+# ---- a run of many ranks -------------------------------------------------------------------------
+
+
+def _node_state(node: FleetNode, _: Look) -> Span:
+    if node.silent_seconds:
+        return f"silent {human_seconds(round(node.silent_seconds))}", "warn"
+    if node.failed:
+        return f"{node.failed} failed", "bad"
+    return (f"{node.up} up", "") if node.up else ("ended", "dim")
+
+
+NODES: Columns[FleetNode] = (
+    Column(name="node", size=16, left=True, grows=True,
+           show=lambda n, _: (clean(n.node), "bold"), value=lambda n: n.node, ends=True),
+    Column(name="ranks", size=7, keep=2,
+           show=lambda n, _: (human_count(n.ranks), ""), value=lambda n: n.ranks),
+    Column(name="state", size=16, left=True, show=_node_state,
+           value=lambda n: (n.silent_seconds, n.failed, -n.up)),
+    Column(name="step", size=10, unit="seconds",
+           show=lambda n, _: _time(n.step_seconds), value=lambda n: n.step_seconds),
+    Column(name="share", size=9, unit="ratio", show=lambda n, _: _share(n.exposed_ratio, 0.1, 0.25),
+           value=lambda n: n.exposed_ratio),
+    Column(name="late", size=10, unit="seconds", keep=1,
+           show=lambda n, _: _time(n.late_seconds), value=lambda n: n.late_seconds),
+    Column(name="waits", size=10, unit="seconds", keep=3,
+           show=lambda n, _: _time(n.wait_seconds), value=lambda n: n.wait_seconds),
+    Column(name="memory", size=12, unit="bytes",
+           show=lambda n, look: (look.size(n.memory_bytes), ""), value=lambda n: n.memory_bytes),
+    Column(name="risk", size=9, unit="ratio",
+           show=lambda n, _: _share(n.risk_ratio, 0.5, 0.8), value=lambda n: n.risk_ratio),
+)  # fmt: skip
+"""One node a row; figures are those of its worst rank."""
+
+SPREADS: tuple[tuple[str, str, Callable[[float, Look], str]], ...] = (
+    ("step_seconds", "step", lambda v, _: human_seconds(v)),
+    ("exposed_ratio", "exposed, share of a step", lambda v, _: human_ratio(v)),
+    ("overlap_ratio", "overlap", lambda v, _: human_ratio(v)),
+    ("late_seconds", "late, a step", lambda v, _: human_seconds(v)),
+    ("memory_bytes", "memory", lambda v, look: look.size(v)),
+    ("headroom_bytes", "headroom", lambda v, look: look.size(v)),
+    ("risk_ratio", "OOM risk", lambda v, _: human_ratio(v)),
+)
+"""Figures over all ranks: where :attr:`Fleet.spreads` has it, its name, its value in words."""
 
 # ---- communication -------------------------------------------------------------------------------
 

@@ -27,14 +27,16 @@ def level(ratio: float | None, warn: float, bad: float) -> str:
 
 def head(run: RunSnapshot) -> Line:
     """Which run, on what, how far."""
-    failed = any(rank.failed for rank in run.ranks)
+    failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)
     sign, tone = ("✖", "bad") if failed else ("■", "dim") if run.ended else ("●", "good")
     line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold"), (f" {sign} ", tone)]
     line.append((clean(verdict(run)), tone if failed else ""))
     if run.ranks:
         first = run.ranks[0]
-        count = f"{human_count(len(run.ranks))} of {human_count(first.world_size)} ranks"
-        if len(run.ranks) == first.world_size:
+        fleet = run.fleet
+        seen = fleet.ranks - fleet.silent if fleet is not None else len(run.ranks)
+        count = f"{human_count(seen)} of {human_count(first.world_size)} ranks"
+        if seen == first.world_size:
             count = f"{human_count(first.world_size)} rank{'s' * (first.world_size != 1)}"
         facts = [first.strategy, count, f"on {run.node}", first.device.partition(":")[0]]
         line.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
@@ -57,13 +59,17 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
         return [(" ✖ ", "bad"), (clean(who + text), "bad")]
     if run.hangs:
         hang = run.hangs[0]
-        text = f"{hang.op} in {hang.group} does not end: {len(hang.waiting)} wait"
+        waiting = len(hang.waiting) if run.fleet is None else run.fleet.waiting
+        text = f"{hang.op} in {hang.group} does not end: {human_count(waiting)} wait"
         if hang.missing:
             text += f", rank {', '.join(map(str, hang.missing[:4]))} has not come"
         silent = [node.node for node in run.nodes if node.silent]
         if silent:
             text += f", node {', '.join(silent[:3])} is not heard"
         return [(" ✖ ", "bad"), (clean(text), "bad")]
+    silent = [rank for rank in run.ranks if rank.silent]
+    if silent and not run.ended:
+        return [(" ▲ ", "warn"), (clean(silence(run, silent)), "warn")]
     worst = worst_risk(run.ranks)
     if worst is not None and (worst[1].ratio >= 0.5 or worst[1].steps_left is not None):
         tone = level(worst[1].ratio, 0.5, 0.8)
@@ -77,6 +83,15 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     if worst is None:
         return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
     return [(" · ", "good"), ("no memory is running out; " + calm, "")]
+
+
+def silence(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
+    """``8 ranks on node0003 not seen for 40 s``."""
+    count = len(silent) if run.fleet is None else max(len(silent), run.fleet.silent)
+    nodes = sorted({rank.node for rank in silent})
+    more = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    where = f"on {', '.join(nodes[:2])}{more}"
+    return f"{human_count(count)} rank{'s' * (count != 1)} {where} {silent[0].ended}"
 
 
 def danger(rank: RankSnapshot, found: Risk, *, short: bool = False) -> str:
@@ -157,16 +172,19 @@ def mfu(run: RunSnapshot, look: Look) -> float | None:
 
 def figures(run: RunSnapshot, look: Look) -> list[tuple[str, str, str]]:
     """(name, value, tone): the run in numbers."""
-    ranks = run.ranks
-    each = step_seconds(ranks)
+    ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
+    each = spreads["step_seconds"].median if "step_seconds" in spreads else step_seconds(ranks)
     exposed = highest(ranks, lambda rank: rank.exposed_ratio)
+    overlap = lowest(ranks, lambda rank: rank.overlap_ratio)
+    if "overlap_ratio" in spreads:  # the ranks of the picture are not those that overlap least
+        overlap = spreads["overlap_ratio"].least
     worst = worst_risk(ranks)
     rate, used = tokens_per_second(run, look), mfu(run, look)
     made = [
         ("step", human_seconds(each) if each else "n/a", "bold"),
         ("steps/s", f"{1 / each:.3g}" if each else "n/a", ""),
         ("exposed", human_ratio(exposed) + _off(ranks), level(exposed, 0.10, 0.25)),
-        ("overlap", human_ratio(lowest(ranks, lambda rank: rank.overlap_ratio)), ""),
+        ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(worst[1].ratio if worst else None),
          level(worst[1].ratio if worst else None, 0.5, 0.8)),
         ("tokens/s", human_count(rate) if rate else "n/a", "" if rate else "dim"),

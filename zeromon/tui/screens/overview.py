@@ -8,7 +8,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from zeromon.snapshot import Finding, RankSnapshot
+from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import words
 from zeromon.tui.draw.bars import stacked
 from zeromon.tui.draw.chart import chart, legend
@@ -18,7 +18,7 @@ from zeromon.tui.parts import breakdown, exposed_is_known
 from zeromon.tui.plots import exposed_plot, memory_plot
 from zeromon.tui.scene import Scene
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import RANKS, Sheet, mark
+from zeromon.tui.tables import RANKS, SPREADS, Sheet, mark
 from zeromon.tui.tones import LETTERS, PARTS
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -47,19 +47,7 @@ class Overview(View):
         look, height = scene.look, self.size.height
         figures = self.query_one("#figures", Panel)
         figures.show(lambda width, _h: [cut(words.figures_line(scene.run, look), width)])
-        bars = self.query_one("#bars", Panel)
-        shown = min(len(scene.ranks), _MOST_BARS, max(2, (height - 20) // 2))
-        bars.styles.height = shown + 3
-        chosen = most_exposed(scene.ranks, shown)
-        of = (
-            ""
-            if len(chosen) == len(scene.ranks)
-            else f": {len(chosen)} of {human_count(len(scene.ranks))}, the most exposed"
-        )
-        bars.show(
-            lambda width, _h: step_bars(chosen, look, width),
-            f"step time, {'shares' if look.shares else 'mean of the last steps'}{of}",
-        )
+        self._draw_bars(scene)
         marks, trends = scene.mark_steps, scene.trends
         memory = self.query_one("#memory", Panel)
         columns = max(1, memory.size.width - _AXIS)
@@ -72,9 +60,35 @@ class Overview(View):
         )
         most = 5 if height >= 34 else 3 if height >= 30 else 2
         news = self.query_one("#news", Panel)
-        lines = finding_lines(scene.run.findings, most)
+        lines = [*note_lines(scene.run), *finding_lines(scene.run.findings, most)]
         news.styles.height = len(lines) + 2
         news.show(lambda width, _h: [cut(line, width) for line in lines])
+
+    def _draw_bars(self, scene: Scene) -> None:
+        """Where the time of a step goes, rank by rank; of many ranks, how their figures spread."""
+        look, height = scene.look, self.size.height
+        bars = self.query_one("#bars", Panel)
+        fleet = scene.run.fleet
+        if fleet is not None:
+            table = spread_lines(fleet, look, max(3, height - 18))
+            bars.styles.height = len(table) + 2
+            bars.show(
+                lambda width, _h: [cut(line, width) for line in table],
+                f"all {human_count(fleet.ranks)} ranks on {human_count(len(fleet.nodes))} nodes",
+            )
+            return
+        shown = min(len(scene.ranks), _MOST_BARS, max(2, (height - 20) // 2))
+        bars.styles.height = shown + 3
+        chosen = most_exposed(scene.ranks, shown)
+        of = (
+            ""
+            if len(chosen) == len(scene.ranks)
+            else f": {len(chosen)} of {human_count(len(scene.ranks))}, the most exposed"
+        )
+        bars.show(
+            lambda width, _h: step_bars(chosen, look, width),
+            f"step time, {'shares' if look.shares else 'mean of the last steps'}{of}",
+        )
 
     def sheet(self, scene: Scene) -> Sheet[Any]:
         """The ranks."""
@@ -127,6 +141,28 @@ def parts_legend(parts: Sequence[str], look: Look) -> Line:
         sign = LETTERS[part] if look.letters else "■"
         line += [(f"{sign} ", part), (names.get(part, part.replace("_", " ")) + "  ", "dim")]
     return line
+
+
+def spread_lines(fleet: Fleet, look: Look, most: int) -> list[Line]:
+    """How the figures of all ranks spread, one a line."""
+    heads = ("least", "5 %", "median", "95 %", "most")
+    lines: list[Line] = [[(fit("", 26), ""), *((fit(h, 11, right=True), "title") for h in heads)]]
+    for name, title, words_of in SPREADS:
+        spread = fleet.spreads.get(name)
+        if spread is not None and len(lines) < most:
+            values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
+            lines.append(
+                [
+                    (fit(title, 26), "dim"),
+                    *((fit(words_of(v, look), 11, right=True), "") for v in values),
+                ]
+            )
+    return lines
+
+
+def note_lines(run: RunSnapshot) -> list[Line]:
+    """What the source of the picture has to say of it."""
+    return [[(" ! ", "warn"), (clean(part), "warn")] for part in run.note.split("; ") if part]
 
 
 def finding_lines(findings: Sequence[Finding], most: int) -> list[Line]:
