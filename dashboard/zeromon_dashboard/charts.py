@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeromon.history import IDLE
+from zeromon.history import IDLE, LEAST, MEDIAN, MOST
 from zeromon.snapshot import RankSnapshot, Risk, RunSnapshot
 
 Series = Mapping[str, Sequence[float]]
@@ -162,6 +162,8 @@ def by_rank(series: Series, column: Column) -> dict[str, Trace]:
         steps, values = found.setdefault(int(rank), ([], []))
         steps.append(step)
         values.append(value)
+    if MOST in found:
+        return {_OF_ALL[rank]: pair for rank, pair in sorted(found.items(), reverse=True)}
     if len(found) <= MOST_RANKS:
         return {f"rank {rank}": pair for rank, pair in sorted(found.items())}
     together: dict[float, list[float]] = {}
@@ -176,6 +178,9 @@ def by_rank(series: Series, column: Column) -> dict[str, Trace]:
 _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
     ("highest rank", max), ("median rank", statistics.median), ("lowest rank", min),
 )  # fmt: skip
+
+
+_OF_ALL = {MOST: "highest rank", MEDIAN: "median rank", LEAST: "lowest rank"}
 
 
 def _top(series: Series, column: Column) -> float:

@@ -247,6 +247,7 @@ _RANKS = (
 def _overview_page(parts: Parts, _: Where) -> list[Any]:
     return [
         _cards(parts),
+        html.Div(id="spreads", **parts["spreads"]),
         _two(_graph("breakdown", parts), _graph("exposed", parts)),
         _two(_graph("step-time", parts), _graph("memory", parts)),
         _heading("Findings"),
@@ -310,6 +311,7 @@ def _ranks_skeleton(parts: Parts, where: Where) -> list[Any]:
         ),
         _graph("rank-map", parts),
         dmc.Stack(id="stragglers", gap="xs", **parts["stragglers"]),
+        dmc.Text(id="rank-count", size="sm", c="dimmed", **parts["rank-count"]),
         _grid("rank-table", _RANKS, parts["rank-table"], 420),
     ]
 

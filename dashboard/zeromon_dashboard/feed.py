@@ -97,6 +97,7 @@ class Feed:
         return Cursor(self.name, self._version, self._epoch, last)
 
     def _update(self) -> None:
+        self._followed.want(self.where.ranks, self.where.node)
         seen = self._followed.seen()
         now = (seen.run, f"{seen.trouble} {seen.age:.0f}" if seen.trouble else "")
         if self._seen is not None and self._seen[0] is now[0] and self._seen[1] == now[1]:

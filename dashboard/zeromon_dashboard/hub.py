@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from zeromon.compare import Comparison, compare
 from zeromon.errors import RunNotFound, ZeromonError
+from zeromon.fleet.api import Server
+from zeromon.fleet.source import ListedRun, PrometheusSource, find, only, runs_of
 from zeromon.history import Row, Series, by_step, frame, row_of, steps
 from zeromon.measures import measured
 from zeromon.record import KnownFinding
@@ -61,7 +63,15 @@ class Followed:
     @property
     def live(self) -> bool:
         """Whether a collector follows it."""
-        return isinstance(self.source, LiveSource)
+        return isinstance(self.source, (LiveSource, PrometheusSource))
+
+    def want(self, ranks: Sequence[int], node: str) -> None:
+        """A page shows those *ranks*, or all of a *node*: they are read although not the worst."""
+        fleet = self._run.fleet if self._run is not None else None
+        if isinstance(self.source, PrometheusSource) and (ranks or node):
+            nodes = fleet.nodes if fleet is not None else ()
+            addresses = (one.address for one in nodes if one.node == node)
+            self.source.want(ranks, next(addresses, ""))
 
     def seen(self) -> Seen:
         """The newest picture; an older one while the source does not answer."""
@@ -88,6 +98,8 @@ class Followed:
 
     def _fall_back(self) -> None:
         """A collector that has gone has left its record; one that is started anew has another port."""
+        if isinstance(self.source, PrometheusSource):
+            return  # there is no other place to look for it
         with suppress(ZeromonError, OSError):
             found = open_source(self.source.run, self._store)
             run = found.latest()
@@ -122,6 +134,11 @@ class Followed:
         with self._lock:
             number, known = self._series.get(key, (0, None))
             run = self._run
+            if run is not None and run.origin:  # it grows by itself
+                found = self._read(run, ranks, last, until)
+                number += known is None or known["start_us"][:1] != found["start_us"][:1]
+                self._series[key] = (number, found)
+                return number, found
             if known is None or _too_many(known, run):
                 number, known = number + 1, self._read(run, ranks, last, until)
             if until is None and run is not None:
@@ -205,8 +222,10 @@ def _last_steps(series: Series, last: int) -> Series:
     return {name: [column[n] for n in kept] for name, column in series.items()}
 
 
-def open_source(name: str, store: Store) -> Source:
-    """A run by its name: where a collector follows it from there, else from its record."""
+def open_source(name: str, store: Store, server: Server | None = None) -> Source:
+    """A run by its name: of the *server* where one is given; else a collector's, else its record."""
+    if server is not None:
+        return only(find(server, name))
     for live in node_runs():
         if live.run == name:
             return LiveSource(live.address, live.run)
@@ -217,9 +236,13 @@ class Hub:
     """All runs that anybody looks at."""
 
     def __init__(
-        self, store: Store | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        server: Server | None = None,
     ) -> None:
         self.store = store or Store()
+        self._server = server
         self._clock = clock
         self._lock = threading.Lock()
         self._followed: OrderedDict[str, Followed] = OrderedDict()
@@ -232,7 +255,7 @@ class Hub:
             if known is not None:
                 self._followed.move_to_end(name)
                 return known
-        found = Followed(open_source(name, self.store), self.store, self._clock)
+        found = Followed(open_source(name, self.store, self._server), self.store, self._clock)
         with self._lock:
             self._followed[name] = found
             while len(self._followed) > _MOST_SOURCES:
@@ -251,12 +274,26 @@ class Hub:
         return compare(found)
 
     def runs(self) -> list[Item]:
-        """The runs of this user on this node, the live ones first, then the newest."""
+        """The runs of the server, or of this user on this node: live ones first, then the newest."""
         made, known = self._list
         if self._clock() - made < _LIST_SECONDS:
             return known
+        if self._server is not None:
+            items = [_listed(run) for run in runs_of(self._server)]
+            self._list = (self._clock(), items)
+            return items
         live = {run.run for run in node_runs() if not run.ended}
         items = [Item(found, found.run in live) for found in self.store.manifests()]
         items.sort(key=lambda item: (not item.live, -item.manifest.started_wall))
         self._list = (self._clock(), items)
         return items
+
+
+def _listed(run: ListedRun) -> Item:
+    """What a Prometheus says of a run without being asked for more."""
+    manifest = Manifest(
+        run=run.run, node="", command=(), started_wall=0.0, taken_wall=0.0, ended=not run.up,
+        verdict=run.state, strategy="", device="", ranks=run.ranks or run.known, steps=run.steps,
+        step_seconds=None, exposed_ratio=None, memory_bytes=-1, worst="",
+    )  # fmt: skip
+    return Item(manifest, bool(run.up))

@@ -74,11 +74,7 @@ def page_of(known: Known) -> Page:
 
 def _head(known: Known) -> Parts:
     run, first = known.run, (known.run.ranks[0] if known.run.ranks else None)
-    facts = (
-        f"{first.strategy}, {len(run.ranks)} of {first.world_size} ranks, {first.device}"
-        if first
-        else ""
-    )
+    facts = _facts(run, first) if first is not None else ""
     if known.where.at is not None:
         state, colour = f"as at {clock(run.taken_wall)}", "violet"
     elif known.trouble:
@@ -87,7 +83,7 @@ def _head(known: Known) -> Parts:
         state, colour = "recorded", "gray"
     else:
         state, colour = "live", "teal"
-    failed = any(rank.failed for rank in run.ranks)
+    failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)
     return {
         "facts": {"children": facts},
         "state": {"children": state, "color": colour},
@@ -96,6 +92,15 @@ def _head(known: Known) -> Parts:
             "c": "red" if failed else "inherit",
         },
     }
+
+
+def _facts(run: RunSnapshot, first: RankSnapshot) -> str:
+    fleet = run.fleet
+    if fleet is None:
+        return f"{first.strategy}, {len(run.ranks)} of {first.world_size} ranks, {first.device}"
+    seen = human_count(fleet.ranks - fleet.silent)
+    nodes = human_count(len(fleet.nodes))
+    return f"{first.strategy}, {seen} of {human_count(first.world_size)} ranks on {nodes} nodes"
 
 
 def clock(wall: float) -> str:
@@ -127,10 +132,40 @@ def _overview(known: Known) -> Page:
         {
             "cards": {"children": [_risk(run), _waits(run), _steps(run), _agent(run)]},
             "breakdown": {"figure": views.breakdown(run)},
-            "findings": {"children": _findings(run.findings[:3], len(run.findings))},
+            "spreads": {"children": _spreads(run)},
+            "findings": {
+                "children": [*_notes(run), *_findings(run.findings[:3], len(run.findings))]
+            },
         },
         _known_charts(lines),
     )
+
+
+def _spreads(run: RunSnapshot) -> Any:
+    """How the figures of all ranks spread, where a picture has only some of them."""
+    fleet = run.fleet
+    if fleet is None:
+        return None
+    heads = ("least", "5 %", "median", "95 %", "most")
+    rows = []
+    for name, title, words in views.SPREADS:
+        found = fleet.spreads.get(name)
+        if found is not None:
+            values = (found.least, found.p5, found.median, found.p95, found.most)
+            rows.append(html.Tr([html.Td(title), *(html.Td(words(value)) for value in values)]))
+    return dmc.Table(
+        [
+            html.Thead(html.Tr([html.Th(f"{fleet.ranks:,} ranks"), *(html.Th(h) for h in heads)])),
+            html.Tbody(rows),
+        ],
+        withTableBorder=True,
+        verticalSpacing=4,
+    )
+
+
+def _notes(run: RunSnapshot) -> list[Any]:
+    """What the source of the picture has to say of it."""
+    return [dmc.Alert(part, color="orange") for part in run.note.split("; ") if part and run.ranks]
 
 
 def _known_charts(found: dict[str, Chart | None]) -> dict[str, Chart]:
@@ -373,16 +408,28 @@ def _ranks_page(known: Known) -> Page:
     return Page(
         {
             "rank-map": {"figure": views.rank_map(known.run, known.where.metric)},
-            "rank-table": {"rowData": rank_rows(known.run)},
+            "rank-table": {"rowData": rank_rows(known.run, known.where.node)},
+            "rank-count": {"children": _count(known)},
             "stragglers": {"children": _stragglers(known.run)},
         }
     )
 
 
-def rank_rows(run: RunSnapshot) -> list[dict[str, Any]]:
-    """The table of ranks."""
+def _count(known: Known) -> str:
+    """How many of all ranks the table has, where it has not all."""
+    fleet, node = known.run.fleet, known.where.node
+    if fleet is None:
+        return ""
+    if node:
+        return f"The ranks of {node}; a click leads to one."
+    shown, total = human_count(len(known.run.ranks)), human_count(fleet.ranks)
+    return f"{shown} of {total} ranks, those that matter most; a click on a node shows its ranks."
+
+
+def rank_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
+    """The table of ranks, or of those of a node."""
     rows: list[dict[str, Any]] = []
-    for rank in run.ranks:
+    for rank in (rank for rank in run.ranks if not node or rank.node == node):
         figures = {name: rounded(read(rank)) for name, (_, _, read) in views.METRICS.items()}
         rows.append(
             {
@@ -390,7 +437,7 @@ def rank_rows(run: RunSnapshot) -> list[dict[str, Any]]:
                 "rank": rank.rank,
                 "node": rank.node,
                 "device": rank.device,
-                "state": rank.ended or rank.phase,
+                "state": rank.ended or rank.phase or "up",
                 "steps": rank.steps,
                 **figures,
                 "overlap": None
@@ -413,7 +460,7 @@ def _stragglers(run: RunSnapshot) -> list[Any]:
     return [
         dmc.Alert(
             f"{human_seconds(one.late_seconds)} a step ({human_ratio(one.share)})"
-            f" since step {one.since_step}"
+            f"{f' since step {one.since_step}' if one.since_step else ''}"
             f"{f', longer in {one.phase}' if one.phase else ''}{f': {one.cause}' if one.cause else ''}",
             title=f"The others wait for {one.who}",
             color="orange",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from zeromon.events import Phase
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.traffic import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 from zeromon_dashboard.charts import COLOURS, GIB, axis, layout
@@ -63,12 +63,13 @@ def breakdown(run: RunSnapshot) -> dict[str, Any]:
                     "hovertemplate": "%{x:.3g} ms<extra>%{y}, %{fullData.name}</extra>",
                 }
             )  # fmt: skip
-    more = f" ({_MOST_BARS} slowest of {len(run.ranks)})" if len(run.ranks) > _MOST_BARS else ""
+    of = len(run.ranks) if run.fleet is None else run.fleet.ranks
+    more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
     title = f"Where a step goes, ms, mean of the last {_LAST}{more}"
     return {
         "data": data,
         "layout": {
-            **layout(title, max(220, 110 + 24 * len(ranks))),
+            **layout(title, max(220, 110 + 24 * len(ranks) * bool(data))),
             "barmode": "stack",
             "xaxis": axis(""),
             "yaxis": {**axis(""), "autorange": "reversed"},
@@ -258,40 +259,71 @@ def _memory(rank: RankSnapshot) -> float | None:
 
 Read = Callable[[RankSnapshot], float | None]
 METRICS: dict[str, tuple[str, str, Read]] = {
-    "step": ("step time", "ms", lambda r: None if r.step_seconds is None else 1e3 * r.step_seconds),
-    "exposed": ("exposed communication", "% of the step",
-                lambda r: None if r.exposed_ratio is None else 100 * r.exposed_ratio),
+    "step": ("step time", "ms", lambda r: _times(1e3, r.step_seconds)),
+    "exposed": ("exposed communication", "% of the step", lambda r: _times(100, r.exposed_ratio)),
     "memory": ("memory", "GiB", _memory),
     "risk": ("OOM risk", "%", lambda r: 100 * max((k.ratio for k in r.risks), default=0.0)),
-    "late": ("arrives late, a step", "ms",
-             lambda r: None if r.late_seconds is None else 1e3 * r.late_seconds),
-    "waits": ("waits for others, a step", "ms",
-              lambda r: None if r.wait_seconds is None else 1e3 * r.wait_seconds),
-}  # fmt: skip
+    "late": ("arrives late, a step", "ms", lambda r: _times(1e3, r.late_seconds)),
+    "waits": ("waits for others, a step", "ms", lambda r: _times(1e3, r.wait_seconds)),
+}
 """What the map of ranks can show: its name, its unit, and how a rank has it."""
+_OF_NODES: dict[str, Callable[[FleetNode], float | None]] = {
+    "step": lambda n: _times(1e3, n.step_seconds),
+    "exposed": lambda n: _times(100, n.exposed_ratio),
+    "memory": lambda n: _times(1 / GIB, n.memory_bytes),
+    "risk": lambda n: _times(100, n.risk_ratio),
+    "late": lambda n: _times(1e3, n.late_seconds),
+    "waits": lambda n: _times(1e3, n.wait_seconds),
+}
+"""The same of a node: of its worst rank."""
+
+
+def _times(scale: float, value: float | None) -> float | None:
+    return None if value is None else scale * value
+
+
+SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("step_seconds", "step", human_seconds),
+    ("exposed_ratio", "exposed communication, share of a step", human_ratio),
+    ("overlap_ratio", "overlap", human_ratio),
+    ("late_seconds", "arrives late, a step", human_seconds),
+    ("memory_bytes", "memory", human_bytes),
+    ("headroom_bytes", "headroom", human_bytes),
+    ("risk_ratio", "OOM risk", human_ratio),
+)
+"""Figures over all ranks of a large run: where :attr:`Fleet.spreads` has it, its name, in words."""
 
 
 def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
-    """A cell a rank, thirty-two in a row: legible at two ranks and at a thousand."""
+    """A cell a rank, thirty-two in a row: legible at two ranks and at a thousand.
+
+    Of a run that is larger a cell a node, sixty-four in a row.
+    """
     name, unit, read = METRICS[metric]
-    ranks: Sequence[RankSnapshot | None] = run.ranks
-    wide = min(_WIDE, max(8, len(ranks)))  # two ranks are no banner
-    rows = [list(ranks[n : n + wide]) for n in range(0, len(ranks), wide)]
+    if run.fleet is None:
+        cells = [(_rounded(read(rank)), _told(rank)) for rank in run.ranks]
+        what, widest, high = "ranks", _WIDE, 26
+    else:
+        of_node = _OF_NODES[metric]
+        cells = [(_rounded(of_node(node)), _told_node(node)) for node in run.fleet.nodes]
+        what, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
+    wide = min(widest, max(8, len(cells)))  # two ranks are no banner
+    rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
     for row in rows:
-        row.extend([None] * (wide - len(row)))
+        row.extend([(None, ["", "", ""])] * (wide - len(row)))
     return {
         "data": [
             {
                 "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2, "zmin": 0,
-                "z": [[None if r is None else _rounded(read(r)) for r in row] for row in rows],
-                "customdata": [[_told(r) for r in row] for row in rows],
+                "z": [[value for value, _ in row] for row in rows],
+                "customdata": [[told for _, told in row] for row in rows],
                 "colorbar": _colourbar(unit),
                 "hovertemplate": "%{customdata[1]}<br>" + name + " %{z:.4g} " + unit
                 + "<br>%{customdata[2]}<extra></extra>",
             }
         ],
         "layout": {
-            **layout(f"All ranks: {name}", 120 + max(60, 26 * len(rows))),
+            **layout(f"All {what}: {name}", 120 + max(60, high * len(rows))),
             "xaxis": {"visible": False},
             "yaxis": {"visible": False, "autorange": "reversed"},
         },
@@ -302,9 +334,17 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _told(rank: RankSnapshot | None) -> list[str]:
-    if rank is None:
-        return ["", "", ""]
+def _told_node(node: FleetNode) -> list[str]:
+    state = f"{node.up} of {node.ranks} ranks up" + (
+        f", {node.failed} failed" if node.failed else ""
+    )
+    if node.silent_seconds:
+        state = f"not seen for {human_seconds(round(node.silent_seconds))}"
+    facts = f"step {human_seconds(node.step_seconds)}, exposed {human_ratio(node.exposed_ratio)}"
+    return [f"node/{node.node}", f"{node.node}: {state}", facts]
+
+
+def _told(rank: RankSnapshot) -> list[str]:
     facts = f"step {human_seconds(rank.step_seconds)}, exposed {human_ratio(rank.exposed_ratio)}"
-    state = rank.ended or rank.phase
+    state = rank.ended or rank.phase or "up"
     return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state}", facts]

@@ -21,6 +21,7 @@ LASTS = (100, 1000, 0)
 """How many steps the charts over steps can be asked for; 0: all."""
 
 _MOST_RANKS = 64
+_MOST_NODE = 255
 _MOST_CHARACTERS = 4000
 
 
@@ -35,6 +36,8 @@ class Where:
     """Only these; (): all."""
     last: int = LASTS[-1]
     metric: str = "step"
+    node: str = ""
+    """Only its ranks, on the page of ranks."""
     at: float | None = None
     """A moment that is over, seconds since the epoch; None: now."""
     compared: tuple[str, ...] = ()
@@ -52,6 +55,8 @@ class Where:
             asked["last"] = str(self.last)
         if self.metric != "step":
             asked["metric"] = self.metric
+        if self.node:
+            asked["node"] = self.node
         if self.at is not None:
             asked["at"] = f"{self.at:.3f}"
         path = f"/run/{quote(self.run, safe='')}/{self.page}" if self.run else "/"
@@ -72,6 +77,7 @@ def parse(path: str, query: str) -> Where:
         ranks=_numbers(given.get("ranks", "")),
         last=_one_of(given.get("last", ""), LASTS),
         metric=given.get("metric", "") if given.get("metric") in METRICS else "step",
+        node=given.get("node", "")[:_MOST_NODE],
         at=_moment(given.get("at", "")),
     )
     if len(parts) >= 2 and parts[0] == "run" and is_run_id(parts[1]):

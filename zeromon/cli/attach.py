@@ -24,7 +24,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zeromon.cli import join
+from zeromon.cli import join, servers
 from zeromon.errors import SourceError
 from zeromon.fleet import source as fleet
 from zeromon.fleet.api import Server
@@ -42,27 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--plain", action="store_true", help="one line a step, until the run ends")
     how.add_argument("--json", action="store_true", help="print the picture once and leave")
     join.add_arguments(parser)
-    add_prometheus_argument(parser)
+    servers.add_argument(parser)
     parser.add_argument(
         "--run", metavar="R",
         help="with --prometheus: its name or the beginning of it, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
     add_view_arguments(parser)
-
-
-def add_prometheus_argument(parser: argparse.ArgumentParser) -> None:
-    """Where runs of more than this node are read from."""
-    parser.add_argument(
-        "--prometheus", metavar="URL",
-        help="read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
-    )  # fmt: skip
-
-
-def server_of(options: argparse.Namespace, *, named: bool) -> Server | None:
-    """The Prometheus that is meant; the environment's only where no run of this node is *named*."""
-    default = "" if named else os.environ.get("ZEROMON_PROMETHEUS", "")
-    url = options.prometheus or default
-    return Server(url) if url else None
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +80,7 @@ def _seconds(text: str) -> float:
 def call(options: argparse.Namespace) -> int:
     """Finds the run, joins it first where it never loaded us, and shows it."""
     local = bool(options.target or options.all)
-    server = server_of(options, named=local)
+    server = servers.server_of(options, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:

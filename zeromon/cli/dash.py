@@ -1,5 +1,8 @@
 """Opens the dashboard in the browser: live and recorded runs, their past, and runs side by side.
 
+With --prometheus URL runs are those that a Prometheus knows (or VictoriaMetrics, Mimir, Thanos), of any
+number of nodes and ranks; ZEROMON_PROMETHEUS_TOKEN is sent to it as a bearer token.
+
 Without RUN it begins with the list of all runs. It listens on this machine only; from elsewhere, forward
 the port over ssh, or give --host: then every request needs the token that is printed once.
 """
@@ -18,15 +21,18 @@ import webbrowser
 from typing import Any
 from urllib.parse import quote
 
+from zeromon.cli import servers
 from zeromon.errors import CollectorError, SourceError
+from zeromon.fleet.api import Server
 
 DEFAULT_PORT = 9418
 _PORTS_TO_TRY = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon dash [RUN] [--host H] [--port P] [--no-browser]``"""
+    """``zeromon dash [RUN] [--prometheus URL] [--host H] [--port P] [--no-browser]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning: open on it")
+    servers.add_argument(parser)
     add_server_arguments(parser)
 
 
@@ -43,10 +49,15 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C."""
-    return serve(options, options.run)
+    return serve(options, options.run, server=servers.server_of(options))
 
 
-def serve(options: argparse.Namespace, run: str | None, at: float | None = None) -> int:
+def serve(
+    options: argparse.Namespace,
+    run: str | None,
+    at: float | None = None,
+    server: Server | None = None,
+) -> int:
     """The dashboard, opened on *run* as it was *at* a moment."""
     try:
         app_module: Any = importlib.import_module("zeromon_dashboard.app")
@@ -61,7 +72,7 @@ def serve(options: argparse.Namespace, run: str | None, at: float | None = None)
     token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
-    hub = hub_module.Hub()
+    hub = hub_module.Hub(server=server)
     start = f"/run/{quote(resolved(hub, run))}/overview?" if run else "/?"
     start += f"at={at:.3f}&" if at is not None else ""
     app = app_module.make_app(hub, token=token, port=port, loopback=loopback)

@@ -119,7 +119,7 @@ def worst_ratio(rank: RankSnapshot) -> float | None:
 
 def _state(rank: RankSnapshot, _: Look) -> Span:
     tone = "bad" if rank.failed else "dim" if rank.ended else ""
-    return clean((rank.ended or rank.phase).replace("_", " ")), tone
+    return clean((rank.ended or rank.phase or "up").replace("_", " ")), tone
 
 
 def _share(ratio: float | None, warn: float, bad: float) -> Span:

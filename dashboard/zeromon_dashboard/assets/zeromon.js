@@ -77,6 +77,7 @@
       const run = parts[0] === "run" ? parts[1] : null;
       const pages = ["overview", "memory", "communication", "ranks", "advice"];
       query.delete("metric");
+      query.delete("node");
       const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
       const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
       return [...hrefs, ...["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
@@ -91,10 +92,15 @@
     measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
 
     drill: (event) => {
-      const rank = event && event.points ? (event.points[0].customdata || [""])[0] : event && event.rowId;
+      const cell = event && event.points && event.points[0];
+      const drawn = cell && document.querySelector("#rank-map .js-plotly-plot");
+      // dcc.Graph does not pass on what a heat map's cell has besides its place
+      const rank = drawn ? drawn.data[0].customdata[cell.y][cell.x][0] : event && event.rowId;
       if (rank === undefined || rank === null || rank === "") return [skip(), skip()];
       const run = window.location.pathname.split("/").filter(Boolean)[1];
-      return [searched((query) => { put(query, "ranks", String(rank), ""); query.delete("metric"); }),
+      if (String(rank).startsWith("node/"))
+        return [searched((query) => put(query, "node", rank.slice(5), "")), skip()];
+      return [searched((query) => { put(query, "ranks", String(rank), ""); query.delete("metric"); query.delete("node"); }),
               `/run/${run}/overview`];
     },
 

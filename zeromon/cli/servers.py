@@ -1,0 +1,23 @@
+"""The Prometheus that a verb is to read from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from zeromon.fleet.api import Server
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """``--prometheus URL``"""
+    parser.add_argument(
+        "--prometheus", metavar="URL",
+        help="read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
+    )  # fmt: skip
+
+
+def server_of(options: argparse.Namespace, *, named: bool = False) -> Server | None:
+    """What is meant; the environment's only where no run of this node is *named*."""
+    default = "" if named else os.environ.get("ZEROMON_PROMETHEUS", "")
+    url = options.prometheus or default
+    return Server(url) if url else None
