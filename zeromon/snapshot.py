@@ -730,7 +730,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A figure over all ranks of a run: some of its quantiles."""
+    """A figure over all ranks of a run: some of its quantiles, to half a percent."""
 
     least: float
     p5: float

@@ -9,19 +9,22 @@ from functools import lru_cache
 from core.build import MS, device_memory, rank, run, summary
 
 from zeromon.advice import advise
-from zeromon.history import NAMES, Series
+from zeromon.history import LEAST, MEDIAN, MOST, NAMES, Series
 from zeromon.record import KnownFinding
 from zeromon.snapshot import (
     Cause,
     Device,
     ExpectedRow,
     Finding,
+    Fleet,
+    FleetNode,
     InFlight,
     RankSnapshot,
     Remedy,
     Risk,
     RoleRow,
     RunSnapshot,
+    Spread,
     StepSummary,
     Straggler,
     TrafficRow,
@@ -175,6 +178,56 @@ def picture(ranks: int = 2, count: int = 160) -> RunSnapshot:
     return replace(base, findings=(*advise(base), DATA_WAIT))
 
 
+def spread(*values: float) -> Spread:
+    least, p5, median, p95, most = values
+    return Spread(least=least, p5=p5, median=median, p95=p95, most=most)
+
+
+def fleet_picture(nodes: int = 2048, each: int = 8) -> RunSnapshot:
+    """A run of thousands of ranks, as a Prometheus tells of it: one rank failed, a node is silent."""
+    base = picture(16)
+    shown = [0, 1, 3, 8, 9, 700, 701, 4242, 9999, 16383]
+    ranks = [
+        replace(
+            base.ranks[n], rank=number, local_rank=number % each, node=f"node{number // each:04}",
+            world_size=nodes * each, phase="", unit="", units=(), traffic=(), in_flight=(),
+        )
+        for n, number in enumerate(shown)
+    ]  # fmt: skip
+    ranks[5] = replace(ranks[5], alive=False, failed=True, ended="failed")
+    ranks[8] = replace(ranks[8], alive=False, ended="not seen for 40.00 s")
+    rows = tuple(
+        FleetNode(
+            node=f"node{n:04}", address=f"10.0.{n // 256}.{n % 256}:9417", ranks=each,
+            up=0 if n == 1249 else each - (n == 87), failed=int(n == 87),
+            silent_seconds=40.0 if n == 1249 else 0.0,
+            step_seconds=None if n == 1249 else 0.43 + n % 37 / 1000,
+            exposed_ratio=None if n == 1249 else 0.05 + n * 7 % 101 / 400,
+            late_seconds=0.021 if n == 0 else 0.001 + n % 5 / 1000, wait_seconds=0.02,
+            memory_bytes=(40 + n % 23) * GIB, risk_ratio=0.74 if n == 0 else 0.1 + n % 7 / 30,
+        )
+        for n in range(nodes)
+    )  # fmt: skip
+    spreads = {
+        "step_seconds": spread(0.43, 0.432, 0.444, 0.46, 0.466),
+        "exposed_ratio": spread(0.05, 0.06, 0.17, 0.28, 0.3),
+        "overlap_ratio": spread(0.4, 0.5, 0.61, 0.7, 0.75),
+        "late_seconds": spread(0.0, 0.001, 0.003, 0.005, 0.021),
+        "memory_bytes": spread(*(n * GIB for n in (40, 41, 51, 61, 62))),
+        "headroom_bytes": spread(*(n * GIB for n in (18, 19, 29, 39, 40))),
+        "risk_ratio": spread(0.1, 0.1, 0.2, 0.3, 0.74),
+    }
+    fleet = Fleet(
+        ranks=nodes * each, up=nodes * each - each - 1, failed=1, silent=each, waiting=0, nodes=rows,
+        spreads=spreads,
+    )  # fmt: skip
+    return replace(
+        base, ranks=tuple(ranks), fleet=fleet, origin="http://prometheus:9090", every_seconds=15.0,
+        node=f"{nodes:,} nodes", command=(), findings=(base.findings[0],), stragglers=(),
+        note="the clock of http://prometheus:9090 is 12.00 s ahead of this machine's",
+    )  # fmt: skip
+
+
 class FixedSource:
     """Gives the same picture for ever, or raises; keeps the moments that it is given."""
 
@@ -222,3 +275,22 @@ class FixedSource:
 
     def findings(self) -> list[KnownFinding]:
         return self.known
+
+
+class FleetSource(FixedSource):
+    """Of such a run; its past is of all ranks together."""
+
+    def series(
+        self,
+        since_us: int = 0,
+        until_us: int | None = None,
+        ranks: Sequence[int] = (),
+        most: int = 600,
+    ) -> Series:
+        from zeromon.history import row_of
+
+        if ranks:
+            return super().series(since_us, until_us, ranks, most)
+        lines = ((LEAST, 0), (MEDIAN, 3), (MOST, 7))
+        rows = [row_of(of, step, 0) for of, variant in lines for step in steps(variant, 160)]
+        return {name: [row[i] for row in rows] for i, name in enumerate(NAMES)}

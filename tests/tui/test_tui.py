@@ -19,7 +19,7 @@ from core.build import deepspeed_facts, rank, run
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.widgets import Input
-from tui.pictures import DATA_WAIT, FixedSource, picture
+from tui.pictures import DATA_WAIT, FixedSource, FleetSource, fleet_picture, picture
 from tui.test_lines import HOSTILE
 
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
@@ -124,6 +124,54 @@ def test_pictures(
         await pilot.pause(0.1)
 
     assert snap_compare(make(picture(ranks), theme=theme), terminal_size=size, run_before=before)
+
+
+@pytest.mark.parametrize(
+    ("keys", "size"), [("1", SMALL), ("1", MIDDLE), ("5", MIDDLE), ("5 n", LARGE)],
+    ids=lambda v: f"{v[0]}x{v[1]}" if isinstance(v, tuple) else str(v).replace(" ", "-"),
+)  # fmt: skip
+def test_pictures_of_thousands_of_ranks(
+    snap_compare: Callable[..., bool], make: Make, keys: str, size: tuple[int, int]
+) -> None:
+    """What a Prometheus tells of 2,048 nodes: how figures spread, a map of nodes, ranks that matter."""
+
+    async def before(pilot: Pilot[int]) -> None:
+        await settled(pilot)
+        await until(pilot, lambda: bool(pilot.app._trends.whole))  # type: ignore[attr-defined]
+        await pilot.press(*keys.split())
+        await pilot.pause(0.1)
+
+    made = make(FleetSource(fleet_picture()))
+    assert snap_compare(made, terminal_size=size, run_before=before)
+
+
+async def test_a_large_run_says_how_much_of_it_is_shown(make: Make) -> None:
+    """And what is not seen; `n` shows nodes, Enter the ranks of one."""
+    async with running(make(FleetSource(fleet_picture())), 120, 40) as pilot:
+        text = screen_text(pilot.app)  # type: ignore[arg-type]
+        for part in (
+            "16,376 of 16,384 ranks",
+            "2,048 nodes",
+            "is 12.00 s ahead",
+            "median",
+            "failed",
+        ):
+            assert part in text, (part, text)
+        await pilot.press("5")
+        await pilot.pause()
+        assert "10 of 16,384 ranks, those that matter most" in screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.press("n")
+        await pilot.pause()
+        assert "2,048 nodes, the worst rank of each" in screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.press("g", "enter")
+        await until(pilot, lambda: pilot.app.wanted.startswith("node"))  # type: ignore[attr-defined]
+        assert "of 16,384 ranks" in screen_text(pilot.app)  # type: ignore[arg-type]
+
+
+async def test_nodes_are_for_large_runs(make: Make) -> None:
+    async with running(make(picture(8))) as pilot:
+        await pilot.press("5", "n")
+        await says(pilot, "all ranks are shown")
 
 
 async def test_what_matters_fits_80x24(make: Make) -> None:

@@ -6,9 +6,12 @@ strangers: a rank that is no number is passed over, everything else is text to b
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from zeromon.errors import RuleNotFound
@@ -490,15 +493,18 @@ _FIGURES = {
 }
 
 
+_RESIDENT = "host_memory_rss_bytes"
+
+
 def _figure(labels: Mapping[str, str], known: Container[str]) -> str | None:
     """The name of a figure; resident memory counts only where no device tells of its own."""
     name = labels.get("figure") or labels.get("of", "")
     figure = _FIGURES.get(name)
-    return None if name == "host_memory_rss_bytes" and figure in known else figure
+    return None if name == _RESIDENT and figure in known else figure
 
 
 def _device_first(samples: Iterable[Sample]) -> list[Sample]:
-    return sorted(samples, key=lambda s: s.labels.get("figure") == "host_memory_rss_bytes")
+    return sorted(samples, key=lambda s: s.labels.get("figure") == _RESIDENT)
 
 
 @dataclass(slots=True)
@@ -519,28 +525,39 @@ class Whole:
 def whole_of(samples: Iterable[Sample]) -> Whole:
     """Reads that."""
     made = Whole({}, {}, {}, 0)
-    quantiles: dict[str, dict[str, float]] = {}
-    for sample in _device_first(samples):
-        of = sample.labels.get("of", "")
+    counted: dict[str, dict[float, float]] = {}
+    for sample in samples:
+        labels, of = sample.labels, sample.labels.get("of", "")
         if of == "finding":
-            made.findings[sample.labels.get("rule", ""), sample.labels.get("severity", "")] = int(
-                sample.value
-            )
+            rule = labels.get("rule", ""), labels.get("severity", "")
+            made.findings[rule] = int(sample.value)
         elif of == "hang":
             made.waiting += int(sample.value)
-        elif "figure" in sample.labels:
-            figure = _figure(sample.labels, {name for name, by in quantiles.items() if of in by})
-            if figure is not None:
-                quantiles.setdefault(figure, {})[of] = sample.value
+        elif of == "spread":
+            figure, ln = labels.get("figure", ""), float(labels.get("ln", "nan"))
+            if ln < _MOST_LN:  # what is below zero has no logarithm
+                counted.setdefault(figure, {})[math.exp(ln)] = sample.value
         else:
             made.counts[of] = sample.value
-    made.spreads = {
-        figure: Spread(**by) for figure, by in quantiles.items() if len(by) == len(_QUANTILES)
-    }
+    for name in sorted(counted, key=lambda name: name == _RESIDENT):
+        figure = _figure({"figure": name}, made.spreads) or ""
+        made.spreads.setdefault(figure, spread_of(counted[name]))
+    made.spreads.pop("", None)
     return made
 
 
-_QUANTILES = ("least", "p5", "median", "p95", "most")
+_MOST_LN = 700.0
+
+
+def spread_of(counted: Mapping[float, float]) -> Spread:
+    """The quantiles of values by how often they are there."""
+    values = sorted(counted)
+    reached = list(accumulate(counted[value] for value in values))
+    least, p5, median, p95, most = (
+        values[min(len(values) - 1, bisect_left(reached, share * reached[-1]))]
+        for share in (0.0, 0.05, 0.5, 0.95, 1.0)
+    )
+    return Spread(least=least, p5=p5, median=median, p95=p95, most=most)
 
 
 def nodes_of(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from zeromon.fleet.api import one_of, quoted
 
-QUANTILES = (("least", 0.0), ("p5", 0.05), ("median", 0.5), ("p95", 0.95), ("most", 1.0))
 MOST_OF_A_KIND = 8
 """Ranks that are fetched for each reason to look at one."""
 REMEMBERED_SECONDS = 600
@@ -168,7 +167,7 @@ def span(run: Choice, seconds: int, step: int) -> str:
 
 
 def whole(run: Choice, window: str) -> str:
-    """Counts and quantiles over all ranks."""
+    """Counts over all ranks, and how many have which value of each figure."""
     up, risk = run.of("rank_up"), run.of("oom_risk_ratio")
     parts = [
         tagged(f"count({up})", "ranks"),
@@ -179,21 +178,25 @@ def whole(run: Choice, window: str) -> str:
         tagged(f"count by (kind) ({run.of('hang', _WAITING)})", "hang"),
         tagged(f"count by (rule, severity) ({run.of('finding')})", "finding"),
     ]
-    for name, share in QUANTILES:
-        parts += [
-            tagged(named(f"quantile by (__name__) ({share:g}, {run.of_all(_SPREAD)})"), name),
+    figures = {
+        "oom_risk_ratio": f"max by (instance, rank) ({risk})",
+        "step_seconds": step_seconds(run, window),
+    }
+    return union(
+        *parts,
+        tagged(f"count_values by (figure) {_rounded(named(run.of_all(_SPREAD)))}", "spread"),
+        *(
             tagged(
-                f"label_replace(quantile({share:g}, max by (instance, rank) ({risk})),"
-                '"figure","oom_risk_ratio","","")',
-                name,
-            ),
-            tagged(
-                f"label_replace(quantile({share:g}, {step_seconds(run, window)}),"
-                '"figure","step_seconds","","")',
-                name,
-            ),
-        ]
-    return union(*parts)
+                f'label_replace(count_values {_rounded(of)},"figure","{figure}","","")', "spread"
+            )
+            for figure, of in figures.items()
+        ),
+    )
+
+
+def _rounded(expression: str) -> str:
+    """What ``count_values`` takes: all quantiles from one look at each series, to half a percent."""
+    return f'("ln", round(ln({expression}), 0.01))'
 
 
 def nodes(run: Choice, window: str) -> str:
