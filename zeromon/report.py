@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zeromon.advice import doing, host_evidence
 from zeromon.expected import rests, role_bytes
@@ -51,6 +51,7 @@ def render(run: RunSnapshot, stretches: Sequence[Stretch] = ()) -> str:
     """The whole report; *stretches*: of a long run, what it was like over time."""
     blocks = [_head(run)]
     if run.ranks:
+        blocks += [block for block in (spreads(run),) if block]
         blocks.append(_ranks(run))
         if stretches:
             blocks.append(_over_time(stretches))
@@ -89,7 +90,8 @@ def _head(run: RunSnapshot) -> str:
     if run.command:
         lines.append(f"  command   {' '.join(run.command)}")
     if first is not None:
-        ranks = f"{len(run.ranks)} of {first.world_size} ranks on {run.node}"
+        count = len(run.ranks) if run.fleet is None else run.fleet.ranks
+        ranks = f"{count} of {first.world_size} ranks on {run.node}"
         lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
     lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(lines)
@@ -113,10 +115,36 @@ def _ranks(run: RunSnapshot) -> str:
         )
         for rank in _shown(run)
     ]
-    more = len(run.ranks) - _MOST_RANKS
+    more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     return f"Steps (median of the last {20})\n{table(header, rows)}{tail}"
+
+
+SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("step_seconds", "step", human_seconds),
+    ("exposed_ratio", "exposed share", human_ratio),
+    ("overlap_ratio", "overlap", human_ratio),
+    ("late_seconds", "late, a step", human_seconds),
+    ("memory_bytes", "memory", human_bytes),
+    ("headroom_bytes", "headroom", human_bytes),
+    ("risk_ratio", "OOM risk", human_ratio),
+)
+"""Figures over all ranks of a large run: where :attr:`Fleet.spreads` has it, its name, in words."""
+
+
+def spreads(run: RunSnapshot) -> str:
+    """How figures spread over all ranks, where a picture has only some of them; "" where it has all."""
+    fleet = run.fleet
+    if fleet is None:
+        return ""
+    rows = [
+        (title, *map(words, (s.least, s.p5, s.median, s.p95, s.most)))
+        for name, title, words in SPREADS
+        if (s := fleet.spreads.get(name)) is not None
+    ]
+    header = ("all ranks", "least", "5 %", "median", "95 %", "most")
+    return f"How {human_count(fleet.ranks)} ranks spread\n{table(header, rows)}"
 
 
 def _over_time(stretches: Sequence[Stretch]) -> str:

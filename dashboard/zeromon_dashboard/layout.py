@@ -148,7 +148,7 @@ def _spreads(run: RunSnapshot) -> Any:
         return None
     heads = ("least", "5 %", "median", "95 %", "most")
     rows = []
-    for name, title, words in views.SPREADS:
+    for name, title, words in report.SPREADS:
         found = fleet.spreads.get(name)
         if found is not None:
             values = (found.least, found.p5, found.median, found.p95, found.most)

@@ -282,18 +282,6 @@ def _times(scale: float, value: float | None) -> float | None:
     return None if value is None else scale * value
 
 
-SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("step_seconds", "step", human_seconds),
-    ("exposed_ratio", "exposed communication, share of a step", human_ratio),
-    ("overlap_ratio", "overlap", human_ratio),
-    ("late_seconds", "arrives late, a step", human_seconds),
-    ("memory_bytes", "memory", human_bytes),
-    ("headroom_bytes", "headroom", human_bytes),
-    ("risk_ratio", "OOM risk", human_ratio),
-)
-"""Figures over all ranks of a large run: where :attr:`Fleet.spreads` has it, its name, in words."""
-
-
 def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
     """A cell a rank, thirty-two in a row: legible at two ranks and at a thousand.
 

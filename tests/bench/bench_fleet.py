@@ -37,7 +37,7 @@ from zeromon.fleet.source import PrometheusSource  # noqa: E402
 
 EACH = 8
 PICTURES = 5
-SECONDS = 30.0
+SECONDS = 20.0
 INTERVALS = {64: "5s", 1024: "15s", 16384: "30s"}
 
 

@@ -13,6 +13,7 @@ import pytest
 from core.build import MS, device_memory, rank, run, summary
 from hypothesis import given
 from hypothesis import strategies as st
+from tui.pictures import FleetSource, fleet_picture
 
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.history import row_of
@@ -51,6 +52,7 @@ wheres = st.builds(
     ranks=st.sets(st.integers(0, 9999), max_size=8).map(lambda found: tuple(sorted(found))),
     last=st.sampled_from((100, 1000, 0)),
     metric=st.sampled_from(list(views.METRICS)),
+    node=st.text(max_size=40),
     at=st.one_of(st.none(), st.integers(1, 10**12).map(lambda ms: ms / 1000)),
 )
 
@@ -250,8 +252,8 @@ def known(picture: RunSnapshot, page: str, **facts: Any) -> layout.Known:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
-    "picture", [rich_run(), run(rank(0)), run(), run(rank(0), rank(1), ended=True)],
-    ids=["rich", "plain", "none", "ended"],
+    "picture", [rich_run(), run(rank(0)), run(), run(rank(0), rank(1), ended=True), fleet_picture()],
+    ids=["rich", "plain", "none", "ended", "fleet"],
 )  # fmt: skip
 def test_every_page_of_every_run_is_valid_and_can_be_sent(page: str, picture: RunSnapshot) -> None:
     """plotly itself checks each figure; each part goes to a component that is there."""
@@ -309,6 +311,42 @@ def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
     assert told == list(range(count)) and len({len(row) for row in trace["z"]}) == 1
     assert trace["zmin"] == 0  # equal ranks look equal
+
+
+@pytest.mark.parametrize("metric", list(views.METRICS))
+def test_the_map_of_a_large_run_has_a_cell_a_node(metric: str) -> None:
+    """With the worst of its ranks; what is clicked is the node."""
+    picture = fleet_picture()
+    (drawn,) = views.rank_map(picture, metric)["data"]
+    cells = [told for row in drawn["customdata"] for told in row if told[0]]
+    assert [told[0] for told in cells] == [f"node/node{n:04}" for n in range(2048)]
+    assert cells[1249][1] == "node1249: not seen for 40.00 s"
+    assert cells[87][1] == "node0087: 7 of 8 ranks up, 1 failed"
+    values = [value for row in drawn["z"] for value in row][:2048]
+    assert len({value for value in values if value is not None}) > 1
+    go.Figure(views.rank_map(picture, metric))
+
+
+def test_a_large_run_says_how_much_of_it_is_shown() -> None:
+    """And how its figures spread; a node's page has its ranks alone."""
+    picture = fleet_picture()
+    ranks = layout.page_of(known(picture, "ranks")).parts
+    assert ranks["rank-count"]["children"].startswith("10 of 16,384 ranks")
+    where = Where(run=picture.run, page="ranks", node="node0001")
+    rows_ = layout.page_of(layout.Known(where, picture, {})).parts["rank-table"]["rowData"]
+    assert [row["rank"] for row in rows_] == [8, 9]
+    overview = layout.page_of(known(picture, "overview")).parts
+    text = json.dumps(overview["spreads"], default=lambda made: made.to_plotly_json())
+    assert "16,384 ranks" in text and "444.0 ms" in text
+    assert "2,048 nodes" in overview["facts"]["children"]
+    notes = json.dumps(overview["findings"], default=lambda made: made.to_plotly_json())
+    assert "is 12.00 s ahead" in notes
+
+
+def test_the_lines_of_a_large_run_are_of_all_its_ranks() -> None:
+    found = charts.step_time(FleetSource(fleet_picture()).series())
+    assert found is not None
+    assert set(found.traces) == {"highest rank", "median rank", "lowest rank"}
 
 
 def test_the_forecast_is_drawn_from_here_to_the_capacity() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from zeromon.fleet.source import PrometheusSource, find, runs_of
 from zeromon.history import LEAST, MEDIAN, MOST
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.source import LiveSource
+from zeromon.store import Store
 
 pytestmark = needs_prometheus
 
@@ -328,6 +330,52 @@ def test_the_environment_names_the_server(
     assert "the server knows several runs: fleet, frail" in capsys.readouterr().err
     assert main(["attach", "--run", "other"]) == 2
     assert "It knows fleet, frail" in capsys.readouterr().err
+
+
+def test_report_prints_a_run_of_several_nodes(
+    small: Small,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
+    page = tmp_path / "page.html"
+    arguments = ["report", "--prometheus", small.server.url, "fleet"]
+    assert main(arguments) == 1
+    told = capsys.readouterr().out
+    assert "64 of 64 ranks on 8 nodes, fsdp2" in told
+    assert main([*arguments, "-o", str(page)]) == 1
+    assert "median rank" in page.read_text()
+
+
+# ---- the dashboard ---------------------------------------------------------------------------------
+
+
+def test_the_dashboard_reads_the_server(small: Small, tmp_path: Path) -> None:
+    """Its list of runs, its pages, a rank that is chosen, and what it says when the server is gone."""
+    from zeromon_dashboard.feed import Feeds
+    from zeromon_dashboard.hub import Hub
+    from zeromon_dashboard.where import Where
+
+    hub = Hub(Store(tmp_path), server=Server(small.server.url))
+    listed = {item.manifest.run: (item.manifest.ranks, item.live) for item in hub.runs()}
+    assert listed["fleet"] == (64, True)
+    source = hub.followed("fleet").source
+    assert isinstance(source, PrometheusSource)
+    source._many = 4
+    feeds = Feeds(hub)
+    parts, _ = feeds.of(Where(run="fleet", page="ranks")).page()
+    assert "of 64 ranks, those that matter most" in parts.parts["rank-count"]["children"]
+    wanted = not_shown(source)
+    node = f"node{wanted // 8:04}"
+    feed = feeds.of(Where(run="fleet", page="ranks", node=node))
+    feed.page()
+    source._due = 0
+    hub.followed("fleet")._asked = -10
+    rows = feed.page()[0].parts["rank-table"]["rowData"]
+    assert [row["rank"] for row in rows] == list(range(wanted // 8 * 8, wanted // 8 * 8 + 8))
+    overview, _ = feeds.of(Where(run="fleet", page="overview")).page()
+    assert set(overview.charts["exposed"].traces) == {"highest rank", "median rank", "lowest rank"}
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def fleet_picture(nodes: int = 2048, each: int = 8) -> RunSnapshot:
             silent_seconds=40.0 if n == 1249 else 0.0,
             step_seconds=None if n == 1249 else 0.43 + n % 37 / 1000,
             exposed_ratio=None if n == 1249 else 0.05 + n * 7 % 101 / 400,
-            late_seconds=0.021 if n == 0 else 0.001 + n % 5 / 1000, wait_seconds=0.02,
+            late_seconds=0.021 if n == 0 else 0.001 + n % 5 / 1000, wait_seconds=0.02 - n % 9 / 1000,
             memory_bytes=(40 + n % 23) * GIB, risk_ratio=0.74 if n == 0 else 0.1 + n % 7 / 30,
         )
         for n in range(nodes)

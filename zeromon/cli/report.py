@@ -3,7 +3,8 @@
 RUN is a run id or its beginning; without one, the newest run. Works on a run that is live, that has
 ended, and that was killed together with its collector. With -o it becomes one HTML file with charts of
 every step, which opens without a network, or, where Chromium or Chrome is installed, a PNG of it. Exit
-code 1 when there are findings.
+code 1 when there are findings. With --prometheus URL it is read from the server that scrapes its
+collectors, however many nodes it has.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeromon import paths
+from zeromon.cli import servers
 from zeromon.collector import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.fleet.source import find, only
 from zeromon.history import Series, frame, row_of, slices
 from zeromon.record import Past
 from zeromon.report import render
@@ -35,9 +38,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon report [RUN] [--json] [-o FILE] [--wait SECONDS]``"""
+    """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
+    servers.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="an HTML page, or .png")
     parser.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
@@ -46,14 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, alive or dead, and prints it."""
+    server = servers.server_of(options, named=bool(options.run))
+    source = only(find(server, options.run)) if server is not None else None
+    look = source.latest if source is not None else lambda: newest_picture(options.run)
     deadline = time.monotonic() + options.wait
-    run = newest_picture(options.run)
+    run = look()
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
-        run = newest_picture(options.run)
+        run = look()
     if options.output:
         write = write_picture if options.output.lower().endswith(".png") else write_page
-        write(run, options.output)
+        write(run, options.output, steps=source.series() if source is not None else None)
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
@@ -62,13 +69,19 @@ def call(options: argparse.Namespace) -> int:
     return 1 if any(f.severity != "info" for f in run.findings) else 0
 
 
-def write_page(run: RunSnapshot, path: str, *, still: bool = False) -> None:
-    """The run as one HTML file; raises :class:`SourceError` when it cannot be made."""
+def write_page(
+    run: RunSnapshot, path: str, *, still: bool = False, steps: Series | None = None
+) -> None:
+    """The run as one HTML file, with its *steps*, else those that are kept here.
+
+    Raises :class:`SourceError` when it cannot be made.
+    """
     try:
         pages = importlib.import_module("zeromon_dashboard.pages")
     except ImportError as error:
         raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
-    content = pages.run_page(run, series(run), render(run, over_time(run)), still=still)
+    known = series(run) if steps is None else steps
+    content = pages.run_page(run, known, render(run, over_time(run)), still=still)
     try:
         Path(path).write_text(content)
     except OSError as error:
@@ -80,7 +93,7 @@ _WIDE, _MOST_HIGH, _FIGURES_HIGH, _LINE_HIGH = 1160, 16_000, 2200, 19
 _PATIENCE_SECONDS = 60
 
 
-def write_picture(run: RunSnapshot, path: str) -> None:
+def write_picture(run: RunSnapshot, path: str, *, steps: Series | None = None) -> None:
     """The page as a PNG, drawn by a browser without a window; raises :class:`SourceError`."""
     browser = next((found for found in map(shutil.which, _BROWSERS) if found), None)
     if browser is None:
@@ -90,7 +103,7 @@ def write_picture(run: RunSnapshot, path: str) -> None:
     high = min(_MOST_HIGH, _FIGURES_HIGH + _LINE_HIGH * lines)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
-        write_page(run, str(page), still=True)
+        write_page(run, str(page), still=True, steps=steps)
         command = [
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/b",
             f"--window-size={_WIDE},{high}", "--virtual-time-budget=10000",
@@ -126,7 +139,7 @@ _LONG_STEPS = 1000
 
 def over_time(run: RunSnapshot) -> list[Stretch]:
     """The run in ten stretches, where it is so long that its last steps do not tell it."""
-    if max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
+    if run.origin or max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
         return []
     return slices(Store().history(run.run))
 

@@ -187,17 +187,6 @@ NODES: Columns[FleetNode] = (
 )  # fmt: skip
 """One node a row; figures are those of its worst rank."""
 
-SPREADS: tuple[tuple[str, str, Callable[[float, Look], str]], ...] = (
-    ("step_seconds", "step", lambda v, _: human_seconds(v)),
-    ("exposed_ratio", "exposed, share of a step", lambda v, _: human_ratio(v)),
-    ("overlap_ratio", "overlap", lambda v, _: human_ratio(v)),
-    ("late_seconds", "late, a step", lambda v, _: human_seconds(v)),
-    ("memory_bytes", "memory", lambda v, look: look.size(v)),
-    ("headroom_bytes", "headroom", lambda v, look: look.size(v)),
-    ("risk_ratio", "OOM risk", lambda v, _: human_ratio(v)),
-)
-"""Figures over all ranks: where :attr:`Fleet.spreads` has it, its name, its value in words."""
-
 # ---- communication -------------------------------------------------------------------------------
 
 

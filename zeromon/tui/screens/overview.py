@@ -8,6 +8,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from zeromon import report
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import words
 from zeromon.tui.draw.bars import stacked
@@ -18,7 +19,7 @@ from zeromon.tui.parts import breakdown, exposed_is_known
 from zeromon.tui.plots import exposed_plot, memory_plot
 from zeromon.tui.scene import Scene
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import RANKS, SPREADS, Sheet, mark
+from zeromon.tui.tables import RANKS, Sheet, mark
 from zeromon.tui.tones import LETTERS, PARTS
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -70,7 +71,7 @@ class Overview(View):
         bars = self.query_one("#bars", Panel)
         fleet = scene.run.fleet
         if fleet is not None:
-            table = spread_lines(fleet, look, max(3, height - 18))
+            table = spread_lines(fleet, look, max(4, height - 20))
             bars.styles.height = len(table) + 2
             bars.show(
                 lambda width, _h: [cut(line, width) for line in table],
@@ -146,17 +147,15 @@ def parts_legend(parts: Sequence[str], look: Look) -> Line:
 def spread_lines(fleet: Fleet, look: Look, most: int) -> list[Line]:
     """How the figures of all ranks spread, one a line."""
     heads = ("least", "5 %", "median", "95 %", "most")
-    lines: list[Line] = [[(fit("", 26), ""), *((fit(h, 11, right=True), "title") for h in heads)]]
-    for name, title, words_of in SPREADS:
+    lines: list[Line] = [[(fit("", 22), ""), *((fit(h, 10, right=True), "title") for h in heads)]]
+    for name, title, words_of in report.SPREADS:
         spread = fleet.spreads.get(name)
-        if spread is not None and len(lines) < most:
-            values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
-            lines.append(
-                [
-                    (fit(title, 26), "dim"),
-                    *((fit(words_of(v, look), 11, right=True), "") for v in values),
-                ]
-            )
+        if spread is None or len(lines) >= most:
+            continue
+        say = look.size if name.endswith("_bytes") else words_of
+        values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
+        said = ((fit(say(value), 10, right=True), "") for value in values)
+        lines.append([(fit(title, 22), "dim"), *said])
     return lines
 
 
