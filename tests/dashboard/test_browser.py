@@ -262,6 +262,16 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     assert [text for text in tab.wrong if "404" not in text] == []  # a page that was left meanwhile
 
 
+def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/ranks")
+    tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)
+    box = tab.page.locator("#rank-map .nsewdrag").first.bounding_box()
+    assert box is not None  # the first cell is rank 0
+    tab.page.mouse.click(box["x"] + 10, box["y"] + box["height"] / 2)
+    until(lambda: tab.page.evaluate("location.pathname + location.search").endswith("?ranks=0"))
+    assert tab.page.evaluate("location.pathname").endswith("/overview")
+
+
 def test_hostile_names_are_text(site: Site, tab: Tab) -> None:
     for name in PAGES:
         tab.go(f"{site.base}/run/evil/{name}")

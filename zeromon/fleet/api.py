@@ -28,7 +28,7 @@ import msgspec
 from zeromon.errors import SourceError
 from zeromon.units import human_seconds, printable
 
-TIMEOUT_SECONDS = 15.0
+TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 256 << 20
 _LONG_QUERY = 1500
 _SKEW_SECONDS = 2.0

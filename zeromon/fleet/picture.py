@@ -601,13 +601,25 @@ def _natural(text: str) -> tuple[str, int, str]:
     return stem, int(text[len(stem) :][:18] or 0), text
 
 
+_OF_NODES = ("step_seconds", "exposed_ratio", "late_seconds", "wait_seconds", "memory_bytes",
+             "risk_ratio")  # fmt: skip
+
+
 def fleet_of(whole: Whole, nodes: tuple[FleetNode, ...]) -> Fleet:
-    """Both together."""
+    """Both together. The most is exact: that of the worst nodes."""
+    most = {
+        name: max((v for node in nodes if (v := getattr(node, name)) is not None), default=None)
+        for name in _OF_NODES
+    }
+    spreads = {
+        name: spread if (high := most.get(name)) is None else replace(spread, most=high)
+        for name, spread in whole.spreads.items()
+    }
     silent = sum(node.ranks for node in nodes if node.silent_seconds)
     return Fleet(
         ranks=whole.ranks + silent, up=int(whole.counts.get("up", 0)), silent=silent,
         failed=int(whole.counts.get("failed", 0)), waiting=whole.waiting, nodes=nodes,
-        spreads=whole.spreads,
+        spreads=spreads,
     )  # fmt: skip
 
 

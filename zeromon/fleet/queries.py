@@ -18,6 +18,7 @@ REMEMBERED_SECONDS = 600
 """So long after it was seen last a rank still belongs to the picture."""
 
 _WAITING = 'role="waiting"'
+_TENTH = 'rank=~".*(03|10|16|29|42|55|68|71|84|97)"'
 _SPREAD = (
     "exposed_communication_ratio", "overlap_ratio", "late_seconds", "wait_for_late_rank_seconds",
     "memory_reserved_bytes", "memory_headroom_bytes", "host_memory_rss_bytes",
@@ -166,9 +167,14 @@ def span(run: Choice, seconds: int, step: int) -> str:
 # ---- a run that is too large for that ---------------------------------------------------------------
 
 
-def whole(run: Choice, window: str) -> str:
-    """Counts over all ranks, and how many have which value of each figure."""
-    up, risk = run.of("rank_up"), run.of("oom_risk_ratio")
+def sample(run: Choice) -> Choice:
+    """A tenth of the ranks, of every local rank."""
+    return run._replace(match=",".join(filter(None, (run.match, _TENTH))))
+
+
+def whole(run: Choice, window: str, *, sampled: bool = False) -> str:
+    """Counts over all ranks, and how many (of a tenth, where *sampled*) have which value of a figure."""
+    up, some = run.of("rank_up"), sample(run) if sampled else run
     parts = [
         tagged(f"count({up})", "ranks"),
         tagged(f"sum({up})", "up"),
@@ -179,12 +185,12 @@ def whole(run: Choice, window: str) -> str:
         tagged(f"count by (rule, severity) ({run.of('finding')})", "finding"),
     ]
     figures = {
-        "oom_risk_ratio": f"max by (instance, rank) ({risk})",
-        "step_seconds": step_seconds(run, window),
+        "oom_risk_ratio": f"max by (instance, rank) ({some.of('oom_risk_ratio')})",
+        "step_seconds": step_seconds(some, window),
     }
     return union(
         *parts,
-        tagged(f"count_values by (figure) {_rounded(named(run.of_all(_SPREAD)))}", "spread"),
+        tagged(f"count_values by (figure) {_rounded(named(some.of_all(_SPREAD)))}", "spread"),
         *(
             tagged(
                 f'label_replace(count_values {_rounded(of)},"figure","{figure}","","")', "spread"
@@ -218,13 +224,12 @@ def node_names(run: Choice) -> str:
     return f"count by (instance, node) ({run.of('rank_info')})"
 
 
-def mattering(run: Choice, window: str) -> str:
-    """The ranks that are worth being looked at: nearest to their end, latest, slowest, ..."""
+def mattering(run: Choice) -> str:
+    """The ranks that are worth being looked at: nearest to their end, latest, most exposed, ..."""
     most, up = MOST_OF_A_KIND, run.of("rank_up")
-    figures = (run.of("oom_risk_ratio"), run.of("late_seconds"), step_seconds(run, window),
-               run.of("exposed_communication_ratio"))  # fmt: skip
+    figures = ("oom_risk_ratio", "late_seconds", "exposed_communication_ratio")
     return union(
-        *(f"topk({most}, {figure})" for figure in figures),
+        *(f"topk({most}, {run.of(figure)})" for figure in figures),
         f"bottomk({most}, {run.of('steps_total')})",
         f"topk({most}, {run.of('rank_failed')} == 1)",
         f"topk({most}, {up} == 0)",

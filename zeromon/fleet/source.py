@@ -56,6 +56,8 @@ from zeromon.units import human_count, human_seconds, printable
 
 MANY = 256
 """With more ranks than these a picture has only those that matter."""
+SAMPLED = 4096
+"""With more than these the distribution of a figure is that of a tenth of them."""
 LINES = 4
 """Of more ranks than these a series without a choice has the most, the median and the least."""
 MOST_WANTED = 64
@@ -353,11 +355,11 @@ class PrometheusSource:
     def _read_large(self, at: float | None) -> _Read:
         run, window = self._choice, self._window
         wanted, node = self._still_wanted()
-        asked = [queries.mattering(run, window)]
+        asked = [queries.mattering(run)]
         if node:
             asked.append(run._replace(instances=(node,)).of("rank_up"))
         whole, rows, *chosen = together(
-            lambda: self._ask(queries.whole(run, window), at),
+            lambda: self._ask(queries.whole(run, window, sampled=self._count > SAMPLED), at),
             lambda: self._ask(queries.nodes(run, window), at),
             *(lambda text=text: self._ask(text, at) for text in asked),
         )
