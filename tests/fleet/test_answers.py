@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,6 +213,16 @@ def test_a_choice_of_names_matches_them_alone() -> None:
     assert one_of(["a.b:1", "[::1]:2"]) == r'"a\\.b:1|\\[::1\\]:2"'
     assert Choice("r", ranks=(1, 20)).of("x") == 'zeromon_x{run="r",rank=~"1|20"}'
     assert "\n" not in queries.whole(Choice("r"), "60s")
+
+
+def test_a_sample_has_a_tenth_of_the_ranks_and_every_local_rank() -> None:
+    asked = queries.sample(Choice("r", 'job="a"')).of("x")
+    pattern = asked.partition('rank=~"')[2].partition('"')[0]
+    chosen = [n for n in range(16_384) if re.fullmatch(pattern, str(n))]
+    assert 'job="a"' in asked
+    assert 0.095 < len(chosen) / 16_384 < 0.105
+    shares = [sum(n % 8 == local for n in chosen) / len(chosen) for local in range(8)]
+    assert min(shares) > 0.09, shares
 
 
 @given(st.text())

@@ -291,6 +291,9 @@ def test_a_rank_whose_collector_is_out_of_reach_comes_from_prometheus_alone(smal
         small.fleet.silent_api = False
     assert {row.op for row in by_rank(run)[wanted].traffic} == {"all_gather", "reduce_scatter"}
     assert "rank detail" in run.note
+    points = by_rank(run)[wanted].recent  # of before it was looked at, too
+    assert len(points) > 2
+    assert [point.step for point in points] == sorted({point.step for point in points})
 
 
 def test_findings_have_their_time(small: Small) -> None:

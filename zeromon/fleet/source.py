@@ -73,6 +73,7 @@ _MOST_REST_SECONDS = 60.0
 _KEPT_SECONDS = 15 * 86400
 """How far back a run's beginning is looked for: what Prometheus keeps by default."""
 _MOST_GHOSTS = 8
+_BEFORE_SECONDS, _BEFORE_POINTS = 1800.0, 120
 _MOST_POINTS_WHOLE = 60
 _MOST_POINTS_FINDINGS = 120
 _FINDINGS_SECONDS = 60.0
@@ -254,6 +255,7 @@ class PrometheusSource:
         self._interval, self._count, self._rhythm_due = 1.0, 0, 0.0
         self._names: dict[str, str] = {}
         self._points: dict[int, deque[StepSummary]] = {}
+        self._filled: set[int] = set()
         self._wanted: dict[int, float] = {}
         self._wanted_node = ("", 0.0)
         self._details: dict[str, _Detail] = {}
@@ -530,10 +532,14 @@ class PrometheusSource:
         return "; ".join(parts)
 
     def _remembered(self, rank: RankSnapshot) -> RankSnapshot:
-        """With the points of earlier pictures."""
+        """With the points of earlier pictures; of one that is looked at, of the last while."""
         if not rank.alive:
             return rank
         points = self._points.setdefault(rank.rank, deque(maxlen=RECENT_STEPS))
+        if rank.rank in self._wanted and rank.rank not in self._filled:
+            self._filled.add(rank.rank)
+            points.clear()
+            points.extend(self._before(rank.rank))
         for point in rank.recent:
             if points and point.step < points[-1].step:
                 points.clear()  # a run that began anew
@@ -686,13 +692,13 @@ class PrometheusSource:
     def _over(self, expression: str, span: tuple[float, float], step: float) -> list[Line]:
         return self.server.matrix(expression, span, step)
 
-    def recent(self, rank: int, seconds: float = 1800.0) -> tuple[StepSummary, ...]:
-        """The points of a rank in the last while."""
+    def _before(self, rank: int) -> tuple[StepSummary, ...]:
+        """The points of a rank in the last half hour."""
         span = self.span()
         if span is None:
             return ()
-        since = max(span[0], span[1] - seconds)
-        rows = self.series(round(since * 1e6), round(span[1] * 1e6), (rank,), 120)
+        since, until = max(span[0], span[1] - _BEFORE_SECONDS), round(span[1] * 1e6)
+        rows = self.series(round(since * 1e6), until, (rank,), _BEFORE_POINTS)
         return tuple(step_of(row, 0) for row in zip(*(rows[name] for name in NAMES), strict=True))
 
     def findings(self) -> list[KnownFinding]:
