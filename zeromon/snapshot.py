@@ -812,6 +812,7 @@ class RunSnapshot:
         """The node of a rank of another node; "" for one of this node, or where it is not known."""
         found = next((node for node in self.nodes if node.has(rank)), None)
         return found.node if found is not None and not found.here else ""
+
     fleet: Fleet | None = None
     """The whole, where *ranks* are only a part of it."""
     origin: str = ""

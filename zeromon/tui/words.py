@@ -63,9 +63,9 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
         text = f"{hang.op} in {hang.group} does not end: {human_count(waiting)} wait"
         if hang.missing:
             text += f", rank {', '.join(map(str, hang.missing[:4]))} has not come"
-        silent = [node.node for node in run.nodes if node.silent]
-        if silent:
-            text += f", node {', '.join(silent[:3])} is not heard"
+        unheard = [node.node for node in run.nodes if node.silent]
+        if unheard:
+            text += f", node {', '.join(unheard[:3])} is not heard"
         return [(" ✖ ", "bad"), (clean(text), "bad")]
     silent = [rank for rank in run.ranks if rank.silent]
     if silent and not run.ended:
