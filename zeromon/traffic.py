@@ -172,11 +172,11 @@ def serial_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) ->
         rest += size
         slowest = max(slowest, rest / (end_ns - ready))
     spans: list[Interval] = []
-    free = ready_ns[0]
+    free: float = ready_ns[0]
     for ready, size in zip(ready_ns, nbytes, strict=True):
         begin = max(free, ready)
-        free = min(end_ns, begin + round(size / slowest))
-        spans.append((begin, free))
+        free = min(end_ns, begin + size / slowest)  # not rounded: of many, that would add up
+        spans.append((round(begin), round(free)))
     return spans
 
 
