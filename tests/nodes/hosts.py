@@ -34,11 +34,27 @@ def possible() -> str:
     """Why there can be none here, "" where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    tried = subprocess.run(["ip", "netns", "add", "zm-probe"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", "zm-probe"], capture_output=True, check=False)
-    if tried.returncode or not Path("/dev/net/tun").exists():
-        return "this machine has no network namespaces or no TAP devices"
-    return ""
+    for what, command in (
+        ("the ip command", ["ip", "-V"]),
+        ("network namespaces", ["ip", "netns", "add", "zm-probe"]),
+        (
+            "clocks of their own",
+            ["unshare", "--time", "--uts", "--fork", "--monotonic", "1", "true"],
+        ),
+        ("bridges", ["ip", "link", "add", "zm-probe", "type", "bridge"]),
+    ):
+        if not _works(command):
+            return f"this machine has no {what}"
+    _works(["ip", "link", "del", "zm-probe"])
+    _works(["ip", "netns", "del", "zm-probe"])
+    return "" if Path("/dev/net/tun").exists() else "this machine has no TAP devices"
+
+
+def _works(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def ip(*words: str, inside: str = "") -> None:

@@ -22,9 +22,10 @@ import pytest
 from nodes.hosts import TOKEN, Hosts, possible, train
 from support import PROGRAMS
 
+MISSING = possible()
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(bool(possible()), reason=possible() or "possible"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing"),
 ]
 
 Picture = dict[str, Any]

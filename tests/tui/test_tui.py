@@ -747,6 +747,16 @@ async def test_a_mark_of_a_run_elsewhere_is_kept_in_memory(make: Make, tmp_path:
     assert not list(tmp_path.rglob("marks.jsonl"))
 
 
+async def test_a_tick_before_the_screen_is_laid_out_is_nothing(make: Make) -> None:
+    app = make(picture(2))
+    async with running(app):
+        view = app._view()
+        assert view is not None
+        await view.query("#head").remove()
+        view.show_age()
+        view.show()
+
+
 async def test_tables_and_the_screen_are_written(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

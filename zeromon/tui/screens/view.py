@@ -92,7 +92,7 @@ class View(Screen[None]):
     def show(self) -> None:
         """Shows the app's scene."""
         scene = self.zeromon.scene
-        if not self.is_mounted or not self.query("#head"):
+        if not self._is_laid_out():
             return
         self.show_age()
         if scene is not None:
@@ -105,6 +105,8 @@ class View(Screen[None]):
 
     def show_age(self) -> None:
         """Shows which run, and how old its picture is."""
+        if not self._is_laid_out():
+            return
         scene, now = self.zeromon.scene, self.zeromon.now()
         head = self.query_one("#head", Panel)
         if scene is None:
@@ -112,6 +114,10 @@ class View(Screen[None]):
             head.show(lambda _w, _h: [[(" zeromon ", "badge"), (f"  {waiting}", "")]])
         else:
             head.show(lambda width, _h: [spread(words.head(scene.run), status(scene, now), width)])
+
+    def _is_laid_out(self) -> bool:
+        """Whether its parts are there: the first tick of a clock may come before them."""
+        return self.is_mounted and bool(self.query("#head"))
 
     def action_leave(self) -> None:
         """Leaves the filter, clears it, or goes back to the screen below."""
