@@ -34,6 +34,8 @@ def possible() -> str:
     """Why there can be none here, "" where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
+    _works(["ip", "link", "del", "zm-probe"])  # as somebody who was killed may have left them
+    _works(["ip", "netns", "del", "zm-probe"])
     for what, command in (
         ("the ip command", ["ip", "-V"]),
         ("network namespaces", ["ip", "netns", "add", "zm-probe"]),

@@ -47,7 +47,9 @@ def zero2(model: nn.Sequential) -> Any:
 
 if KIND == "zero2":
     import deepspeed
+    from deepspeed.ops import __compatible_ops__
 
+    __compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
     deepspeed.init_distributed("gloo")
 else:
     dist.init_process_group("gloo")
