@@ -380,3 +380,34 @@ def test_two_of_us_do_not_meet_at_one_process(root: Path) -> None:
         with joining._alone(desk / f"{target.pid}.lock", target.pid):
             (outcome,) = leave([process(target.pid)], root)
         assert "another zeromon is at process" in outcome.refused
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="compiles a stand-in")
+@pytest.mark.parametrize("free", [True, False])
+def test_a_python_without_a_gil_is_left_alone(tmp_path: Path, free: bool) -> None:
+    """A stand-in that exports what such a build does: none is to be had here."""
+    names = ["Py_IsInitialized", "PyGILState_Ensure", "PyGILState_Release", "PyRun_SimpleString"]
+    names += ["_Py_DecRefShared"] if free else []
+    source = "".join(f"void {name}(void) {{}}\n" for name in names)
+    source += "#include <pthread.h>\n#include <unistd.h>\n"
+    source += "int main(void) { volatile void *used = pthread_create; (void)used; sleep(60); }\n"
+    (tmp_path / "python3.13t.c").write_text(source)
+    program = tmp_path / "python3.13t"
+    compiled = ["cc", "-rdynamic", "-pthread", "-o", str(program), f"{program}.c"]
+    subprocess.run(compiled, check=True, capture_output=True)
+    with subprocess.Popen([program]) as running:
+        try:
+            # once it sleeps, its libraries are mapped
+            assert wait_for(lambda: _state_of(running.pid) == "S", 10)
+            if free:
+                with pytest.raises(AttachRefused, match="without a GIL"):
+                    look(running.pid)
+            else:
+                assert look(running.pid).symbols.keys() >= set(names)
+            assert running.poll() is None
+        finally:
+            running.kill()
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

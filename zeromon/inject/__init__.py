@@ -38,7 +38,9 @@ SYMBOLS = (
     "mmap",
 )
 _NEEDED = ("PyGILState_Ensure", "PyGILState_Release", "PyRun_SimpleString", "pthread_create")
-_OPTIONAL = ("Py_Version", "__lll_lock_wait_private", "__lll_lock_wait")
+_WITHOUT_GIL = "_Py_DecRefShared"
+"""Only free-threaded builds have it: there, reference counts are shared between threads."""
+_OPTIONAL = ("Py_Version", "__lll_lock_wait_private", "__lll_lock_wait", _WITHOUT_GIL)
 _REMOTE_EXEC_FROM = 0x030E0000
 _STOP_PATIENCE_SECONDS = 10.0
 
@@ -129,6 +131,11 @@ def _look(pid: int, read: Callable[[int, int], bytes]) -> Target:
     if not found.keys() >= set(_NEEDED):
         what = Path(executable).name
         raise AttachRefused(f"process {pid} is not Python: it runs {what}", "Give a rank's pid.")
+    if _WITHOUT_GIL in found:
+        raise AttachRefused(
+            f"process {pid} runs a Python without a GIL (a free-threaded build)",
+            "Our line would run beside its other threads. Use a build with the GIL.",
+        )
     if "Py_Version" in found:
         (found["Py_Version"],) = struct.unpack("<I", read(found["Py_Version"], 4))
     return Target(pid, found, *padding)
