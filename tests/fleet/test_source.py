@@ -159,15 +159,16 @@ def test_its_communication_memory_and_findings_are_the_same(both: Both) -> None:
     assert both.read.ended
 
 
-def test_while_it_runs_its_step_is_about_the_collectors(both: Both) -> None:
-    """One is a mean over ten seconds, the other the median of twenty steps."""
-    pairs = [
-        (mine.ranks[0].step_seconds, theirs.ranks[0].step_seconds)
-        for theirs, mine in both.during
-        if mine.ranks and mine.ranks[0].step_seconds and theirs.ranks[0].step_seconds
+def test_while_it_runs_its_step_is_a_mean_of_steps_that_were(both: Both) -> None:
+    """Of some seconds: not shorter than the shortest of all, and not longer than the longest."""
+    means = [
+        mine.ranks[0].step_seconds
+        for _, mine in both.during
+        if mine.ranks and mine.ranks[0].step_seconds
     ]
-    assert pairs
-    assert 0.3 < (pairs[-1][0] or 0) / (pairs[-1][1] or 1) < 3
+    steps = [step.seconds for step in both.live.ranks[0].recent]
+    assert means
+    assert min(steps) <= min(means) and max(means) <= max(steps)
     newest = both.during[-1][1].ranks[0].recent[-1]
     assert sum(newest.phase_ns) == pytest.approx(newest.seconds * 1e9, rel=0.2)
 
@@ -176,8 +177,9 @@ def test_the_past_is_read_back(both: Both) -> None:
     span = both.source.span()
     assert span is not None
     assert span[1] - span[0] >= 2
-    middle = both.source.at((span[0] + span[1]) / 2)
-    assert 0 < middle.ranks[0].steps < both.live.ranks[0].steps
+    while_it_ran = both.during[-1][1]
+    then = both.source.at(while_it_ran.taken_wall)
+    assert 0 < then.ranks[0].steps <= while_it_ran.ranks[0].steps
     rows = both.source.series(ranks=(1,))
     assert set(rows["rank"]) == {1}
     assert rows["step"] == sorted(rows["step"])
