@@ -404,7 +404,7 @@ class RunFollower:
         alone = any(_is_alone(state.meta) for state in states)
         return alone or time.monotonic() - self._first_ring > _MEET_SECONDS
 
-    def meet(self, heads: Callable[[str, Card], Head]) -> None:
+    def meet(self, heads: Callable[[str], Head]) -> None:
         """Begins to talk to the other nodes, once the agents have found them."""
         cards = read_cards(self.folder)
         if self.exchange is not None:
@@ -415,7 +415,7 @@ class RunFollower:
         )
         if own is None or len(cards) < 2:
             return
-        head = heads(self.run, own) if own is cards[0] else None
+        head = heads(self.run) if own is cards[0] else None
         self.exchange = Exchange(cards[0].run or self.run, own, cards, head)
 
     def _hear(self) -> None:
@@ -669,9 +669,9 @@ class Collector:
         run.record = Record(self.store.folder(run.run))
         run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
 
-    def _head(self, run: str, own: Card) -> Head:
+    def _head(self, run: str) -> Head:
         """The head of *run*, which is this node."""
-        head = self._heads[run] = Head(own)
+        head = self._heads[run] = Head()
         return head
 
     def exchange(self, body: bytes) -> bytes:

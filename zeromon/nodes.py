@@ -237,8 +237,7 @@ def silent_after(every_seconds: float) -> float:
 class Head:
     """What the node of rank 0 does for all of one run."""
 
-    def __init__(self, own: Card) -> None:
-        self._own = own
+    def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
         self._pending: OrderedDict[tuple[str, int], _Collective] = OrderedDict()
         self._lock = threading.Lock()

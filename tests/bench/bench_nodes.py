@@ -31,7 +31,7 @@ def peers(first: int) -> list[Peer]:
 def measure(nodes: int) -> tuple[float, float, float]:
     """CPU seconds a second at the head, and the bytes that go in and out a second."""
     cards = [Card(f"node{n}", f"10.0.0.{n}:9417", n * _RANKS, _RANKS) for n in range(nodes)]
-    head, size = Head(cards[0]), nodes * _RANKS
+    head, size = Head(), nodes * _RANKS
     every, sample, due, told = 1.0, 1, [0.0] * nodes, [0] * nodes
     spent, received, sent = 0.0, 0, 0
     for second in range(-_WARM_UP, _SECONDS):

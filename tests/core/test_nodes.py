@@ -160,7 +160,7 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
     """The head asks the other node how far its ranks are, and every node hears the verdict."""
     now = 100 * SECOND
     here, there = reports(now)
-    head, asked = Head(card(0, run="r")), ()
+    head, asked = Head(), ()
     for turn in range(3):
         at = now + turn * SECOND
         first = head.answer(
@@ -189,7 +189,7 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
 def test_ranks_of_a_silent_node_are_not_accused() -> None:
     now = 100 * SECOND
     here, there = reports(now)
-    head = Head(card(0, run="r"))
+    head = Head()
     head.answer(Report("r", card(2), now, peers=[as_peer(r, "n1") for r in there]), now)
     later = now + 20 * SECOND
     reply = head.answer(Report("r", card(0), later, peers=[as_peer(r, "n0") for r in here]), later)
@@ -237,12 +237,12 @@ def test_a_node_without_the_head_says_why() -> None:
 
 
 def test_many_joints_make_the_sample_smaller() -> None:
-    head = Head(card(0, run="r"))
+    head = Head()
     groups, many = packed(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
     report = Report("r", card(2), 0, groups=groups, joints=many)
     head.answer(report, SECOND)
     assert head.answer(report, 2 * SECOND).sample == 2
-    head = Head(card(0, run="r"))
+    head = Head()
     exchange = Exchange("r", card(0), [card(0, run="r"), card(2)], head)
     exchange._sample = 2
     exchange.tell(deque(joint(1, (n, n + 1), 2, sequence=n) for n in range(100)), [])
@@ -251,7 +251,7 @@ def test_many_joints_make_the_sample_smaller() -> None:
 
 
 def test_a_thousand_nodes_are_answered_more_seldom() -> None:
-    head = Head(card(0))
+    head = Head()
     for number in range(320):
         reply = head.answer(Report("r", card(2 * number), 0), number * SECOND // 100)
     reply = head.answer(Report("r", card(0), 0), 4 * SECOND)
@@ -278,7 +278,7 @@ def test_a_row_of_no_group_is_refused() -> None:
 def test_names_from_elsewhere_steer_no_terminal() -> None:
     bad = "n\x1b[2J\u202e"
     peer = msgspec.structs.replace(as_peer(rank(2, failed=True, ended=bad), "another"), doing=bad)
-    head = Head(card(0))
+    head = Head()
     reply = head.answer(Report("r", card(2, node=bad), SECOND, peers=[peer]), SECOND)
     (away,) = reply.away
     shown = [seen.card.node for seen in reply.nodes] + [away.node, away.ended, away.doing]
@@ -289,7 +289,7 @@ def test_names_from_elsewhere_steer_no_terminal() -> None:
 @given(st.binary(max_size=200))
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # of msgspec's, whose text is its own
-        answer(Head(card(0)), body, 0)
+        answer(Head(), body, 0)
 
 
 def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing() -> None:
@@ -363,7 +363,7 @@ class Silent:
     view = ()
 
     def exchange(self, body: bytes) -> bytes:
-        return answer(Head(card(0)), body, 0)
+        return answer(Head(), body, 0)
 
 
 def test_only_who_has_the_token_may_report() -> None:
