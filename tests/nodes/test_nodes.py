@@ -267,6 +267,7 @@ def test_a_node_that_comes_back_is_heard_and_one_that_is_killed_is_named(trained
         assert [node["silent"] for node in picture["nodes"]] == [False, False, True]
 
 
+@pytest.mark.quiet
 def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
     pids = {rank["rank"]: rank["pid"] for rank in trained.picture(1)["ranks"]}
     os.kill(pids[2], signal.SIGKILL)
