@@ -689,6 +689,8 @@ class Collector:
             for run in list(self._runs.values())
             if run.exchange is not None
             for card in run.exchange.cards()
+            # elsewhere, an address of that machine alone would lead to another collector
+            if card.first_rank == run.exchange.own.first_rank or not card.is_local
         }
         return list(found.values())
 

@@ -87,6 +87,7 @@ class Exchange:
         self.clock = Clock()
         self.note = ""
         self._address = cards[0].address
+        self._head_is_local = cards[0].is_local
         self._head_name = cards[0].node
         self._joints: deque[Joint] = deque(maxlen=_MOST_WAITING)
         self._peers: list[Peer] = []
@@ -185,7 +186,7 @@ class Exchange:
         if isinstance(error, PermissionError):
             return f"{where}, refuses: set the same ZEROMON_TOKEN on all nodes"
         hint = ""
-        if self._address.startswith("127."):
+        if self._head_is_local:
             hint = (
                 ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
             )

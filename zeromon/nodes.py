@@ -52,6 +52,11 @@ class Card(msgspec.Struct, frozen=True):
     """What the head calls the run; "" on the other nodes."""
     started: float = 0.0
 
+    @property
+    def is_local(self) -> bool:
+        """Whether its collector is reached from its own machine only."""
+        return self.address.startswith(("127.", "localhost:", "[::1]"))
+
 
 class Peer(msgspec.Struct, frozen=True):
     """A rank of another node, as much of it as concerns the others."""

@@ -106,7 +106,8 @@ def connection_of(store: Any) -> Any:
         made = torch.distributed.TCPStore(
             below.host, below.port, is_master=False, wait_for_workers=False
         )
-        return torch.distributed.PrefixStore("zeromon", made)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what was before is gone
+        return torch.distributed.PrefixStore(f"zeromon/{attempt}", made)
     return None
 
 

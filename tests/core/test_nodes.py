@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 from core.build import MS, rank, run
 from core.test_skew import arrival
 from zeromon.advice import advise
-from zeromon.collector import TargetFile, as_peer
+from zeromon.collector import Collector, TargetFile, as_peer
 from zeromon.exchange import Exchange, answer, read_cards
 from zeromon.exporter import start_server, targets
 from zeromon.nodes import Card, Clock, Head, Report, Seen, offset_of, packed, told, unpacked, views
 from zeromon.skew import Joint, Skew, match_of, stragglers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
+from zeromon.store import Store
 
 SECOND = 1_000_000_000
 
@@ -306,6 +308,15 @@ def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing() -> None
     assert "ZEROMON_HOST" in exchange.note
     assert not exchange.is_heard
     assert [view.heard_seconds for view in exchange.nodes()] == [None, 0.0]
+
+
+def test_a_collector_of_another_machine_alone_is_not_listed(tmp_path: Path) -> None:
+    """Its 127.0.0.1 would be taken for ours, and its ranks be shown under the wrong node."""
+    collector = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    far = Card("n2", "10.0.0.3:9417", 4, 2)
+    exchange = Exchange("r", card(0), [card(0, run="r"), card(2), far], Head())
+    collector._runs["r"] = SimpleNamespace(run="r", exchange=exchange)  # type: ignore[assignment]
+    assert [one.first_rank for one in collector.targets()] == [0, 4]
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '[{"node": 1}]', "null", "[1]"])

@@ -143,7 +143,7 @@ def find(server: Server, wanted: str | None) -> PrometheusSource | list[ListedRu
     if not known:
         raise RunNotFound(
             f"{server.url} has no series of zeromon",
-            "Does it scrape the collectors? Its page shows its targets; docs/export.md says how.",
+            "Does it scrape the collectors? Its page shows its targets; docs/prometheus.md says how.",
         )
     raise RunNotFound(
         f"{server.url} knows no run {printable(name)}",
