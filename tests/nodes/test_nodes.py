@@ -267,11 +267,10 @@ def test_a_node_that_comes_back_is_heard_and_one_that_is_killed_is_named(trained
         assert [node["silent"] for node in picture["nodes"]] == [False, False, True]
 
 
-@pytest.mark.quiet
 def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
     pids = {rank["rank"]: rank["pid"] for rank in trained.picture(1)["ranks"]}
     os.kill(pids[2], signal.SIGKILL)
-    picture = trained.until(0, lambda p: any(a["rank"] == 2 for a in p["away"]))
+    picture = trained.until(0, lambda p: any(a["rank"] == 2 and a["failed"] for a in p["away"]))
     died = next(f for f in findings(picture, "rank_died") if f["rank"] == 2)
     assert "on node zm1" in died["text"]
     assert "SIGKILL" in died["text"]
