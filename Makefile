@@ -4,6 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 HERE   := not gpu and not nvme and not bench and not quiet and not long
+# Real runs on a machine that others use may be held up: what failed is tried once more, by itself, in a
+# new process. What is wrong fails again.
+AGAIN   = { echo "once more, one at a time: what failed above"; \
+            $(PYTEST) -m "$(HERE) and $(1)" --last-failed --last-failed-no-failures none; }
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -43,8 +47,8 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
-	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile
-	$(PYTEST) -m "$(HERE) and alone"
+	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile || $(call AGAIN,not alone)
+	$(PYTEST) -m "$(HERE) and alone" || $(call AGAIN,alone)
 
 test-long: $(READY)
 	$(PYTEST) -m long

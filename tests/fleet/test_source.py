@@ -492,6 +492,6 @@ def test_a_server_without_our_series_says_so() -> None:
         assert runs_of(Server(server.url)) == []
         with pytest.raises(RunNotFound, match="has no series of zeromon") as refused:
             find(Server(server.url), None)
-        assert "docs/export.md" in refused.value.hint
+        assert "docs/prometheus.md" in refused.value.hint
         with pytest.raises(RunNotFound, match="knows no run gone"):
             fresh(server.url, "gone").latest()
