@@ -254,8 +254,8 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
     one = replace(picture(2).ranks[0], unit=text, node=text, phase=text)
-    row = cells_of(RANKS, one, Look(), width)
-    assert length(row) == length(header(RANKS, width, "rank", down=False)) <= width
+    row = cells_of(laid_out(RANKS, width), one, Look())
+    assert length(row) == length(header(laid_out(RANKS, width), "rank", down=False)) <= width
 
 
 def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
@@ -295,7 +295,7 @@ def test_rows_are_added_up_and_bandwidths_are_not() -> None:
     assert found["all_gather"].busbw_bytes_per_second is None
     assert found["reduce_scatter"].phase == "backward"
     assert added(traffic, "unit") == list(traffic)
-    assert "(several)" in plain(cells_of(TRAFFIC, found["all_gather"], Look(), 160))
+    assert "(several)" in plain(cells_of(laid_out(TRAFFIC, 160), found["all_gather"], Look()))
 
 
 def test_a_screenshot_loads_nothing_from_elsewhere() -> None:

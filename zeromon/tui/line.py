@@ -97,6 +97,17 @@ def beside(blocks: Iterable[tuple[list[Line], int]], gap: int = 2) -> list[Line]
     return made
 
 
+def merged(line: Line) -> Line:
+    """*line* with neighbours of one tone joined."""
+    made: Line = []
+    for text, tone in line:
+        if made and made[-1][1] == tone:
+            made[-1] = made[-1][0] + text, tone
+        else:
+            made.append((text, tone))
+    return made
+
+
 def plain(line: Iterable[Span]) -> str:
     """Without tones."""
     return "".join(text for text, _ in line)

@@ -11,17 +11,20 @@ from zeromon.tui.tones import PARTS
 _LAST = 20
 
 
+_LABELS = tuple(phase.label for phase in Phase)
+_NOTHING = dict.fromkeys((*_LABELS, "exposed"), 0)
+
+
 def of_step(step: StepSummary) -> dict[str, int]:
     """Part -> nanoseconds; exposed communication only where it was timed by phase."""
-    found: dict[str, int] = {}
-    timed = not step.idle and step.phase_exposed_ns
-    for phase in Phase:
-        spent = step.phase_ns[phase] if phase < len(step.phase_ns) else 0
-        waits = 0
-        if timed and phase < len(step.phase_exposed_ns):
-            waits = min(spent, step.phase_exposed_ns[phase])
-        found[phase.label] = spent - waits
-        found["exposed"] = found.get("exposed", 0) + waits
+    found = _NOTHING.copy()
+    for label, spent in zip(_LABELS, step.phase_ns, strict=False):
+        found[label] = spent
+    if step.phase_exposed_ns and not step.idle:
+        for label, exposed in zip(_LABELS, step.phase_exposed_ns, strict=False):
+            waits = min(found[label], exposed)
+            found[label] -= waits
+            found["exposed"] += waits
     return found
 
 

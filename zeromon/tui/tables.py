@@ -68,20 +68,20 @@ def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]
     return [(c, c.size + (rest if c is growing else 0)) for c in chosen]
 
 
-def header(columns: Columns[Row], width: int, order: str, *, down: bool) -> Line:
+def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
     """The names, with the one that rows are ordered by."""
     line: Line = []
-    for column, size in laid_out(columns, width):
+    for column, size in laid:
         sign = ("▼" if down else "▲") if column.name == order else ""
         text = fit(column.name + sign, size - 1, right=not column.left)
         line += [(text, "accent" if sign else "title"), (" ", "")]
     return line
 
 
-def cells_of(columns: Columns[Row], row: Row, look: Look, width: int) -> Line:
+def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row, look: Look) -> Line:
     """One row."""
     line: Line = []
-    for column, size in laid_out(columns, width):
+    for column, size in laid:
         text, tone = column.show(row, look)
         if column.ends:
             text = tail(text, size - 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from zeromon.tui.draw.halves import NUMBERS, inked
 from zeromon.tui.line import Line
-from zeromon.tui.tones import LETTERS
 
 Part = tuple[str, float]
 """Tone and size."""
@@ -14,40 +14,18 @@ Part = tuple[str, float]
 
 def stacked(parts: Sequence[Part], whole: float, width: int, *, letters: bool = False) -> Line:
     """*parts* one after the other, *whole* being the full width."""
-    halves = _halves(parts, whole, width * 2)
-    halves += [""] * (width * 2 - len(halves))
-    pairs = list(zip(halves[::2], halves[1::2], strict=True))
-    if letters:
-        cells = [
-            (LETTERS.get(left or right, "#") if left or right else " ", "") for left, right in pairs
-        ]
-    else:
-        cells = [_cell(left, right) for left, right in pairs]
-    return [
-        ("".join(text for text, _ in group), tone)
-        for tone, group in groupby(cells, key=lambda cell: cell[1])
-    ]
+    return inked(_halves(parts, whole, width * 2), (" ", ""), letters=letters)
 
 
-def _halves(parts: Sequence[Part], whole: float, most: int) -> list[str]:
-    """A tone a half cell; ends are rounded, not sizes, so that the sum is right."""
-    made: list[str] = []
+def _halves(parts: Sequence[Part], whole: float, most: int) -> bytearray:
+    """Ends are rounded, not sizes, so that the sum is right."""
+    made = bytearray()
     end = 0.0
     for tone, size in parts:
         end += max(0.0, size)
         upto = round(end / whole * most) if whole > 0 else 0
-        made += [tone] * (min(most, upto) - len(made))
-    return made
-
-
-def _cell(left: str, right: str) -> tuple[str, str]:
-    if left == right:
-        return ("█", left) if left else (" ", "")
-    if not right:
-        return "▌", left
-    if not left:
-        return "▐", right
-    return "▌", f"{left}|{right}"
+        made += bytes((NUMBERS[tone],)) * (min(most, upto) - len(made))
+    return made.ljust(most, b"\0")
 
 
 def gauge(

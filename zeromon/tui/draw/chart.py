@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from zeromon.tui.line import Line, Span, cells, padded
+from zeromon.tui.line import Line, cells, merged, padded
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BRAILLE = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
+_ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
 _LABEL = 7
 _LEAST_COLUMNS, _LEAST_ROWS = 6, 3
 
@@ -51,16 +53,11 @@ def chart(plot: Plot, width: int, height: int) -> list[Line]:
     columns, rows = width - _LABEL, height - 1
     if columns < _LEAST_COLUMNS or rows < _LEAST_ROWS:
         return []
-    canvas = _Canvas(columns, rows)
+    canvas = _Canvas(plot, columns, rows)
     for value, tone in plot.levels:
-        row = canvas.row(value, plot.y)
-        for x in range(columns * 2):
-            if x % 6 < 3:
-                canvas.dot(x, row, row, tone)
+        canvas.across(value, tone)
     for curve in reversed(plot.curves):  # the first lies on top
-        for x, low, high in _trace(curve.points, plot, canvas):
-            if not curve.gap or x // curve.gap % 2 == 0:
-                canvas.dot(x, low, high, curve.tone)
+        canvas.draw(curve)
     labels = _labels(plot, canvas)
     lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
     return [*lines, _foot(plot, columns)]
@@ -69,63 +66,91 @@ def chart(plot: Plot, width: int, height: int) -> list[Line]:
 class _Canvas:
     """Dots: two by four a cell, each cell in the tone that came last."""
 
-    def __init__(self, columns: int, rows: int) -> None:
+    def __init__(self, plot: Plot, columns: int, rows: int) -> None:
+        self._plot = plot
         self.columns, self.rows = columns, rows
-        self._dots = [[0] * columns for _ in range(rows)]
-        self._tones = [[""] * columns for _ in range(rows)]
+        self._dots = [bytearray(columns) for _ in range(rows)]
+        self._tones = [bytearray(columns) for _ in range(rows)]
+        self._names = [""]
 
-    def row(self, value: float, y: tuple[float, float]) -> int:
-        low, high = y
+    def row(self, value: float) -> int:
+        """The row of dots of a value."""
+        low, high = self._plot.y
         share = (value - low) / ((high - low) or 1)
         return round((1 - min(1.0, max(0.0, share))) * (self.rows * 4 - 1))
 
-    def column(self, value: float, x: tuple[float, float]) -> int:
-        low, high = x
-        return round((value - low) / ((high - low) or 1) * (self.columns * 2 - 1))
+    def across(self, value: float, tone: str) -> None:
+        """A broken line from side to side."""
+        ink, row = self._ink(tone), self.row(value)
+        for x in range(self.columns * 2):
+            if x % 6 < 3:
+                self._dot(x, row, row, ink)
 
-    def dot(self, x: int, low: int, high: int, tone: str) -> None:
+    def draw(self, curve: Curve) -> None:
+        """A line through its points."""
+        ink, gap = self._ink(curve.tone), curve.gap
+        for x, low, high in _trace(self._places(curve.points)):
+            if not gap or x // gap % 2 == 0:
+                self._dot(x, low, high, ink)
+
+    def _ink(self, tone: str) -> int:
+        self._names.append(tone)
+        return len(self._names) - 1
+
+    def _places(self, points: Points) -> Iterator[tuple[int, int]]:
+        """The column and the row of dots of each point."""
+        (left, right), (low, high) = self._plot.x, self._plot.y
+        wide, tall = (right - left) or 1, (high - low) or 1
+        last_column, last_row = self.columns * 2 - 1, self.rows * 4 - 1
+        for x, value in points:
+            share = (value - low) / tall
+            share = 0.0 if share < 0 else 1.0 if share > 1 else share
+            yield round((x - left) / wide * last_column), round((1 - share) * last_row)
+
+    def _dot(self, x: int, low: int, high: int, ink: int) -> None:
         """Sets the dots of column *x* from *low* to *high*."""
         if not 0 <= x < self.columns * 2:
             return
         column, side = x >> 1, x & 1
         for y in range(low, high + 1):
             self._dots[y >> 2][column] |= _DOTS[y & 3][side]
-            self._tones[y >> 2][column] = tone
+            self._tones[y >> 2][column] = ink
 
-    def spans(self, row: int) -> Iterator[Span]:
-        pairs = zip(self._dots[row], self._tones[row], strict=True)
-        for tone, group in groupby(pairs, key=lambda pair: pair[1]):
-            yield "".join(chr(0x2800 + dots) if dots else " " for dots, _ in group), tone
+    def spans(self, row: int) -> Line:
+        """A row of cells."""
+        text = self._dots[row].decode("latin-1").translate(_BRAILLE)
+        names = self._names
+        return [
+            (text[slice(*run.span())], names[run[1][0]])
+            for run in _ALIKE.finditer(self._tones[row])
+        ]
 
 
-def _trace(points: Points, plot: Plot, canvas: _Canvas) -> Iterator[tuple[int, int, int]]:
-    """(column, lowest row, highest row) of a line through *points*."""
-    before: tuple[int, int] | None = None
-    for x, value in points:
-        now = canvas.column(x, plot.x), canvas.row(value, plot.y)
-        if before is None:
-            yield now[0], now[1], now[1]
-        elif now[0] == before[0]:
-            yield now[0], min(now[1], before[1]), max(now[1], before[1])
+def _trace(places: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(column, lowest row, highest row) of a line through *places*."""
+    before = next(places, None)
+    if before is None:
+        return
+    x, y = before
+    yield x, y, y
+    for column, row in places:
+        wide = column - x
+        if wide <= 1:  # as most are: there is nothing between
+            yield column, min(row, y), max(row, y)
         else:
-            yield from _between(before, now)
-        before = now
-
-
-def _between(before: tuple[int, int], now: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
-    wide = now[0] - before[0]
-    last = before[1]
-    for step in range(1, wide + 1):
-        row = before[1] + round((now[1] - before[1]) * step / wide)
-        yield before[0] + step, min(last, row), max(last, row)
-        last = row
+            last = y
+            for step in range(1, wide + 1):
+                now = y + round((row - y) * step / wide)
+                yield x + step, min(last, now), max(last, now)
+                last = now
+        x, y = column, row
 
 
 def _labels(plot: Plot, canvas: _Canvas) -> list[str]:
     """One a row: round values, each where it belongs."""
     labels = [" " * _LABEL] * canvas.rows
     for value in plot.ticks or (plot.y[0], plot.y[1]):
-        row = canvas.row(value, plot.y) >> 2
+        row = canvas.row(value) >> 2
         if not labels[row].strip():
             labels[row] = f"{plot.axis(value):>6} "
     return labels
@@ -146,14 +171,7 @@ def _foot(plot: Plot, columns: int) -> Line:
     line: Line = [(" " * _LABEL, "")]
     for at, sign in enumerate(body[:columns]):
         line.append(("▲", "warn") if at in marked else (sign, "dim"))
-    return _joined(line)
-
-
-def _joined(line: Line) -> Line:
-    return [
-        ("".join(text for text, _ in group), tone)
-        for tone, group in groupby(line, key=lambda span: span[1])
-    ]
+    return merged(line)
 
 
 _SIGNS = {0: "━ ", 1: "┉ ", 2: "╌ ", 4: "╍ ", 8: "╺ "}

@@ -8,43 +8,40 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from zeromon.snapshot import StepSummary
-from zeromon.tui.line import Line, cells
+from zeromon.tui.draw.halves import NUMBERS, inked
+from zeromon.tui.line import Line, Span, cells
 from zeromon.tui.parts import of_step
-from zeromon.tui.tones import LETTERS, PARTS
+from zeromon.tui.tones import PARTS
 from zeromon.units import human_seconds
+
+_NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))
+"""Where no step is; with letters a blank, for a dot might be one."""
 
 
 def lane(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
     """The steps of one rank between two moments, by part."""
-    halves = [""] * (width * 2)
+    halves = bytearray(width * 2)
     for step in _seen(recent, first_ns, last_ns):
         found = of_step(step)
-        _fill(
-            halves,
-            step,
-            [(name, found[name]) for name in PARTS if found.get(name)],
-            first_ns,
-            last_ns,
-        )
-    return _inked(halves, letters)
+        _fill(halves, step, [(name, found[name]) for name in PARTS], first_ns, last_ns)
+    return inked(halves, _NOTHING[letters], letters=letters)
 
 
 def communication(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
     """Of each step, how much was communication: hidden behind compute, then exposed."""
-    halves = [""] * (width * 2)
+    halves = bytearray(width * 2)
     for step in _seen(recent, first_ns, last_ns):
         if not step.idle:
             hidden = max(0, step.communication_ns - step.exposed_ns)
             parts = [("hidden", hidden), ("exposed", step.exposed_ns)]
             _fill(halves, step, parts, first_ns, last_ns)
-    return _inked(halves, letters)
+    return inked(halves, _NOTHING[letters], letters=letters)
 
 
 def _seen(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterator[StepSummary]:
@@ -55,7 +52,7 @@ def _seen(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterato
 
 
 def _fill(
-    halves: list[str],
+    halves: bytearray,
     step: StepSummary,
     parts: Sequence[tuple[str, int]],
     first_ns: int,
@@ -64,32 +61,14 @@ def _fill(
     """Puts the parts of a step where they belong, as far as that is to be seen."""
     each = len(halves) / max(1, last_ns - first_ns)
     at = step.start_ns
+    end = max(0, round((at - first_ns) * each))
     for name, spent in parts:
-        begin = max(0, round((at - first_ns) * each))
-        at = min(step.end_ns, at + spent)
-        end = min(len(halves), round((at - first_ns) * each))
+        if spent <= 0:
+            continue
+        begin, at = end, min(step.end_ns, at + spent)
+        end = max(0, min(len(halves), round((at - first_ns) * each)))
         if end > begin:
-            halves[begin:end] = [name] * (end - begin)
-
-
-def _inked(halves: list[str], letters: bool) -> Line:
-    pairs = zip(halves[::2], halves[1::2], strict=True)
-    if letters:
-        drawn = [(LETTERS.get(left or right, " "), "") for left, right in pairs]
-    else:
-        drawn = [_cell(left, right) for left, right in pairs]
-    return [
-        ("".join(text for text, _ in group), tone)
-        for tone, group in groupby(drawn, key=lambda cell: cell[1])
-    ]
-
-
-def _cell(left: str, right: str) -> tuple[str, str]:
-    if left == right:
-        return ("█", left) if left else ("·", "faint")
-    if not right:
-        return "▌", left
-    return ("▐", right) if not left else ("▌", f"{left}|{right}")
+            halves[begin:end] = bytes((NUMBERS[name],)) * (end - begin)
 
 
 def ruler(first_ns: int, last_ns: int, now_ns: int, width: int) -> Line:

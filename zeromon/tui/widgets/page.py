@@ -9,7 +9,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from zeromon.tui.line import Line
-from zeromon.tui.widgets.toned import ground, strip
+from zeromon.tui.widgets.toned import ground, ink
 
 Write = Callable[[int], list[Line]]
 """Width in, lines out."""
@@ -57,4 +57,5 @@ class Page(ScrollView, can_focus=True):
         """The line that is scrolled to *y*."""
         at = y + self.scroll_offset.y
         line = self._lines[at] if at < len(self._lines) else []
-        return strip(line, self.scrollable_content_region.width, self.rich_style, ground(self.app))
+        width = self.scrollable_content_region.width
+        return ink(self.rich_style, ground(self.app)).strip(line, width)

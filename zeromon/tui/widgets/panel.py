@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby, zip_longest
 
+from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from zeromon.tui.line import Line
-from zeromon.tui.widgets.toned import ground, strip
+from zeromon.tui.widgets.toned import Ink, ground, ink
 
 Draw = Callable[[int, int], list[Line]]
 """Width and height in, lines out."""
 
 
 class Panel(Widget):
-    """Lines that are made anew when there is something new, or room changes."""
+    """Lines that are made anew when there is something new, or room changes.
+
+    Of a picture that comes several times a second most lines are those of the one before: only what has
+    changed is drawn.
+    """
 
     ALLOW_SELECT = False
 
@@ -27,13 +33,28 @@ class Panel(Widget):
             self.border_title = title
         self._draw: Draw = lambda _width, _height: []
         self._made: tuple[tuple[int, int], list[Line]] | None = None
+        self._ink: Ink | None = None
 
     def show(self, draw: Draw, title: str | None = None) -> None:
         """Shows what *draw* makes."""
+        before = self._made
         self._draw, self._made = draw, None
         if title is not None and title != self.border_title:
             self.border_title = title
-        self.refresh()
+        if before is None or before[0] != (self.size.width, self.size.height):
+            self.refresh()
+        else:
+            self.refresh_lines(changed(before[1], self.lines()))
+
+    def refresh_lines(self, rows: list[int]) -> None:
+        """Has those drawn anew, and no other."""
+        height = self.size.height
+        regions = [
+            Region(0, first, self.size.width, count)
+            for first, count in runs([row for row in rows if row < height])
+        ]
+        if regions:
+            self.refresh(*regions)
 
     def lines(self) -> list[Line]:
         """What is shown now."""
@@ -42,8 +63,25 @@ class Panel(Widget):
             self._made = size, self._draw(*size)
         return self._made[1]
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Lines of it; how its tones look is asked once for all of them."""
+        self._ink = None
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """The line at *y*."""
+        if self._ink is None:
+            self._ink = ink(self.rich_style, ground(self.app))
         lines = self.lines()
-        line = lines[y] if y < len(lines) else []
-        return strip(line, self.size.width, self.rich_style, ground(self.app))
+        return self._ink.strip(lines[y] if y < len(lines) else [], self.size.width)
+
+
+def changed(before: list[Line], after: list[Line]) -> list[int]:
+    """The rows in which two pictures differ."""
+    return [row for row, (old, new) in enumerate(zip_longest(before, after)) if old != new]
+
+
+def runs(rows: list[int]) -> list[tuple[int, int]]:
+    """(first, count) of neighbours among *rows*, which are in order."""
+    groups = (list(group) for _, group in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]))
+    return [(group[0][1], len(group)) for group in groups]

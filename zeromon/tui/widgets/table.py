@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic
 
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
@@ -18,8 +17,22 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from zeromon.tui.look import Look
-from zeromon.tui.tables import Columns, Row, cells_of, header, laid_out, ordered
-from zeromon.tui.widgets.toned import ground, strip
+from zeromon.tui.tables import Column, Columns, Row, cells_of, header, laid_out, ordered
+from zeromon.tui.widgets.toned import Ink, ground, ink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Paint(Generic[Row]):
+    """What all lines of one painting have in common."""
+
+    width: int
+    top: int
+    ground: str
+    focused: bool
+    columns: list[tuple[Column[Row], int]]
+    plain: Ink
+    header: Ink
+    cursor: Ink
 
 
 class Table(ScrollView, Generic[Row], can_focus=True):
@@ -81,6 +94,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._given: Sequence[Row] = ()
         self._look = Look()
         self._at: Hashable = None
+        self._paint: _Paint[Row] | None = None
         self.cursor = 0
 
     def show(self, rows: Sequence[Row], look: Look) -> None:
@@ -186,21 +200,35 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             if event.chain >= 2:
                 self.action_choose()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Lines of it; what they have in common is asked once for all of them."""
+        self._paint = None
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """The header at the top, else the row that is scrolled there."""
-        width, on = self._width, ground(self.app)
-        base: Style = self.rich_style
+        paint = self._paint = self._paint or self._prepared()
         if y == 0:
-            line = header(self.columns, width, self.order, down=self.down)
-            return strip(line, width, self.get_component_rich_style("table--header"), on)
-        at = y - 1 + int(self.scroll_offset.y)
+            line = header(paint.columns, self.order, down=self.down)
+            return paint.header.strip(line, paint.width)
+        at = y - 1 + paint.top
         if not self.rows and y == 1:
-            return strip([(f" {self._empty}", "dim")], width, base, on)
+            return paint.plain.strip([(f" {self._empty}", "dim")], paint.width)
         if at >= len(self.rows):
-            return strip([], width, base, on)
-        line = cells_of(self.columns, self.rows[at], self._look, width)
-        if at != self.cursor or not self.has_focus:
-            return strip(line, width, base, on)
-        if on in ("none", "sixteen"):
-            return strip([("".join(text for text, _ in line), "cursor")], width, base, on)
-        return strip(line, width, self.get_component_rich_style("table--cursor"), on)
+            return paint.plain.strip([], paint.width)
+        line = cells_of(paint.columns, self.rows[at], self._look)
+        if at != self.cursor or not paint.focused:
+            return paint.plain.strip(line, paint.width)
+        if paint.ground in ("none", "sixteen"):
+            line = [("".join(text for text, _ in line), "cursor")]
+            return paint.plain.strip(line, paint.width)
+        return paint.cursor.strip(line, paint.width)
+
+    def _prepared(self) -> _Paint[Row]:
+        on, width = ground(self.app), self._width
+        return _Paint(
+            width=width, top=int(self.scroll_offset.y), ground=on, focused=self.has_focus,
+            columns=laid_out(self.columns, width), plain=ink(self.rich_style, on),
+            header=ink(self.get_component_rich_style("table--header"), on),
+            cursor=ink(self.get_component_rich_style("table--cursor"), on),
+        )  # fmt: skip

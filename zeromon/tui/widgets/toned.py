@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import App
 from textual.strip import Strip
 
-from zeromon.tui.line import Line, cells, cut, length
+from zeromon.tui.line import Line, cells, cut
 from zeromon.tui.tones import ground_of, style
 
 
@@ -16,11 +18,29 @@ def ground(app: App[int]) -> str:
     return ground_of(app.current_theme, no_color=app.no_color)
 
 
-def strip(line: Line, width: int, base: Style, on: str) -> Strip:
-    """*line* in exactly *width* cells. Every segment has a style: filters of Textual need one."""
-    line = cut(line, width)
-    segments = [Segment(text, base + style(tone, on)) for text, tone in line]
-    gap = width - length(line)
-    if gap > 0:
-        segments.append(Segment(" " * gap, base))
-    return Strip(segments, sum(cells(segment.text) for segment in segments))
+class Ink:
+    """How tones look over one style; each is looked up once."""
+
+    def __init__(self, base: Style, on: str) -> None:
+        self._base, self._on = base, on
+        self._styles: dict[str, Style] = {}
+
+    def strip(self, line: Line, width: int) -> Strip:
+        """*line* in exactly *width* cells. Every segment has a style: filters of Textual need one."""
+        room = width - sum(cells(text) for text, _ in line)
+        if room < 0:
+            line, room = cut(line, width), 0
+        styles = self._styles
+        for _, tone in line:
+            if tone not in styles:
+                styles[tone] = self._base + style(tone, self._on)
+        segments = [Segment(text, styles[tone]) for text, tone in line]
+        if room:
+            segments.append(Segment(" " * room, self._base))
+        return Strip(segments, width)
+
+
+@lru_cache(64)
+def ink(base: Style, on: str) -> Ink:
+    """The one of *base* on a ground."""
+    return Ink(base, on)
