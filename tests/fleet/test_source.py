@@ -95,7 +95,10 @@ def frail(world: World) -> Small:
 
 
 class Both(NamedTuple):
-    """The same run, from its collector and from Prometheus: while it ran, and when it had ended."""
+    """The same run, from its collector and from Prometheus: while it ran, and when it had ended.
+
+    *source* has seen it whole.
+    """
 
     during: list[tuple[RunSnapshot, RunSnapshot]]
     live: RunSnapshot
@@ -124,7 +127,8 @@ def both(world: World) -> Both:
     server.wait('min(zeromon_steps_total{run="real"})', steps)
     server.wait('sum(zeromon_rank_up{run="real"} == bool 0)', 2)
     live = LiveSource(node.address, "real").latest()
-    return Both(during, live, fresh(server.url, "real").latest(), found)
+    whole = fresh(server.url, "real")
+    return Both(during, live, whole.latest(), whole)
 
 
 SAME = ("rank", "local_rank", "world_size", "pid", "node", "device", "strategy", "alive", "failed",

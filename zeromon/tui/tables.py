@@ -79,14 +79,20 @@ def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -
 
 
 def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row, look: Look) -> Line:
-    """One row."""
+    """One row; neighbours without a tone are one span, for there are many of them."""
     line: Line = []
+    bare = ""
     for column, size in laid:
         text, tone = column.show(row, look)
         if column.ends:
             text = tail(text, size - 1)
-        line += [(fit(text, size - 1, right=not column.left), tone), (" ", "")]
-    return line
+        text = fit(text, size - 1, right=not column.left)
+        if tone:
+            line += [(bare, ""), (text, tone)] if bare else [(text, tone)]
+            bare = " "
+        else:
+            bare += text + " "
+    return [*line, (bare, "")]
 
 
 def ordered(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: bool) -> list[Row]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from zeromon.tui.line import Line
 from zeromon.tui.tones import HEAT_LEVELS
 
 _SHADES = "·▁▂▃▄▅▆█"
 """Told apart without colour, too."""
+_ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
 assert len(_SHADES) == HEAT_LEVELS
 
 
@@ -65,36 +66,41 @@ def heat(
     letters: bool = False,
 ) -> list[Line]:
     """The map; the cell of the *chosen* rank is marked."""
-    levels = [level(value, *span) for value in values]
-    worst = [max(levels[at : at + laid.each]) for at in range(0, len(levels), laid.each)]
-    mark = chosen // laid.each if chosen >= 0 else -1
+    low, high = span
+    shades = bytes([level(value, low, high) + 1 for value in values])
+    if laid.each > 1:
+        worst = range(0, len(shades), laid.each)
+        shades = bytes([max(shades[at : at + laid.each]) for at in worst])
+    marked = chosen // laid.each if chosen >= 0 else -1
     lines = []
-    for begin in range(0, len(worst), laid.columns):
-        row = [
-            (_cell(_sign(shade, letters), laid.cell, at == mark), _tone(shade, at == mark))
-            for at, shade in enumerate(worst[begin : begin + laid.columns], begin)
-        ]
-        lines.append([
-            ("".join(text for text, _ in group), tone)
-            for tone, group in groupby(row, key=lambda cell: cell[1])
-        ])  # fmt: skip
+    for begin in range(0, len(shades), laid.columns):
+        row, at = shades[begin : begin + laid.columns], marked - begin
+        if 0 <= at < len(row):
+            left, right = (_alike(part, laid.cell, letters) for part in (row[:at], row[at + 1 :]))
+            mark = _marked(_sign(row[at] - 1, letters), laid.cell)
+            lines.append([*left, (mark, "bold"), *right])
+        else:
+            lines.append(_alike(row, laid.cell, letters))
     return lines
+
+
+def _alike(shades: bytes, size: int, letters: bool) -> Line:
+    """Cells of shades, each one more than its level."""
+    line: Line = []
+    for run in _ALIKE.finditer(shades):
+        shade = run[1][0] - 1
+        sign = _sign(shade, letters)
+        cell = sign if size == 1 else sign * (size - 1) + " "
+        line.append((cell * len(run[0]), f"heat{shade}" if shade >= 0 else "faint"))
+    return line
 
 
 def _sign(shade: int, letters: bool) -> str:
     return "?" if shade < 0 else _SHADES[shade] if letters else "█"
 
 
-def _cell(sign: str, size: int, chosen: bool) -> str:
-    if chosen:
-        return {1: "◆", 2: "[]", 3: f"[{sign}]"}.get(size, f"[{sign * (size - 2)}]")
-    return sign if size == 1 else sign * (size - 1) + " "
-
-
-def _tone(shade: int, chosen: bool) -> str:
-    if chosen:
-        return "bold"
-    return "faint" if shade < 0 else f"heat{shade}"
+def _marked(sign: str, size: int) -> str:
+    return {1: "◆", 2: "[]", 3: f"[{sign}]"}.get(size, f"[{sign * (size - 2)}]")
 
 
 def scale(low: str, high: str, *, letters: bool = False) -> Line:

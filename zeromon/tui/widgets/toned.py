@@ -18,23 +18,23 @@ def ground(app: App[int]) -> str:
     return ground_of(app.current_theme, no_color=app.no_color)
 
 
-class Ink:
+class Ink(dict[str, Style]):
     """How tones look over one style; each is looked up once."""
 
     def __init__(self, base: Style, on: str) -> None:
+        super().__init__()
         self._base, self._on = base, on
-        self._styles: dict[str, Style] = {}
+
+    def __missing__(self, tone: str) -> Style:
+        self[tone] = found = self._base + style(tone, self._on)
+        return found
 
     def strip(self, line: Line, width: int) -> Strip:
         """*line* in exactly *width* cells. Every segment has a style: filters of Textual need one."""
-        room = width - sum(cells(text) for text, _ in line)
+        room = width - sum([cells(text) for text, _ in line])
         if room < 0:
             line, room = cut(line, width), 0
-        styles = self._styles
-        for _, tone in line:
-            if tone not in styles:
-                styles[tone] = self._base + style(tone, self._on)
-        segments = [Segment(text, styles[tone]) for text, tone in line]
+        segments = [Segment(text, self[tone]) for text, tone in line]
         if room:
             segments.append(Segment(" " * room, self._base))
         return Strip(segments, width)
