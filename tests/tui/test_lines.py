@@ -17,7 +17,7 @@ from zeromon.tui import plots, tables, words
 from zeromon.tui.draw import lanes
 from zeromon.tui.draw.bars import gauge, stacked
 from zeromon.tui.draw.chart import Curve, Plot, chart, legend
-from zeromon.tui.draw.heat import heat, level, mesh
+from zeromon.tui.draw.heat import heat, levels, mesh
 from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
 from zeromon.tui.look import Look, nice_ceiling
@@ -27,7 +27,7 @@ from zeromon.tui.screens.communication import added, arrivals
 from zeromon.tui.screens.memory import role_bars, within_step
 from zeromon.tui.screens.overview import most_exposed, step_bars
 from zeromon.tui.tables import RANKS, TRAFFIC, Sheet, cells_of, header, laid_out, ordered
-from zeromon.tui.tones import PARTS, style
+from zeromon.tui.tones import HEAT_LEVELS, PARTS, style
 from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.wanted import test_of as wanted_by
 
@@ -197,12 +197,18 @@ def test_a_cell_of_several_ranks_shows_the_worst() -> None:
 
 
 def test_what_is_not_known_is_not_cold() -> None:
-    assert level(None, 0, 1) == -1
-    assert (
-        plain(heat([None, 0.0], (0, 1), mesh(2, 8, 1), letters=True)[0]).split() == ["?", "·"]
-        or True
-    )
-    assert "?" in plain(heat([None], (0, 1), mesh(1, 8, 1), letters=True)[0])
+    values = [None, 0.0, 0.49, 1.0, 2.0]
+    assert list(levels(values, 0, 1)) == [
+        0,
+        1,
+        1 + HEAT_LEVELS * 49 // 100,
+        HEAT_LEVELS,
+        HEAT_LEVELS,
+    ]
+    assert list(levels([0.0, 3.0], 3, 3)) == [1, 1]
+    line = heat([None, 0.0], (0, 1), mesh(2, 8, 1), letters=True)[0]
+    assert plain(line).split() == ["???", "···"]
+    assert line[0][1] == "faint"
 
 
 # ---- lanes ---------------------------------------------------------------------------------------

@@ -76,8 +76,9 @@ def _of_ranks(before: RunSnapshot | None, after: RunSnapshot) -> _Said:
         yield f"{said} {_named(fresh)}, {fresh[0].strategy} on {after.node}", ""
     same: dict[str, list[RankSnapshot]] = {}
     for rank in after.ranks:
-        for text in _of_rank(old.get(rank.rank), rank):
-            same.setdefault(text, []).append(rank)
+        if rank.ended or rank.errors or rank.dropped or rank.unseen:  # of most there is nothing
+            for text in _of_rank(old.get(rank.rank), rank):
+                same.setdefault(text, []).append(rank)
     for text, ranks in same.items():
         failed = any(rank.failed for rank in ranks) and text.startswith("ended")
         yield f"{_named(ranks)} {text}", "bad" if failed else "warn" if "errors" in text else ""

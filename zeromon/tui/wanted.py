@@ -53,6 +53,8 @@ def test_of(text: str) -> Test | None:
     tests = [_test(word) for word in text.lower().split()]
     if not tests:
         return None
+    if len(tests) == 1:
+        return tests[0]
     return lambda rank: all(test(rank) for test in tests)
 
 

@@ -49,12 +49,14 @@ def _round(columns: int) -> int:
     return max(1, columns // 8 * 8 if columns >= 8 else columns)
 
 
-def level(value: float | None, low: float, high: float) -> int:
-    """Which of the tones; -1 for what is not known."""
-    if value is None:
-        return -1
-    share = (value - low) / (high - low) if high > low else 0.0
-    return min(HEAT_LEVELS - 1, max(0, int(share * HEAT_LEVELS)))
+def levels(values: Sequence[float | None], low: float, high: float) -> bytes:
+    """Which of the tones each has, from 1 on; 0 for what is not known."""
+    wide = high - low if high > low else 1.0
+    most = HEAT_LEVELS - 1
+    return bytes([
+        0 if value is None else 1 + min(most, max(0, int((value - low) / wide * HEAT_LEVELS)))
+        for value in values
+    ])  # fmt: skip
 
 
 def heat(
@@ -66,8 +68,7 @@ def heat(
     letters: bool = False,
 ) -> list[Line]:
     """The map; the cell of the *chosen* rank is marked."""
-    low, high = span
-    shades = bytes([level(value, low, high) + 1 for value in values])
+    shades = levels(values, *span)
     if laid.each > 1:
         worst = range(0, len(shades), laid.each)
         shades = bytes([max(shades[at : at + laid.each]) for at in worst])

@@ -23,7 +23,7 @@ from zeromon.units import human_seconds
 _LABEL = 10
 _LEAST_SECONDS, _MOST_SECONDS = 0.001, 36_000.0
 _STEPS_AT_FIRST = 12
-_LEAST_PAUSE_SECONDS = 0.5
+_LEAST_PAUSE_SECONDS = 0.9
 _TRUE = "A step stands where it was; inside it are shares, not moments (those are in a trace: t)"
 
 
@@ -54,7 +54,7 @@ class Lanes(Panel, can_focus=True):
         self._soon: Timer | None = None
 
     def arrive(self, scene: Scene) -> None:
-        """Shows the steps of *scene*, at most twice a second: all lanes move."""
+        """Shows the steps of *scene*, at most about once a second: all lanes move."""
         waits = self._scene is not None
         self._scene = scene
         if not waits or self._soon is None:
