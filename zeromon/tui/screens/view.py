@@ -53,6 +53,11 @@ class View(Screen[None]):
 
     _laid_for: Size | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        # it is styled as it is mounted; not knowing that, Textual reads all rules anew, and twice
+        self._css_update_count = self.app._css_update_count
+
     @property
     def zeromon(self) -> ZeromonApp:
         """The app."""
