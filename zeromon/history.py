@@ -26,22 +26,31 @@ from zeromon.snapshot import StepSummary, Stretch
 if TYPE_CHECKING:
     import polars as pl
 
-MAGIC = b"ZMHIST\0\1"
+MAGIC = b"ZMHIST\0\2"
 COLUMNS = (
     ("rank", "I"), ("step", "I"), ("steps", "I"), ("flags", "I"), ("start_us", "q"),
     ("duration_us", "Q"), ("other_us", "Q"), ("forward_us", "Q"), ("backward_us", "Q"),
     ("optimizer_us", "Q"), ("data_wait_us", "Q"), ("cpu_optimizer_us", "Q"),
     ("communication_us", "Q"), ("exposed_us", "Q"), ("offload_blocked_us", "Q"),
     ("collectives", "I"), ("micro_steps", "I"), ("collective_bytes", "q"), ("allocated_bytes", "q"),
-    ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"),
+    ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"), ("other_exposed_us", "Q"),
+    ("forward_exposed_us", "Q"), ("backward_exposed_us", "Q"), ("optimizer_exposed_us", "Q"),
+    ("data_wait_exposed_us", "Q"), ("cpu_optimizer_exposed_us", "Q"),
 )  # fmt: skip
 """Names and :mod:`struct` codes. Times of a row are means over its *steps*, bytes are maxima."""
+_FORMER = 22
+"""How many of the columns a log of the first version has, and segments that were made of one."""
 
 IDLE, SKIPPED = 1, 2
 """Bits of ``flags``."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
 _BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
+_BODIES = {
+    MAGIC: _BODY,
+    b"ZMHIST\0\1": struct.Struct("<" + "".join(code for _, code in COLUMNS[:_FORMER])),
+}
+"""Of a log that begins so, a record without its checksum."""
 _CRC = struct.Struct("<I")
 RECORD_SIZE = _BODY.size + _CRC.size
 SEGMENT_ROWS = 200_000
@@ -58,6 +67,8 @@ _PHASES = (
     "cpu_optimizer_us",
 )
 """In the order of :class:`zeromon.events.Phase`."""
+_EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
+"""What of each phase was spent waiting for communication."""
 _PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 Row = tuple[int, ...]
@@ -66,14 +77,20 @@ Row = tuple[int, ...]
 
 def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
     """The row of one step; its start on the wall's clock."""
-    phases = [_us(ns) for ns in (*step.phase_ns, 0, 0, 0, 0, 0, 0)[:6]]
+    phases, exposed = (
+        [_us(ns) for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
+        for spent in (step.phase_ns, step.phase_exposed_ns)
+    )
     return (
         rank, step.step, 1, IDLE * step.idle | SKIPPED * step.skipped,
         (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns), *phases,
         _us(step.communication_ns), _us(step.exposed_ns), _us(step.offload_blocked_ns),
         step.collectives, step.micro_steps, step.collective_bytes, step.allocated_bytes,
-        step.reserved_bytes, step.rss_bytes, step.other_bytes,
+        step.reserved_bytes, step.rss_bytes, step.other_bytes, *exposed,
     )  # fmt: skip
+
+
+_NO_PHASES = (0,) * len(_PHASES)
 
 
 def _us(ns: int) -> int:
@@ -86,14 +103,19 @@ def pack(row: Row) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def unpack(blob: bytes) -> Iterator[Row]:
-    """The whole records at the beginning of *blob*; the first broken one ends them."""
-    for at in range(0, len(blob) - RECORD_SIZE + 1, RECORD_SIZE):
-        body = blob[at : at + _BODY.size]
-        (crc,) = _CRC.unpack_from(blob, at + _BODY.size)
-        if zlib.crc32(body) != crc:
+def unpack(blob: bytes, body: struct.Struct = _BODY) -> Iterator[Row]:
+    """The whole records at the beginning of *blob*; the first broken one ends them.
+
+    What records of a former version lack is 0.
+    """
+    size = body.size + _CRC.size
+    rest = (0,) * (len(COLUMNS) - len(body.unpack(bytes(body.size))))
+    for at in range(0, len(blob) - size + 1, size):
+        found = blob[at : at + body.size]
+        (crc,) = _CRC.unpack_from(blob, at + body.size)
+        if zlib.crc32(found) != crc:
             return
-        yield _BODY.unpack(body)
+        yield body.unpack(found) + rest
 
 
 # ---- writing --------------------------------------------------------------------------------------
@@ -126,6 +148,9 @@ class Writer:
         self._number = max(found, default=0) or 1
         if found.get(self._number, Path()).suffix == ".parquet":
             self._number += 1
+        newest = found.get(self._number)
+        if newest is not None and newest.suffix == ".log" and _body_of(newest) not in (None, _BODY):
+            self._number += 1  # a former version's: it has no room for what is known now
         for number, path in found.items():
             if path.suffix == ".log" and number != self._number:
                 self._close_segment(path)  # its writer ended before it was closed
@@ -271,16 +296,30 @@ def segments(folder: Path) -> dict[int, Path]:
 
 def read_log(path: Path) -> Iterator[Row]:
     """The rows of a log, up to the first that is not whole; none of a file that is no log."""
-    content = path.read_bytes()
-    if content[: len(MAGIC)] == MAGIC:
-        yield from unpack(content[len(MAGIC) :])
+    body = _body_of(path)
+    if body is not None:
+        yield from unpack(path.read_bytes()[len(MAGIC) :], body)
+
+
+def _body_of(log: Path) -> struct.Struct | None:
+    with log.open("rb") as content:
+        return _BODIES.get(content.read(len(MAGIC)))
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
     """Without a map of the file: it may be replaced while it is read."""
     import polars as pl
 
-    return pl.read_parquet(path, memory_map=False)
+    return _with_all(pl.read_parquet(path, memory_map=False).lazy()).collect()
+
+
+def _with_all(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Rows with all columns; what those of a former version lack is 0."""
+    import polars as pl
+
+    known = rows.collect_schema().names()
+    lacking = [pl.lit(0, pl.UInt64).alias(name) for name in NAMES[_FORMER:] if name not in known]
+    return rows.with_columns(lacking).select(NAMES)
 
 
 def last_starts(folder: Path) -> dict[int, int]:
@@ -347,7 +386,7 @@ def _scan(found: Sequence[Path]) -> pl.LazyFrame:
         if path.suffix == ".log":
             parts.append(frame(list(read_log(path))).lazy())
         else:
-            parts.append(pl.scan_parquet(path).select(NAMES))
+            parts.append(_with_all(pl.scan_parquet(path)))
     return pl.concat(parts)
 
 
@@ -470,6 +509,7 @@ def last_steps(folder: Path, until_us: int, count: int) -> dict[int, list[Row]]:
 def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
     """The step that a row is of, to the microsecond; what rows do not keep is left out."""
     facts = dict(zip(NAMES, row, strict=True))
+    exposed = tuple(1000 * facts[name] for name in _EXPOSED)
     start_ns = facts["start_us"] * 1000 - wall_minus_mono_ns
     return StepSummary(
         step=facts["step"],
@@ -480,6 +520,8 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         phase_ns=tuple(1000 * facts[name] for name in _PHASES),
         communication_ns=1000 * facts["communication_us"],
         exposed_ns=1000 * facts["exposed_us"],
+        # where nothing is known of a step by phase, it is not known to be none
+        phase_exposed_ns=exposed if any(exposed) or not facts["exposed_us"] else (),
         offload_blocked_ns=1000 * facts["offload_blocked_us"],
         micro_steps=facts["micro_steps"],
         collectives=facts["collectives"],

@@ -44,7 +44,8 @@ def batches(rows: int, seed: int = 1) -> Iterator[list[Row]]:
                 rank, step, 1, 0, step * 1_000_000 + rank, 1_000_000 + int(n[0]), 20_000 + int(n[1]),
                 300_000 + int(n[2]), 550_000 + int(n[3]), 90_000, 5_000, 0,
                 400_000 + int(n[4]), max(0, 80_000 + int(n[5])), 0, 40, 1, 123_456_789,
-                -1, -1, (3 << 30) + int(page) * 4096, -1,
+                -1, -1, (3 << 30) + int(page) * 4096, -1, 0, max(0, 20_000 + int(n[4])),
+                max(0, 60_000 + int(n[5])), 0, 0, 0,
             )
             for rank, (n, page) in enumerate(zip(noise, pages, strict=True))
         ]  # fmt: skip

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,14 @@ from zeromon.history import (
     SKIPPED,
     Row,
     Writer,
+    frame,
     load,
+    merged,
     pack,
     row_of,
     segments,
     slices,
+    step_of,
     unpack,
 )
 
@@ -54,6 +58,36 @@ def test_a_row_keeps_what_a_step_was() -> None:
     assert (row["communication_us"], row["exposed_us"]) == (40_000, 10_000)
     assert (row["offload_blocked_us"], row["other_bytes"], row["rss_bytes"]) == (3_000, 9, 1 << 30)
     assert list(unpack(pack(row_of(3, one, 5_000)))) == [row_of(3, one, 5_000)]
+
+
+def test_a_step_comes_back_with_what_each_phase_waited() -> None:
+    phases = (5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0)
+    one = summary(7, phase_ns=phases, phase_exposed_ns=(0, 3 * MS, 7 * MS, 0, 0, 0))
+    assert step_of(row_of(3, one, 5_000_000), 5_000_000) == one
+    unknown = summary(7, phase_exposed_ns=())
+    assert step_of(row_of(3, unknown, 0), 0).phase_exposed_ns == ()
+
+
+def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path) -> None:
+    """Its records, and its closed segments, lack what each phase waited."""
+    former = history._BODIES[b"ZMHIST\0\1"]
+    older = [row[: history._FORMER] for row in rows(20)]
+
+    def record(row: Row) -> bytes:
+        body = former.pack(*row)
+        return body + zlib.crc32(body).to_bytes(4, "little")
+
+    frame(rows(10)).select(NAMES[: history._FORMER]).write_parquet(tmp_path / "000001.parquet")
+    log = b"ZMHIST\0\1" + b"".join(map(record, older[20:]))
+    (tmp_path / "000002.log").write_bytes(log + b"a torn end")
+    whole = load(tmp_path)[0].sort("step", "rank").rows()
+    assert [row[: history._FORMER] for row in whole] == older
+    assert {row[history._FORMER :] for row in whole} == {(0,) * 6}
+    writer = Writer(tmp_path)
+    assert writer.append(rows(21)) == 2
+    assert keys(tmp_path) == [(r, s) for s in range(1, 22) for r in range(2)]
+    assert [path.suffix for path in segments(tmp_path).values()] == [".parquet", ".parquet", ".log"]
+    assert sum(merged(history._read_parquet(tmp_path / "000001.parquet"))["steps"]) == 20
 
 
 def test_what_was_written_is_read_once_also_by_a_second_writer(tmp_path: Path) -> None:

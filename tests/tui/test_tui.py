@@ -357,6 +357,7 @@ async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
     at = lambda: app.scene.run.taken_wall  # type: ignore[union-attr]  # noqa: E731
     async with running(app) as pilot:
         assert at() == 2000.0
+        assert "■ exposed communication" in screen_text(app)  # of each phase, from the history
         assert "▶ replay 00:33:20 x1" in screen_text(app)
         now[0] = 5.0
         await until(pilot, lambda: at() == 2005.0)
