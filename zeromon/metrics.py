@@ -94,7 +94,7 @@ def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     for hang in run.hangs:
         for role in ("waiting", "missing", "dead"):
             if rank.rank in getattr(hang, role):
-                told.add((role, hang.kind))
+                told.add((role, hang.kind, hang.op, hang.group))
     return ((labels, 1) for labels in sorted(told))
 
 
@@ -247,7 +247,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "How long the rank waits a step for ranks that arrive later, mean of the last 20.", (), _one(lambda r: r.wait_seconds)),
     Spec("zeromon_late_seconds", "gauge", "seconds", "How long the others wait a step for this rank alone, mean of the last 20.", (), _one(lambda r: r.late_seconds)),
     Spec("zeromon_hang", "gauge", "bool", "1 for a rank of a collective that hangs: role waiting, missing or dead; kind as zeromon doctor names it.",
-         ("role", "kind"), _hangs),
+         ("role", "kind", "op", "group"), _hangs),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; ahead: prefetched, late: asked for when they were needed.",
          ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
     Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time that stood still for them.",

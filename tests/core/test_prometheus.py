@@ -73,6 +73,7 @@ def info(values: str = "1x200", **labels: Any) -> dict[str, str]:
     return series("zeromon_rank_info", values, node="n1", device="cpu", pid=7, **labels)
 
 
+HANG = {"kind": "missing rank", "op": "all_gather", "group": "dp"}
 CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str, ...]]] = {
     "ZeromonRankDied": (
         [info(), series("zeromon_finding", "_x10 1x4 _x80", rule="rank_died", severity="critical"),
@@ -84,11 +85,11 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str
     "ZeromonHang": (
         [
             info(), info(rank=4),
-            series("zeromon_hang", "_x10 1x10 _x30", rank=3, role="waiting", kind="missing rank"),
-            series("zeromon_hang", "_x10 1x10 _x30", rank=4, role="missing", kind="missing rank"),
+            series("zeromon_hang", "_x10 1x10 _x30", rank=3, role="waiting", **HANG),
+            series("zeromon_hang", "_x10 1x10 _x30", rank=4, role="missing", **HANG),
         ], "15m", "30m",
-        {"run": "r", "kind": "missing rank"},
-        ("a collective of r hangs", "2 ranks", "rank 4 on n1"),
+        {"run": "r", **HANG},
+        ("all_gather in dp of r hangs", "2 ranks", "rank 4 on n1"),
     ),
     "ZeromonOutOfMemory": (
         [info(), series("zeromon_rank_up", "1x60"),

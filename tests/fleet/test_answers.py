@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from zeromon.errors import RunNotFound, SourceError, ZeromonError
 from zeromon.fleet import api, queries
 from zeromon.fleet.api import Sample, Server, one_of, quoted
-from zeromon.fleet.picture import findings_of, gathered, history_of, key_of, rank_of, told_apart
+from zeromon.fleet.picture import (
+    findings_of,
+    gathered,
+    hangs_of,
+    history_of,
+    key_of,
+    rank_of,
+    told_apart,
+)
 from zeromon.fleet.queries import Choice
 from zeromon.fleet.source import PrometheusSource, find, runs_of, usual_gap
 
@@ -252,6 +260,21 @@ def test_labels_of_strangers_break_nothing() -> None:
     assert (rank.pid, rank.world_size, rank.node, rank.alive) == (0, 0, evil, True)
     (finding,) = findings_of(facts, {}, 1)
     assert (finding.rule, finding.code, finding.rank) == (evil, "", 0)
+
+
+def test_a_hang_is_named_by_its_operation_and_group() -> None:
+    """One that names neither is of an older collector."""
+    named = {"kind": "a member has not come", "op": "all_gather", "group": "dp"}
+    facts = gathered([
+        sample("hang", role="waiting", **named), sample("hang", rank="1", role="missing", **named),
+        sample("hang", rank="2", role="waiting", kind="deadlock"),
+        sample("collective_in_flight_seconds", value=12.0),
+    ], [])  # fmt: skip
+    one, other = hangs_of(facts)
+    assert (one.op, one.group, one.waiting, one.missing, one.seconds) == (
+        "all_gather", "dp", (0,), (1,), 12.0,
+    )  # fmt: skip
+    assert (other.op, other.group, other.waiting) == ("a collective", "a group", (2,))
 
 
 def test_a_rank_that_began_again_elsewhere_is_one_rank() -> None:

@@ -444,21 +444,23 @@ def _gravity(severity: str) -> int:
 
 
 def hangs_of(facts: Mapping[Key, Facts]) -> tuple[Hang, ...]:
-    """One for each kind of hang that its ranks tell of."""
-    roles: dict[str, dict[str, list[int]]] = {}
-    ages: dict[str, float] = {}
+    """One for each kind, operation and group of a hang that its ranks tell of."""
+    roles: dict[tuple[str, ...], dict[str, list[int]]] = {}
+    ages: dict[tuple[str, ...], float] = {}
     for key, known in sorted(facts.items()):
-        for role, kind in known.by("hang", "role", "kind"):
-            roles.setdefault(kind, {}).setdefault(role, []).append(key.rank)
+        for role, *named in known.by("hang", "role", "kind", "op", "group"):
+            hang = tuple(named)
+            roles.setdefault(hang, {}).setdefault(role, []).append(key.rank)
             age = known.number("collective_in_flight_seconds") or 0.0
-            ages[kind] = max(age, ages.get(kind, 0.0))
+            ages[hang] = max(age, ages.get(hang, 0.0))
     return tuple(
         Hang(
-            kind=kind, op="a collective", group="a group", group_id="", sequence=-1, nbytes=-1,
-            seconds=ages[kind], waiting=tuple(by.get("waiting", ())), elsewhere=(), calls=(),
-            missing=tuple(by.get("missing", ())), dead=tuple(by.get("dead", ())),
+            kind=kind, op=op or "a collective", group=group or "a group", group_id="", sequence=-1,
+            nbytes=-1, seconds=ages[kind, op, group], waiting=tuple(by.get("waiting", ())),
+            elsewhere=(), calls=(), missing=tuple(by.get("missing", ())),
+            dead=tuple(by.get("dead", ())),
         )
-        for kind, by in roles.items()
+        for (kind, op, group), by in roles.items()
     )  # fmt: skip
 
 

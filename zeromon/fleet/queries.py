@@ -181,7 +181,7 @@ def whole(run: Choice, window: str, *, sampled: bool = False) -> str:
         tagged(f"sum({run.of('rank_failed')})", "failed"),
         tagged(f"max(timestamp({up}))", "seen"),
         tagged(f"count(count by (rank) ({up} == 1) > 1)", "twice"),
-        tagged(f"count by (kind) ({run.of('hang', _WAITING)})", "hang"),
+        tagged(f"count(count by (instance, rank) ({run.of('hang', _WAITING)}))", "hang"),
         tagged(f"count by (rule, severity) ({run.of('finding')})", "finding"),
     ]
     figures = {

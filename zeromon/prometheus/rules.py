@@ -177,9 +177,9 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
         ),
         Alert(
             "ZeromonHang", "ZM002", "critical",
-            "count by (run, kind) (zeromon_hang)",
+            "count by (run, kind, op, group) (zeromon_hang)",
             _AT_ONCE,
-            "a collective of {{ $labels.run }} hangs",
+            "{{ $labels.op }} in {{ $labels.group }} of {{ $labels.run }} hangs",
             "{{ $labels.kind }}: {{ $value }} ranks are in it or missing. Missing or dead: "
             f"{_found(missing)}zeromon doctor on its node says more.",
         ),
