@@ -41,13 +41,15 @@ def opening(first: RunSnapshot, known: Iterable[KnownFinding]) -> tuple[Note, ..
 
 
 def _past(known: Iterable[KnownFinding]) -> list[Note]:
-    made = []
-    for one in known:
+    found, made = list(known), []
+    passed_on = {(f.rule, f.gone) for f in found} & {(f.rule, f.came) for f in found if _passes(f)}
+    for one in found:
         who = f"rank {one.rank}: " if one.rank >= 0 else ""
-        made.append(
-            Note(one.came, clean(f"{one.code} {who}{one.text}"), _TONES.get(one.severity, ""))
-        )
-        if one.gone is not None:
+        if (one.rule, one.came) not in passed_on:
+            made.append(
+                Note(one.came, clean(f"{one.code} {who}{one.text}"), _TONES.get(one.severity, ""))
+            )
+        if one.gone is not None and (one.rule, one.gone) not in passed_on:
             gone = f"{one.code} {who}no longer: {one.rule.replace('_', ' ')}"
             made.append(Note(one.gone, clean(gone), "dim"))
     return made
@@ -106,18 +108,25 @@ def _named(ranks: list[RankSnapshot]) -> str:
 def _of_findings(before: RunSnapshot | None, after: RunSnapshot) -> _Said:
     old = {_key(f): f for f in before.findings} if before is not None else {}
     new = {_key(f): f for f in after.findings}
-    for key, finding in new.items():
-        if key not in old:
-            yield (
-                f"{finding.code} {_whose(finding)}{finding.text}",
-                _TONES.get(finding.severity, ""),
-            )
-    for key, finding in old.items():
-        if key not in new:
-            yield (
-                f"{finding.code} {_whose(finding)}no longer: {finding.rule.replace('_', ' ')}",
-                "dim",
-            )
+    came = [finding for key, finding in new.items() if key not in old]
+    gone = [finding for key, finding in old.items() if key not in new]
+    passed_on = {f.rule for f in gone} & {f.rule for f in came if _passes(f)}
+    for finding in came:
+        if finding.rule not in passed_on:
+            said = f"{finding.code} {_whose(finding)}{finding.text}"
+            yield said, _TONES.get(finding.severity, "")
+    for finding in gone:
+        if finding.rule not in passed_on:
+            said = f"{finding.code} {_whose(finding)}no longer: {finding.rule.replace('_', ' ')}"
+            yield said, "dim"
+
+
+def _passes(finding: Finding | KnownFinding) -> bool:
+    """Whether it is not news that a rule holds for another rank than the moment before.
+
+    Many rules name the worst rank, and which one that is changes from picture to picture.
+    """
+    return finding.severity != "critical"
 
 
 def _key(finding: Finding) -> tuple[str, int]:
