@@ -9,7 +9,7 @@ from zeromon.history import LEAST, MEDIAN, MOST, NAMES, Series, step_of
 from zeromon.snapshot import RankSnapshot, Risk, StepSummary
 from zeromon.tui.draw.chart import Curve, Plot
 from zeromon.tui.look import WHOLE, Look, nice_ceiling, short
-from zeromon.tui.trend import Band, Read, Trend, points
+from zeromon.tui.trend import Read, Trend, points
 from zeromon.units import human_count
 
 MOST_LINES = 4
@@ -122,9 +122,9 @@ def _curves(
         )
     bands = trend.bands(ranks, first)
     return (
-        Curve("most", "s1", _of(bands, 3)),
-        Curve("median", "s0", _of(bands, 2)),
-        Curve("least", "s2", _of(bands, 1)),
+        Curve("most", "s1", [(band.step, band.most) for band in bands]),
+        Curve("median", "s0", [(band.step, band.median) for band in bands]),
+        Curve("least", "s2", [(band.step, band.least) for band in bands]),
     )
 
 
@@ -147,10 +147,6 @@ def _wholly(
     last = steps[-1].step if steps else 0
     newer = points(rank, read, last + 1)
     return [(s.step, value) for s in steps if (value := read(s)) is not None] + newer
-
-
-def _of(bands: Sequence[Band], index: int) -> list[tuple[float, float]]:
-    return [(band.step, band[index]) for band in bands]
 
 
 def _top(curves: Sequence[Curve]) -> float:
@@ -224,8 +220,9 @@ def _host_curves(ranks: Sequence[RankSnapshot], trends: Trends, first: int) -> t
     if len(ranks) < 2 or trends.whole:
         return curves
     bands = trends.resident.bands(ranks, first)
-    whole = Curve("all ranks", "s3", [(band.step, band.total) for band in bands])
-    return (*curves, whole) if len(ranks) < MOST_LINES else (whole, curves[0])
+    sums = [(band.step, band.total) for band in bands if band.total is not None]
+    whole = Curve("sum", "s3", sums)
+    return (whole, *curves) if len(ranks) < MOST_LINES else (whole, curves[0])
 
 
 def _risk(ranks: Sequence[RankSnapshot], pool: str) -> Risk | None:

@@ -25,7 +25,8 @@ class Band(NamedTuple):
     least: float
     median: float
     most: float
-    total: float
+    total: float | None
+    """None where a rank has not come so far."""
 
 
 class Trend:
@@ -64,7 +65,8 @@ class Trend:
         if not values:
             return None
         values.sort()
-        return Band(step, values[0], values[len(values) // 2], values[-1], sum(values))
+        total = sum(values) if len(values) == len(ranks) else None
+        return Band(step, values[0], values[len(values) // 2], values[-1], total)
 
 
 def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
