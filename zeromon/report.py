@@ -33,8 +33,7 @@ def verdict(run: RunSnapshot) -> str:
     failed = [rank for rank in run.ranks if rank.failed]
     steps = max(rank.steps for rank in run.ranks)
     if failed:
-        # a launcher ends the other ranks with SIGTERM when one dies: those are not the cause
-        first = min(failed, key=lambda r: (bool(r.stopped), r.last_event_ns))
+        first = first_of(failed)
         if first.stopped:
             return f"stopped by {first.stopped} after step {first.step}"
         count = len(failed) if run.fleet is None else run.fleet.failed
@@ -45,6 +44,11 @@ def verdict(run: RunSnapshot) -> str:
     if run.ended:
         return f"finished after {human_count(steps)} steps"
     return f"running, step {human_count(steps)}"
+
+
+def first_of(failed: Sequence[RankSnapshot]) -> RankSnapshot:
+    """The rank that the others followed: a launcher ends them with SIGTERM when one dies."""
+    return min(failed, key=lambda r: (bool(r.stopped), r.last_event_ns))
 
 
 def render(run: RunSnapshot, stretches: Sequence[Stretch] = ()) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 
 from zeromon.advice import risk_in_words
 from zeromon.expected import read_facts
-from zeromon.report import verdict
+from zeromon.report import first_of, verdict
 from zeromon.snapshot import RankSnapshot, Risk, RunSnapshot
 from zeromon.tui.line import Line, clean
 from zeromon.tui.look import Look
@@ -53,7 +53,9 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     """What is most worth knowing, as one sentence that fits."""
     dead = [rank for rank in run.ranks if rank.failed]
     if dead:
-        gravest = next((f for f in run.findings if f.severity == "critical"), None)
+        first = first_of(dead).rank
+        grave = [f for f in run.findings if f.severity == "critical"]
+        gravest = next((f for f in grave if f.rank == first), grave[0] if grave else None)
         text = gravest.text if gravest else verdict(run)
         who = f"rank {gravest.rank}: " if gravest and gravest.rank >= 0 else ""
         return [(" ✖ ", "bad"), (clean(who + text), "bad")]
@@ -80,6 +82,8 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
         return [(f" · {clean(run.note) or 'waiting for the first rank'}", "dim")]
     known = highest(run.ranks, lambda rank: rank.exposed_ratio)
     calm = f"exposed communication {human_ratio(known)} of a step" if known is not None else ""
+    if worst is None and run.ended:  # nothing is at risk any more
+        return [(" · ", "dim"), (calm or "nothing is known of its communication", "dim")]
     if worst is None:
         return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
     return [(" · ", "good"), ("no memory is running out; " + calm, "")]
