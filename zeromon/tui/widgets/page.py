@@ -27,6 +27,8 @@ class Page(ScrollView, can_focus=True):
         self._write: Write = lambda _width: []
         self._lines: list[Line] = []
         self._follows = False
+        self._end = 0
+        self._goes_to_end = False
 
     def show(self, write: Write, *, follow: bool = False) -> None:
         """Shows what *write* makes; *follow*: stays at the end when it is there."""
@@ -41,12 +43,19 @@ class Page(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         if width <= 0:
             return
-        at_end = self.scroll_offset.y >= self.max_scroll_y
+        # the end may have moved with the room
+        at_end = self._goes_to_end or self.scroll_offset.y >= min(self._end, self.max_scroll_y)
         self._lines = self._write(width)
         self.virtual_size = Size(width, len(self._lines))
+        self._end = self.max_scroll_y
         if self._follows and at_end:
+            self._goes_to_end = True  # when it is laid out; more lines may come before
             self.scroll_end(animate=False)
+            self.call_after_refresh(self._is_there)
         self.refresh()
+
+    def _is_there(self) -> None:
+        self._goes_to_end = False
 
     @property
     def text(self) -> list[Line]:
