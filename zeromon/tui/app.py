@@ -198,7 +198,7 @@ class ZeromonApp(App[int]):
         fresh = changes(before, message.newest) if forth else []
         self._news = (*self._news, *fresh)[-_MOST_NOTES:]
         for note in fresh:
-            if note.text.startswith("trace "):
+            if note.text.startswith("trace ") and note.tone:  # the first line shows how far it is
                 self.notify(note.text, severity="warning" if note.tone == "warn" else "information",
                             markup=False)  # fmt: skip
 
@@ -421,7 +421,11 @@ class ZeromonApp(App[int]):
             self._save(csv_text(sheet), sheet.name, ".csv")
 
     def action_picture(self) -> None:
-        """Writes the screen to a file."""
+        """Writes the screen to a file, without what was said on top of it."""
+        self.clear_notifications()
+        self.call_later(self.screen.call_after_refresh, self._picture)
+
+    def _picture(self) -> None:
         self._save(without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
 
     def _save(self, text: str, what: str, suffix: str) -> None:
