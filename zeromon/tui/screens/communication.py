@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -42,7 +43,7 @@ class Communication(View):
         with Vertical(id="body"):
             yield Table(
                 TRAFFIC, _key, id="traffic", order="exposed", down=True,
-                empty="no collective has been timed yet",
+                empty="no collective has been timed yet", opens=False,
             )  # fmt: skip
             with Horizontal(id="flights-and-skew"):
                 yield Table(FLIGHTS, _flight_key, id="flights", title="in flight",
@@ -58,6 +59,13 @@ class Communication(View):
     def focus_body(self) -> None:
         """The table."""
         self.query_one("#traffic", Table).focus()
+
+    @on(Table.Chosen, "#flights")
+    def _chosen(self) -> None:
+        """The rank that is in it."""
+        current = self.query_one("#flights", Table).current
+        if current is not None:
+            self.zeromon.open_rank(current.rank)
 
     def filter_text(self) -> str:
         """That of the table; ranks have theirs."""
@@ -97,7 +105,7 @@ class Communication(View):
         self.query_one("#flights", Table).show(flights(scene.ranks, scene.run.taken_ns), scene.look)
         self.query_one("#skew", Panel).show(
             lambda w, h: arrivals(scene.run, scene.ranks, scene.look, w, h),
-            "arrivals: who is late, who waits",
+            "who is late, who waits",
         )
 
     def sheet(self, scene: Scene) -> Sheet[Any] | None:
@@ -184,11 +192,13 @@ def arrivals(
     shown = sorted(known, key=lambda r: -max(r.late_seconds or 0.0, r.wait_seconds or 0.0))[:room]
     whole = max(max(r.late_seconds or 0.0, r.wait_seconds or 0.0) for r in shown)
     bar = max(0, (width - 31) // 2)
-    lines.append([(fit("rank", 7), "dim"), (fit("late by", bar + 12), "dim"), ("it waits", "dim")])
+    label = 7 if bar else 5
+    head = (("late by", bar + 10, not bar), ("", 2, False), ("it waits", bar + 10, not bar))
+    lines.append([(fit("rank", label), "dim"), *((fit(t, w, right=r), "dim") for t, w, r in head)])
     for rank in sorted(shown, key=lambda r: r.rank):
         lines.append([
-            (fit(str(rank.rank), 7), "bold"), *_side(rank.late_seconds, whole, bar, "exposed", look),
-            *_side(rank.wait_seconds, whole, bar, "data_wait", look),
+            (fit(str(rank.rank), label), "bold"), *_side(rank.late_seconds, whole, bar, "exposed", look),
+            ("  ", ""), *_side(rank.wait_seconds, whole, bar, "data_wait", look),
         ])  # fmt: skip
     return lines
 
@@ -198,5 +208,4 @@ def _side(seconds: float | None, whole: float, width: int, tone: str, look: Look
     return [
         *bar,
         (fit(human_seconds(seconds) if seconds is not None else "-", 10, right=True), ""),
-        ("  ", ""),
     ]

@@ -84,13 +84,14 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         down: bool = False,
         title: str = "",
         empty: str = "nothing to show",
+        opens: bool = True,
     ) -> None:
         super().__init__(id=id)
         if title:
             self.border_title = title
         self.columns, self.order, self.down = columns, order, down
         self.rows: list[Row] = []
-        self._key, self._empty = key, empty
+        self._key, self._empty, self._opens = key, empty, opens
         self._given: Sequence[Row] = ()
         self._look = Look()
         self._at: Hashable = None
@@ -153,9 +154,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.refresh(Region(0, 1 + row - int(self.scroll_offset.y), self.size.width, 1))
         self.post_message(self.Moved(self))  # type: ignore[arg-type]
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Whether its rows can be opened."""
+        return action != "choose" or self._opens
+
     def action_choose(self) -> None:
         """Opens the row under the cursor."""
-        if self.rows:
+        if self.rows and self._opens:
             self.post_message(self.Chosen(self))  # type: ignore[arg-type]
 
     def action_sort(self, by: int) -> None:
