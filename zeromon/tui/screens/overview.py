@@ -13,7 +13,7 @@ from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import words
 from zeromon.tui.draw.bars import stacked
 from zeromon.tui.draw.chart import chart, legend
-from zeromon.tui.line import Line, clean, cut, fit
+from zeromon.tui.line import Line, clean, cut, fit, length
 from zeromon.tui.look import Look
 from zeromon.tui.parts import breakdown, exposed_is_known
 from zeromon.tui.plots import exposed_plot, memory_plot
@@ -26,6 +26,7 @@ from zeromon.units import human_count, human_ratio, human_seconds
 
 _AXIS = 7
 _MOST_BARS = 12
+_GAP = "  "
 
 
 class Overview(View):
@@ -119,7 +120,7 @@ def step_bars(ranks: Sequence[RankSnapshot], look: Look, width: int) -> list[Lin
         lines.append([*name, *bar, *_beside(rank, whole, figure)])
     if rows and not any(exposed_is_known(rank) for rank, _ in rows):
         seen.discard("exposed")
-    return [*lines, parts_legend([part for part in PARTS if part in seen], look)]
+    return [*lines, parts_legend([part for part in PARTS if part in seen], look, width)]
 
 
 def _beside(rank: RankSnapshot, whole: float, width: int) -> Line:
@@ -134,13 +135,22 @@ def _beside(rank: RankSnapshot, whole: float, width: int) -> Line:
     ]
 
 
-def parts_legend(parts: Sequence[str], look: Look) -> Line:
-    """What the parts of a bar mean."""
-    names = {"exposed": "exposed communication", "other": "rest"}
+def parts_legend(parts: Sequence[str], look: Look, width: int) -> Line:
+    """What the parts of a bar mean; in fewer words where there is no room."""
+    line = _legend(parts, look, {part: f"{part} communication" for part in ("exposed", "hidden")})
+    if length(line) - len(_GAP) > width:
+        line = _legend(parts, look, {})
+    if length(line) > width:
+        line[-1] = line[-1][0].rstrip(), "dim"
+    return line
+
+
+def _legend(parts: Sequence[str], look: Look, names: dict[str, str]) -> Line:
     line: Line = []
     for part in parts:
         sign = LETTERS[part] if look.letters else "■"
-        line += [(f"{sign} ", part), (names.get(part, part.replace("_", " ")) + "  ", "dim")]
+        name = names.get(part, "rest" if part == "other" else part.replace("_", " "))
+        line += [(f"{sign} ", part), (name + _GAP, "dim")]
     return line
 
 

@@ -16,15 +16,16 @@ from zeromon.tui.scene import Scene
 from zeromon.tui.screens.overview import parts_legend
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import STEPS, RankStep, Sheet
-from zeromon.tui.tones import LETTERS, PARTS
+from zeromon.tui.tones import PARTS
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_seconds
 
 _LABEL = 10
 _LEAST_SECONDS, _MOST_SECONDS = 0.001, 36_000.0
 _STEPS_AT_FIRST = 12
+_MOST_THICK = 3
 _LEAST_PAUSE_SECONDS = 0.9
-_TRUE = "A step stands where it was; inside it are shares, not moments (those are in a trace: t)"
+_TRUE = "A step stands where it was; inside it are shares, not moments (t: a trace)"
 
 
 class Lanes(Panel, can_focus=True):
@@ -54,13 +55,15 @@ class Lanes(Panel, can_focus=True):
         self._soon: Timer | None = None
 
     def arrive(self, scene: Scene) -> None:
-        """Shows the steps of *scene*, at most about once a second: all lanes move."""
-        waits = self._scene is not None
+        """Shows the steps of *scene*; of new pictures about one a second, for all lanes move."""
+        # what a key asked for does not wait
+        asked = scene.paused or self._drawn is None or scene.run is self._drawn.run
         self._scene = scene
-        if not waits or self._soon is None:
+        if asked or self._soon is None:
             self.look_at(scene)
-            self._soon = self.set_timer(_LEAST_PAUSE_SECONDS, self._catch_up)
             self._drawn = scene
+        if self._soon is None:
+            self._soon = self.set_timer(_LEAST_PAUSE_SECONDS, self._catch_up)
 
     def _catch_up(self) -> None:
         self._soon = None
@@ -147,29 +150,26 @@ class Lanes(Panel, can_focus=True):
             [(" " * _LABEL, ""), *lanes.ruler(first, last, now, room)],
             [(fit("step", _LABEL), "dim"), *lanes.numbers(steps, first, last, room)],
         ]  # fmt: skip
-        roomy = height - 4 >= 2 * len(scene.ranks)
+        each = (height - 4) // len(scene.ranks)
+        roomy, thick = each >= 2, min(_MOST_THICK, max(1, each - 1))
         for rank in scene.ranks[self.top :]:
             if len(lines) >= height - 2:
                 break
             mine = chosen is not None and rank.rank == chosen.rank
             label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
-            lines.append([label, *lanes.lane(rank.recent, first, last, room, letters=letters)])
+            lane = lanes.lane(rank.recent, first, last, room, letters=letters)
+            lines += [[label, *lane], *[[(" " * _LABEL, ""), *lane]] * (thick - 1)]
             if roomy or mine:
                 body = lanes.communication(rank.recent, first, last, room, letters=letters)
                 lines.append([(fit("  comm.", _LABEL), "dim"), *body])
         lines = lines[: height - 2]
         lines += [[]] * (height - 2 - len(lines))
-        return [*lines, self._legend(scene), [(_TRUE, "dim")]]
+        return [*lines, self._legend(scene, width), [(_TRUE, "dim")]]
 
-    def _legend(self, scene: Scene) -> Line:
+    def _legend(self, scene: Scene, width: int) -> Line:
         known = any(exposed_is_known(rank) for rank in scene.ranks)
         parts = [part for part in PARTS if part != "cpu_optimizer" and (known or part != "exposed")]
-        sign = LETTERS["hidden"] if scene.look.letters else "■"
-        return [
-            *parts_legend(parts, scene.look),
-            (f"{sign} ", "hidden"),
-            ("hidden communication", "dim"),
-        ]
+        return parts_legend([*parts, "hidden"], scene.look, width)
 
 
 class Timeline(View):
