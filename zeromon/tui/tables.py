@@ -125,7 +125,8 @@ def worst_ratio(rank: RankSnapshot) -> float | None:
 
 def _state(rank: RankSnapshot, _: Look) -> Span:
     tone = "bad" if rank.failed else "dim" if rank.ended else ""
-    return clean((rank.ended or rank.phase or "up").replace("_", " ")), tone
+    phase = "running" if rank.phase == "other" else rank.phase or "up"
+    return clean((rank.ended or phase).replace("_", " ")), tone
 
 
 def _share(ratio: float | None, warn: float, bad: float) -> Span:
@@ -208,7 +209,7 @@ TRAFFIC: Columns[TrafficRow] = (
            show=lambda t, _: (clean(t.op), ""), value=lambda t: t.op),
     Column(name="group", size=14, left=True, keep=5,
            show=lambda t, _: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
-    Column(name="phase", size=10, left=True, keep=3,
+    Column(name="phase", size=10, left=True, keep=1,
            show=lambda t, _: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
     Column(name="calls", size=7, unit="per_step", keep=4, show=_calls, value=lambda t: t.calls),
     Column(name="bytes", size=11, keep=2,
@@ -400,8 +401,11 @@ def _effect(finding: Finding, look: Look) -> Span:
     remedy = finding.remedy
     if remedy is None:
         return "-", "dim"
-    if remedy.gain_low_seconds is not None:
-        return f"-{human_seconds(remedy.gain_low_seconds)} a step", "good"
+    low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
+    if low:
+        return f"-{human_seconds(low)} a step", "good"
+    if high:
+        return f"up to -{human_seconds(high)}", "good"
     if remedy.frees_bytes is not None:
         return f"-{look.size(remedy.frees_bytes)}", "good"
     return "see below", ""

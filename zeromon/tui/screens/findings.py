@@ -124,8 +124,9 @@ def finding_page(finding: Finding, look: Look, width: int) -> list[Line]:
         lines += wrapped(text, width, change, "  ")
     lines.append([])
     if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
-        low, high = human_seconds(remedy.gain_low_seconds), human_seconds(remedy.gain_high_seconds)
-        lines.append([("expected   ", "dim"), (f"a step {low} to {high} shorter", "good")])
+        low, high = remedy.gain_low_seconds, human_seconds(remedy.gain_high_seconds)
+        span = f"{human_seconds(low)} to {high}" if low else f"up to {high}"
+        lines.append([("expected   ", "dim"), (f"a step {span} shorter", "good")])
     if remedy.frees_bytes is not None:
         lines.append(
             [("expected   ", "dim"), (f"{look.size(remedy.frees_bytes)} less a rank", "good")]
