@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tui.pictures import GIB, picture
 
-from zeromon.snapshot import InFlight
+from zeromon.record import KnownFinding
+from zeromon.snapshot import Finding, InFlight, Remedy
 from zeromon.tui import plots, tables, words
 from zeromon.tui.draw import lanes
 from zeromon.tui.draw.bars import gauge, stacked
@@ -21,11 +22,12 @@ from zeromon.tui.draw.heat import heat, levels, mesh
 from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
 from zeromon.tui.look import Look, nice_ceiling
+from zeromon.tui.notes import changes, opening
 from zeromon.tui.parts import breakdown, of_step
 from zeromon.tui.scene import Scene, scrubber, status
 from zeromon.tui.screens.communication import added, arrivals
 from zeromon.tui.screens.memory import role_bars, within_step
-from zeromon.tui.screens.overview import most_exposed, step_bars
+from zeromon.tui.screens.overview import most_exposed, parts_legend, step_bars
 from zeromon.tui.tables import RANKS, TRAFFIC, Sheet, cells_of, header, laid_out, ordered
 from zeromon.tui.tones import HEAT_LEVELS, PARTS, style
 from zeromon.tui.trend import Trend, step_of
@@ -364,8 +366,20 @@ def test_ranks_without_a_device_share_the_host() -> None:
     """Their sum is what its limit is for."""
     ranks = tuple(rank(n, recent=tuple(summary(s) for s in range(1, 30))) for n in range(3))
     plot = plots.memory_plot(ranks, plots.Trends(), Look(), 60, ()).plot
-    assert [c.name for c in plot.curves] == ["rank 0", "rank 1", "rank 2", "all ranks"]
-    assert plot.curves[-1].points[-1] == (29, 3 * GIB)
+    assert [c.name for c in plot.curves] == ["sum", "rank 0", "rank 1", "rank 2"]
+    assert plot.curves[0].points[-1] == (29, 3 * GIB)
+
+
+def test_a_step_that_some_ranks_have_yet_to_end_has_no_sum() -> None:
+    """Else the line of all of them falls at its newest point."""
+    behind = rank(1, recent=tuple(summary(s) for s in range(1, 28)))
+    ahead = rank(0, recent=tuple(summary(s) for s in range(1, 30)))
+    trends = plots.Trends()
+    plot = plots.memory_plot((ahead, behind), trends, Look(), 60, ()).plot
+    assert plot.curves[0].points[-1] == (27, 2 * GIB)
+    caught_up = replace(behind, recent=ahead.recent)
+    plot = plots.memory_plot((ahead, caught_up), trends, Look(), 60, ()).plot
+    assert plot.curves[0].points[-1] == (29, 2 * GIB)
 
 
 def test_shares_and_windows() -> None:
@@ -395,6 +409,69 @@ def test_the_danger_in_one_sentence() -> None:
         short
         == " ▲ rank 3: device memory full at ~step 308, 64 s: unsharded params +113.8 MiB/step"[:99]
     )
+
+
+def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
+    calm = replace(picture(2), ranks=tuple(replace(r, risks=()) for r in picture(2).ranks))
+    assert "limit is not known" in plain(words.risk(calm))
+    assert plain(words.risk(replace(calm, ended=True))).startswith(" · exposed communication")
+
+
+def test_of_ranks_that_died_the_first_is_named() -> None:
+    """The one that the verdict names, though its number is not the lowest."""
+    first, second = (
+        replace(one, failed=True, ended=how, last_event_ns=at)
+        for one, how, at in zip(picture(2).ranks, ("exception", "SIGKILL"), (9, 5), strict=True)
+    )
+    died = tuple(
+        Finding(rule="rank_died", code="ZM001", severity="critical", rank=n, text=f"{n} is dead")
+        for n in (0, 1)
+    )
+    gone = replace(picture(2), ended=True, ranks=(first, second), findings=died)
+    assert plain(words.risk(gone)) == " ✖ rank 1: 1 is dead"
+    assert "died: rank 1 (and 1 more)" in plain(words.head(gone))
+
+
+def _warning(rule: str, number: int, severity: str = "warning") -> Finding:
+    return Finding(rule=rule, code="ZM1", severity=severity, rank=number, text=f"{rule} {number}")
+
+
+def test_that_another_rank_is_the_worst_now_is_no_news() -> None:
+    before = replace(picture(2), findings=(_warning("a", 0), _warning("b", 0)))
+    after = replace(before, findings=(_warning("a", 1), _warning("c", 1)))
+    said = [note.text for note in changes(before, after)]
+    assert said == ["ZM1 rank 1: c 1", "ZM1 rank 0: no longer: b"]
+    grave = [replace(before, findings=(_warning("oom", number, "critical"),)) for number in (0, 1)]
+    assert [note.text for note in changes(*grave)] == [
+        "ZM1 rank 1: oom 1", "ZM1 rank 0: no longer: oom",
+    ]  # fmt: skip
+
+
+def test_nor_is_it_in_what_was_recorded() -> None:
+    def known(rule: str, number: int, came: float, gone: float | None) -> KnownFinding:
+        return KnownFinding(
+            rule=rule, rank=number, code="ZM1", severity="warning", text=rule, came=came, gone=gone
+        )
+
+    past = (
+        known("a", 0, 1.0, 2.0), known("a", 1, 2.0, 3.0), known("b", 1, 2.5, 4.0),
+        known("a", 0, 3.0, 5.0), known("a", 1, 6.0, None),
+    )  # fmt: skip
+    said = [(note.wall, note.text) for note in opening(picture(2), past) if note.wall < 10]
+    assert said == [
+        (1.0, "ZM1 rank 0: a"), (2.5, "ZM1 rank 1: b"), (4.0, "ZM1 rank 1: no longer: b"),
+        (5.0, "ZM1 rank 0: no longer: a"), (6.0, "ZM1 rank 1: a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.012, 0.03, "-12.0 ms a step"), (0.0, 0.03, "up to -30.0 ms"), (None, None, "see below")],
+)
+def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
+    remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)
+    finding = replace(_warning("a", 0), remedy=remedy)
+    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding, Look()))
 
 
 def test_the_first_line_says_how_old_the_picture_is() -> None:
@@ -466,6 +543,23 @@ def test_who_is_late_is_said_and_drawn() -> None:
     assert lines[0].startswith("rank 1 is late: the others wait 21.0 ms a step (4.8 %)")
     assert sum("ms" in line and line[0].isdigit() for line in lines) == 8
     assert "is matched yet" in plain(arrivals(run(), (), Look(), 90, 9)[0])
+
+
+@pytest.mark.parametrize("width", [28, 34, 44, 90])
+def test_who_is_late_fits(width: int) -> None:
+    """Heads stand over their figures, at 80x24, too."""
+    made = replace(picture(2), stragglers=())
+    lines = [plain(line) for line in arrivals(made, made.ranks, Look(), width, 14)]
+    assert all(len(line.rstrip()) <= width and "…" not in line for line in lines)
+    assert all("ms" in line[-3:] for line in lines[1:])
+
+
+def test_legends_of_a_step_fit_80_columns() -> None:
+    parts = [part for part in PARTS if part != "cpu_optimizer"]
+    assert "exposed communication" in plain(parts_legend([*parts, "hidden"], Look(), 116))
+    short = plain(parts_legend([*parts, "hidden"], Look(), 76))
+    assert len(short) <= 76
+    assert short.endswith("rest  ■ hidden")
 
 
 def test_collectives_in_flight_are_shown_the_oldest_first() -> None:

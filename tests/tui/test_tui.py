@@ -35,6 +35,7 @@ from zeromon.tui.look import WHOLE
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes
 from zeromon.tui.screens.view import TABS, View
+from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.table import Table
 
 Make = Callable[..., ZeromonApp]
@@ -604,6 +605,36 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         assert len(table.rows) == 18
 
 
+async def test_what_is_in_flight_opens_its_rank_and_what_opens_nothing_does_not_say_so(
+    make: Make,
+) -> None:
+    app = make(picture(8))
+    async with running(app, 140, 40) as pilot:
+        await pilot.press("3")
+        await pilot.pause()
+        assert "Open" not in screen_text(app)
+        await pilot.press("tab")
+        await pilot.pause()
+        assert "Open" in screen_text(app)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: bool(app.screen.query("#rank-page")))
+        assert "rank 1" in str(app.screen.query_one(Page).border_title)
+
+
+async def test_a_key_is_seen_on_the_timeline_at_once(make: Make) -> None:
+    """New pictures wait their turn there; what the user asked for does not."""
+    app = make(picture(8))
+    async with running(app, 120, 40) as pilot:
+        await pilot.press("4")
+        await pilot.pause()
+        lanes = app.screen.query_one(Lanes)
+        lanes.set_timer = lambda *_: pytest.fail("a second clock")  # type: ignore[assignment, method-assign]
+        await pilot.press("slash", *"2-3")
+        await pilot.pause()
+        assert "rank 5" not in screen_text(app)
+        assert "rank 3" in screen_text(app)
+
+
 async def test_lanes_zoom_and_pan(make: Make) -> None:
     app = make(picture(8))
     async with running(app) as pilot:
@@ -686,6 +717,32 @@ async def test_logs_tell_what_happened(make: Make) -> None:
         await pilot.press("slash", *"sigkill", "enter")
         await pilot.pause()
         assert "disk full" not in screen_text(app)
+
+
+async def test_the_newest_note_stays_in_sight(make: Make) -> None:
+    """However the room changes; and a note that the user went back to stays, too."""
+    notes = tuple(
+        Finding(rule=f"r{n}", code="ZM999", severity="info", rank=0, text=f"it is so {n} " * 9)
+        for n in range(60)
+    )
+    source = FixedSource(replace(picture(2), findings=notes[:30]))
+    app = make(source)
+    async with running(app, 100, 30) as pilot:
+        await pilot.press("7")
+        page = app.screen.query_one(Page)
+        await until(pilot, lambda: page.scroll_offset.y == page.max_scroll_y > 0)
+        for size in ((100, 18), (60, 18), (100, 50), (100, 18)):
+            await pilot.resize_terminal(*size)
+            await until(pilot, lambda: page.scroll_offset.y == page.max_scroll_y > 0)
+        before = page.max_scroll_y
+        source.answer = replace(source.answer, findings=notes, taken_wall=1071.0)
+        await until(pilot, lambda: page.scroll_offset.y == page.max_scroll_y > before)
+        await pilot.press("up")
+        await until(pilot, lambda: page.scroll_offset.y == page.max_scroll_y - 1)
+        at = page.scroll_offset.y
+        source.answer = replace(source.answer, findings=(), taken_wall=1072.0)
+        await until(pilot, lambda: page.max_scroll_y > at + 1)
+        assert page.scroll_offset.y == at
 
 
 # ---- actions -------------------------------------------------------------------------------------
@@ -773,6 +830,9 @@ async def test_tables_and_the_screen_are_written(
         await says(pilot, ".svg")
         await pilot.press("question_mark", "x")
         await says(pilot, "no table")
+        await pilot.press("p")
+        await until(pilot, lambda: len(list(tmp_path.glob("*.svg"))) == 2)
+    assert not any("written" in path.read_text() for path in tmp_path.glob("*.svg"))
     found = (re.sub(r"-\d{6}(-\d)?.csv", "", path.name) for path in tmp_path.glob("*.csv"))
     names = sorted(name.removeprefix("zeromon-train_gpt-091500-abc-") for name in found)
     assert names == [
@@ -830,8 +890,9 @@ async def test_t_asks_for_a_trace_and_tells_how_far_it_is(make: Make, collector:
     app = make(LiveSource(collector.address, "train-1"))  # type: ignore[attr-defined]
     async with running(app) as pilot:
         await pilot.press("t")
-        await says(pilot, "trace 1: begins with step 30, step 20 has ended")
-        assert "trace 1: begins with step 30" in screen_text(app).splitlines()[0]
+        said = "trace 1: begins with step 30, step 20 has ended"
+        await until(pilot, lambda: said in screen_text(app).splitlines()[0])
+        assert not app._notifications  # the first line is enough
         made = collector.view[0].capture
         assert made is not None
         assert made.steps == 2
