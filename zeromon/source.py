@@ -276,8 +276,7 @@ def find(target: str | None) -> LiveSource | list[LiveRun]:
     candidates = running or candidates
     if not candidates:
         what = f"no run matches {target}" if target else "no run is live on this node"
-        hint = "`zeromon report` shows runs that have ended." if not target else RunNotFound.hint
-        raise RunNotFound(what, hint)
+        raise RunNotFound(what, "`zeromon report` and `zeromon replay` show runs that have ended.")
     if len(candidates) == 1:
         return LiveSource(candidates[0].address, candidates[0].run)
     return candidates
