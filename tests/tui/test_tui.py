@@ -605,6 +605,21 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         assert len(table.rows) == 18
 
 
+@pytest.mark.parametrize(
+    ("key", "part"), [("2", "GiB"), ("3", "layers."), ("4", "rank 0"), ("5 enter", "strategy")]
+)
+async def test_where_no_rank_is_let_through_none_is_shown(make: Make, key: str, part: str) -> None:
+    """Not the one that was shown before."""
+    app = make(picture(2))
+    async with running(app, 140, 40) as pilot:
+        await pilot.press(*key.split())
+        await until(pilot, lambda: part in screen_text(app))
+        app.want("exposed>99")
+        await pilot.pause()
+        body = "\n".join(screen_text(app).splitlines()[3:])
+        assert part not in body
+
+
 async def test_what_is_in_flight_opens_its_rank_and_what_opens_nothing_does_not_say_so(
     make: Make,
 ) -> None:

@@ -345,6 +345,12 @@ class ZeromonApp(App[int]):
     def action_shares(self) -> None:
         """Shares of a step and of a limit, or time and bytes."""
         self._look_anew(replace(self.look, shares=not self.look.shares))
+        shown = (
+            "shares of a step, and of a limit that is known"
+            if self.look.shares
+            else "time and bytes"
+        )
+        self.notify(f"charts show {shown}", timeout=2)
 
     def action_window(self) -> None:
         """How many steps charts show."""

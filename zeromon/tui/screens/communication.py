@@ -94,7 +94,10 @@ class Communication(View):
         """All three."""
         rank = _rank(scene)
         table = self.query_one("#traffic", Table)
-        if rank is not None:
+        if rank is None:  # what was there may be of another run
+            table.show([], scene.look)
+            table.border_title = table.border_subtitle = ""
+        else:
             table.show(self._rows(rank), scene.look)
             said = checked(rank)
             found = f" with {self._text!r}" if self._text else ""

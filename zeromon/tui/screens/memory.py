@@ -17,7 +17,7 @@ from zeromon.tui.line import Line, clean, fit, tail, wrapped
 from zeromon.tui.look import Look
 from zeromon.tui.plots import memory_plot
 from zeromon.tui.scene import Scene
-from zeromon.tui.screens.view import View
+from zeromon.tui.screens.view import NO_RANK, View
 from zeromon.tui.tables import ROLES, RoleLine, Sheet, role_lines
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
@@ -49,6 +49,7 @@ class Memory(View):
         """All four."""
         rank = self._rank(scene)
         if rank is None:
+            self._draw_nothing()
             return
         look = scene.look
         over = self.query_one("#over", Panel)
@@ -70,6 +71,14 @@ class Memory(View):
         page = self.query_one("#allocator", Page)
         page.border_title = f"rank {rank.rank}: allocator and host"
         page.show(lambda width: allocator(rank, look, width))
+
+    def _draw_nothing(self) -> None:
+        """What was there may be of another run."""
+        for panel in self.query(Panel).filter(".box"):
+            panel.show(lambda width, _h: wrapped(NO_RANK, width, "dim"), "memory")
+        for page in self.query(Page):
+            page.border_title = ""
+            page.show(lambda width: wrapped(NO_RANK, width, "dim"))
 
     def _rank(self, scene: Scene) -> RankSnapshot | None:
         worst = words.worst_risk(scene.ranks)

@@ -20,7 +20,7 @@ from zeromon.tui.plots import exposed_plot, memory_plot, seconds_plot
 from zeromon.tui.scene import Scene
 from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import text_lines
-from zeromon.tui.screens.view import View
+from zeromon.tui.screens.view import NO_RANK, View
 from zeromon.tui.tables import STEPS, RankStep, Sheet
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
@@ -56,6 +56,7 @@ class RankView(View):
         """All of it."""
         rank = scene.focus()
         if rank is None:
+            self._draw_nothing()
             return
         look, alone, marks = scene.look, (rank,), scene.mark_steps
         columns = max(1, self.query_one("#rank-time", Panel).size.width - _AXIS)
@@ -74,6 +75,14 @@ class RankView(View):
         page.border_title = f"rank {rank.rank}"
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
         page.show(lambda width: rank_page(scene.run, rank, look, width))
+
+    def _draw_nothing(self) -> None:
+        """What was there may be of another run."""
+        for panel in self.query_one("#rank-charts").query(Panel):
+            panel.show(lambda _width, _h: [])
+        page = self.query_one(Page)
+        page.border_title = ""
+        page.show(lambda width: wrapped(NO_RANK, width, "dim"))
 
     def sheet(self, scene: Scene) -> Sheet[Any] | None:
         """Its steps."""

@@ -17,7 +17,7 @@ from zeromon.tui.draw.heat import Mesh, heat, mesh, scale
 from zeromon.tui.line import Line, spread
 from zeromon.tui.look import Look, nice_ceiling
 from zeromon.tui.scene import Scene
-from zeromon.tui.screens.view import View
+from zeromon.tui.screens.view import NO_RANK, View
 from zeromon.tui.tables import NODES, RANKS, Sheet, worst_ratio
 from zeromon.tui.wanted import held_bytes
 from zeromon.tui.widgets.panel import Panel
@@ -113,7 +113,7 @@ class Ranks(View):
         with Vertical(id="body"):
             yield HeatMap(id="heat", classes="box")
             yield Table(RANKS, lambda rank: rank.rank, id="ranks", order="rank",
-                        empty="no rank is let through by the filter")  # fmt: skip
+                        empty=NO_RANK)  # fmt: skip
             yield Table(NODES, lambda node: node.address, id="nodes", order="share", down=True)
 
     def on_mount(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zeromon.tui.app import ZeromonApp
 
 TABS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
+NO_RANK = "no rank is let through by the filter"
 
 
 class Tabs(Panel):
