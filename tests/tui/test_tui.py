@@ -415,6 +415,17 @@ async def test_a_dead_source_is_said_and_the_picture_stays(make: Make) -> None:
         await until(pilot, lambda: "live" in screen_text(app))
 
 
+async def test_a_source_that_breaks_is_asked_again_and_said(make: Make) -> None:
+    """Also by an error that nobody foresaw."""
+    source = FixedSource(picture(2))
+    app = make(source)
+    async with running(app) as pilot:
+        source.answer = KeyError("oh")
+        await until(pilot, lambda: "this view failed: KeyError('oh')" in screen_text(app))
+        source.answer = replace(picture(2), taken_wall=picture(2).taken_wall + 5)
+        await until(pilot, lambda: not app.trouble)
+
+
 async def test_before_the_first_picture_it_says_what_it_waits_for(make: Make) -> None:
     app = make(FixedSource(SourceError("no collector answers at x:1")))
     async with app.run_test(size=(80, 24)) as pilot:

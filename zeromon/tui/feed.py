@@ -78,6 +78,8 @@ class Feed:
             except ZeromonError as error:
                 self._post(SourceFailed(str(error)))
                 self._renew(gone=self._ended)  # a collector ends after its last run
+            except Exception as error:  # it is ours, and no reason to stop asking
+                self._post(SourceFailed(f"this view failed: {error!r}"))
             self._awake.wait(wait)
 
     def _look(self) -> float:
