@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from support import ROOT, TORCHRUN, Node, Result, train_command
 
@@ -13,7 +15,14 @@ pytestmark = pytest.mark.alone
 
 STEPS, QUIET_STEPS = 80, 200
 EXAMPLES = ROOT / "examples"
-SIZES = "--layers 3 --heads 2 --width 64 --length 128 --batch 6 --log-every 100".split()
+SIZES = "--layers 3 --heads 2 --length 128 --log-every 100".split()
+SMALL = [*SIZES, "--width", "64", "--batch", "6"]
+ENOUGH = [*SIZES, "--width", "128", "--batch", "16"]
+"""With SMALL a third of a step is communication, and that is said; here compute is most of it."""
+TRUE_OF_IT = {"zero3": {"tiny_collectives", "stage_too_high", "exposed_communication"}}
+"""Of a model that any device could hold whole: its gathers are many, small, and for nothing."""
+SPARE_CPUS = (os.cpu_count() or 1) >= 4
+"""Else what the collector and the launcher take makes one of two ranks the slower."""
 CASES = {
     "fsdp2": ["train_gpt.py", "--strategy", "fsdp2"],
     "ddp": ["train_gpt.py", "--strategy", "ddp"],
@@ -34,10 +43,10 @@ def warned(node: Node, command: list[str]) -> tuple[Result, dict[str, Finding]]:
     return result, found
 
 
-def findings_of(node: Node, case: str, steps: int) -> tuple[set[str], bool]:
+def findings_of(node: Node, case: str, steps: int, sizes: list[str]) -> tuple[set[str], bool]:
     """Rules that warned, and whether the kernel says that ranks lacked CPUs."""
     program, *arguments = CASES[case]
-    command = [*TORCHRUN, "2", str(EXAMPLES / program), *arguments, "--steps", str(steps), *SIZES]
+    command = [*TORCHRUN, "2", str(EXAMPLES / program), *arguments, "--steps", str(steps), *sizes]
     result, found = warned(node, command)
     ranks = result.snapshot.ranks
     assert [rank.steps for rank in ranks] == [steps, steps]
@@ -48,15 +57,16 @@ def findings_of(node: Node, case: str, steps: int) -> tuple[set[str], bool]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_healthy_run_is_not_warned_of_anything_but_waiting(node: Node, case: str) -> None:
     """On any machine: on a shared one ranks do wait for each other, and are told so."""
-    found, starved = findings_of(node, case, STEPS)
+    found, starved = findings_of(node, case, STEPS, SMALL)
     assert found - OF_TIME <= ({"cpu_starved"} if starved else set()), found
 
 
 @pytest.mark.quiet
 @pytest.mark.parametrize("case", CASES)
 def test_a_healthy_run_on_a_quiet_machine_is_not_warned_of_anything(node: Node, case: str) -> None:
-    found, starved = findings_of(node, case, QUIET_STEPS)
-    assert found <= ({"cpu_starved"} if starved else set()), found
+    found, starved = findings_of(node, case, QUIET_STEPS, ENOUGH)
+    known = TRUE_OF_IT.get(case, set()) | (set() if SPARE_CPUS else {"straggler"})
+    assert found - known <= ({"cpu_starved"} if starved else set()), found
 
 
 def test_the_same_look_sees_a_run_that_is_not(node: Node) -> None:
