@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from zeromon.tui.draw.halves import ALIKE
 from zeromon.tui.line import Line, cells, merged, padded
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BRAILLE = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
-_ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
 _LABEL = 7
 _LEAST_COLUMNS, _LEAST_ROWS = 6, 3
 
@@ -121,8 +120,7 @@ class _Canvas:
         text = self._dots[row].decode("latin-1").translate(_BRAILLE)
         names = self._names
         return [
-            (text[slice(*run.span())], names[run[1][0]])
-            for run in _ALIKE.finditer(self._tones[row])
+            (text[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])
         ]
 
 

@@ -10,13 +10,15 @@ from zeromon.tui.tones import LETTERS, PARTS
 TONES = ("", *PARTS, "hidden")
 """A half cell holds the place of its tone in here; 0 is nothing."""
 NUMBERS = {tone: number for number, tone in enumerate(TONES)}
-_ALIKE = re.compile(rb"(..)\1*", re.DOTALL)  # pairs, for matches begin at even places
+ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
+"""Runs of equal bytes."""
+_PAIRS_ALIKE = re.compile(rb"(..)\1*", re.DOTALL)  # matches begin at even places
 
 
 def inked(halves: bytearray, empty: Span, *, letters: bool = False) -> Line:
     """Two halves a cell; *empty* is a cell of nothing. With *letters* told apart without colour."""
     line: Line = []
-    for run in _ALIKE.finditer(halves):
+    for run in _PAIRS_ALIKE.finditer(halves):
         left, right = run[1]
         sign, tone = empty
         if letters:

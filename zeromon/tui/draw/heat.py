@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zeromon.tui.draw.halves import ALIKE
 from zeromon.tui.line import Line
 from zeromon.tui.tones import HEAT_LEVELS
 
 _SHADES = "·▁▂▃▄▅▆█"
 """Told apart without colour, too."""
-_ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
 assert len(_SHADES) == HEAT_LEVELS
 
 
@@ -88,7 +87,7 @@ def heat(
 def _alike(shades: bytes, size: int, letters: bool) -> Line:
     """Cells of shades, each one more than its level."""
     line: Line = []
-    for run in _ALIKE.finditer(shades):
+    for run in ALIKE.finditer(shades):
         shade = run[1][0] - 1
         sign = _sign(shade, letters)
         cell = sign if size == 1 else sign * (size - 1) + " "

@@ -19,9 +19,6 @@ from zeromon.tui.widgets.keys import Keys
 from zeromon.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from zeromon.tui.app import ZeromonApp
 
 TABS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
