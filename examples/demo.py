@@ -1,7 +1,7 @@
-"""What `make demo` does: trains examples/train_gpt.py on two processes, watched, and shows it.
+"""Trains examples/train_gpt.py on two processes under zeromon, as `make demo` does.
 
-In a terminal the live view opens (q leaves it, and ends the training); elsewhere the training runs to
-its end. Either way the run's report is printed last.
+In a terminal the live view opens (q closes it and ends the training); elsewhere the training runs to
+its end. The report of the run is printed last.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from zeromon.errors import ZeromonError
-from zeromon.source import find
+from zeromon.sources.live import find
 
 STEPS = 200
 HERE = Path(__file__).resolve().parent
@@ -22,12 +22,12 @@ TRAIN = (
 
 
 def zeromon(*words: str) -> list[str]:
-    """The command line of this very installation."""
+    """The command line of the zeromon that runs this script."""
     return [sys.executable, "-m", "zeromon", *words]
 
 
 def main() -> int:
-    """Trains, shows, reports; the exit code is the training's."""
+    """Trains, shows the live view, prints the report; returns the exit code of the training."""
     run = f"demo-{time.strftime('%H%M%S')}"
     print(f"training a small GPT with FSDP2 on 2 processes, {STEPS} steps, about a minute")
     command = zeromon("run", "--name", run, "--", *TRAIN)
@@ -43,7 +43,7 @@ def train_in_background(command: list[str], run: str) -> int:
     """Trains into a log file while the live view has the terminal."""
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
         training = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        print(f"its output goes to {log.name}; opening the live view ...")
+        print(f"training output: {log.name}; opening the live view ...")
         if wait_for_ranks(run, training):
             subprocess.run(zeromon("attach", run), check=False)
         if training.poll() is None:

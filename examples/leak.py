@@ -2,8 +2,8 @@ r"""A training loop that leaks: it keeps every step's logits "for later".
 
     zeromon run -- torchrun --nproc-per-node 2 examples/leak.py
 
-Watch `zeromon attach` name the step at which memory runs out, long before it does. In a container, or
-a cgroup with a memory limit, the kernel then kills a rank, and `zeromon report` says so, and why.
+`zeromon attach` names the step at which memory runs out, long before that step. In a container, or a
+cgroup with a memory limit, the kernel then kills a rank, and `zeromon report` states the cause.
 """
 
 import argparse
@@ -18,10 +18,12 @@ from train_gpt import GPT, Bytes
 
 
 def main() -> None:
-    """Trains, and forgets nothing."""
+    """Trains, and keeps the logits of every step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--keep", type=int, default=4, help="copies of the logits kept a step")
+    parser.add_argument(
+        "--keep", type=int, default=4, help="number of copies of the logits to keep per step"
+    )
     options = parser.parse_args()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank = dist.get_rank()

@@ -4,7 +4,7 @@
     zeromon run -- torchrun --nproc-per-node 2 examples/train_gpt.py --strategy ddp --steps 500
 
 The text is Python's own standard library unless --data names a file. On CUDA it runs on NCCL, else
-on gloo. Nothing in here knows of zeromon: that is the point.
+on gloo. The script contains nothing of zeromon, and needs nothing.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def wrap_fsdp1(
 
 
 def make_optimizer(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
-    """AdamW, its state sharded by torch under zero1."""
+    """AdamW; under zero1 torch shards its state."""
     if options.strategy == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -146,7 +146,7 @@ def read_text(options: argparse.Namespace) -> bytes:
 
 
 def batches(options: argparse.Namespace, text: bytes):
-    """Endless batches, each rank its own part."""
+    """Endless batches; each rank gets its own part."""
     data = Bytes(text, options.length)
     sampler = DistributedSampler(data, seed=options.seed) if dist.is_initialized() else None
     loader = DataLoader(
@@ -206,7 +206,7 @@ def train(options: argparse.Namespace) -> list[float]:
 
 
 def delay_reduction(model: nn.Module, last: bool):
-    """While gradients accumulate, reduces them with the last micro-step only."""
+    """Reduces accumulated gradients in the last micro-step only."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)
         return nullcontext()
@@ -222,8 +222,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--data", help="any file; default: the standard library's sources")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a rank and micro-step")
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-steps a step")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per rank and micro-step")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-steps per step")
     parser.add_argument("--checkpoint", action="store_true", help="recompute activations")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)

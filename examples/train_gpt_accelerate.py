@@ -3,9 +3,9 @@ r"""Trains the GPT of train_gpt.py with Hugging Face accelerate and DeepSpeed Ze
     zeromon run -- accelerate launch --config_file examples/deepspeed/accelerate.yaml \
         examples/train_gpt_accelerate.py --steps 50
 
-The YAML file names the DeepSpeed file; what that leaves at "auto" accelerate fills in. On CPUs
-accelerate takes every rank for a job of its own, so there the data is not divided among them.
-Nothing in here knows of zeromon.
+The YAML file names the DeepSpeed file; accelerate fills in its "auto" values. On CPUs accelerate treats
+every rank as a separate job, so there the data is not divided among the ranks. The script contains
+nothing of zeromon.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data", help="any file; default: the standard library's sources")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per rank and step")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)

@@ -1,11 +1,11 @@
-r"""Trains the GPT of train_gpt.py with DeepSpeed, as the JSON file given by --config says.
+r"""Trains the GPT of train_gpt.py with DeepSpeed and the JSON file given by --config.
 
     deepspeed --num_gpus 2 examples/train_gpt_deepspeed.py --config examples/deepspeed/zero3.json
     zeromon run -- torchrun --nproc-per-node 2 examples/train_gpt_deepspeed.py \
         --config examples/deepspeed/zero2-offload.json
 
-Without CUDA it trains on CPUs (gloo); there --no-compile goes without DeepSpeed's compiled
-operators, which take minutes to build at their first use. Nothing in here knows of zeromon.
+Without CUDA it trains on CPUs (gloo); there --no-compile avoids DeepSpeed's compiled operators,
+which take minutes to build at their first use. The script contains nothing of zeromon.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from train_gpt import GPT, Bytes, read_text
 
 
 def read_config(options: argparse.Namespace) -> dict:
-    """The configuration, with the batch of the command line, and what this machine allows."""
+    """The configuration with the batch of the command line, adapted to this machine."""
     config = json.loads(Path(options.config).read_text())
     config["train_micro_batch_size_per_gpu"] = options.batch
     config["gradient_accumulation_steps"] = options.accumulate
@@ -46,13 +46,13 @@ def read_config(options: argparse.Namespace) -> dict:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Avoids compilation, and lets CPUs compute in half precision, where that is asked for."""
+    """Avoids compilation, and lets CPUs compute in half precision, as the options request."""
     if options.no_compile:
         from deepspeed.ops import __compatible_ops__
 
         __compatible_ops__["deepspeed_shm_comm"] = False
     if get_accelerator().device_name() == "cpu":
-        # DeepSpeed asks for AMX; the kernels work without, only slower
+        # DeepSpeed requires AMX; the kernels work without AMX, more slowly
         get_accelerator().is_fp16_supported = lambda: True
 
 
@@ -90,7 +90,7 @@ def train(options: argparse.Namespace) -> list[float]:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that the optimizer gets."""
+    """The parameters for the optimizer."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
@@ -103,18 +103,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", default=str(default), help="a DeepSpeed JSON file")
     parser.add_argument("--data", help="any file; default: the standard library's sources")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a rank and micro-step")
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-steps a step")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per rank and micro-step")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-steps per step")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--lr", type=float, help="instead of the file's")
+    parser.add_argument("--lr", type=float, help="learning rate; default: that of the file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=10)
-    parser.add_argument("--nvme", default="nvme", help="folder for what goes to NVMe")
-    parser.add_argument("--no-compile", action="store_true", help="without compiled operators")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # of the launcher
+    parser.add_argument("--nvme", default="nvme", help="folder for state that is offloaded to NVMe")
+    parser.add_argument("--no-compile", action="store_true", help="use no compiled operators")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # passed by the launcher
     return parser.parse_args(arguments)
 
 

@@ -7,27 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from support import PROGRAMS, ROOT, clean_environment, train_command
+from support import PROGRAMS, ROOT, clean_environment, train_command, wait_for
 
-from zeromon.inject.elf import mappings
-from zeromon.jobs import Process, processes, ranks_of
-
-
-def wait_for(question: Callable[[], Any], timeout: float = 60.0) -> Any:
-    """The first true answer of *question*."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        answer = question()
-        if answer:
-            return answer
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
+from zeromon.attach.inject.elf import mappings
+from zeromon.attach.rank_processes import Process, processes, ranks_of
 
 
 class Job:

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support import Node
+
+LONGEST = (
+    "test_deepspeed", "test_nodes", "test_attached", "test_faults", "test_browser", "test_bootstrap",
+    "test_tui", "test_counts", "sources/prometheus/test_source", "test_trace_capture", "test_plan",
+    "test_memory_death", "test_hooks", "cli/test_compare", "test_example", "test_grafana", "test_inject",
+    "test_exposition", "test_history", "test_imports", "test_forecast", "export/prometheus/test_rules",
+)  # fmt: skip
+"""Test files, the longest first: two workers that take whole files in this order end together."""
+
+
+_LOCK_SECONDS = 120
+"""No operator of DeepSpeed that a CPU run compiles takes so long."""
+
+
+def pytest_sessionstart() -> None:
+    """Removes a lock that a killed run left in torch's extension cache: DeepSpeed would wait for it."""
+    cache = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    for lock in Path(cache).glob("**/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > _LOCK_SECONDS:
+                lock.unlink()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts files by how long they take; the order of tests within a file stays."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.path.with_suffix("").as_posix()
+        return next((n for n, name in enumerate(LONGEST) if file.endswith(name)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

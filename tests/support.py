@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from forks import ForkServer, Launcher
 from prometheus_client.parser import text_string_to_metric_families
 
 from zeromon.cli.run import child_environment
-from zeromon.collector import Collector
-from zeromon.exporter import start_server
+from zeromon.collector.daemon import Collector
+from zeromon.collector.http import start_server
 from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store
+from zeromon.storage.run_store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDED_WELL = ("finished", "ended")
@@ -28,7 +31,8 @@ ENDED_WELL = ("finished", "ended")
 
 PROGRAMS = ROOT / "tests" / "programs"
 LAUNCH = (sys.executable, str(PROGRAMS / "launch.py"))
-"""Ranks as torchrun starts them, some seconds sooner: it does not import torch."""
+"""Ranks as torchrun starts them, some seconds sooner: it does not import torch. `start` forks them from
+a process that has."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -42,6 +46,67 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
+@cache
+def fork_server(with_deepspeed: bool) -> ForkServer:
+    """The server of this test process."""
+    words = ["deepspeed"] if with_deepspeed else []
+    return ForkServer(*words, environment=clean_environment() | {"DS_ACCELERATOR": "cpu"})
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path = ROOT,
+    stdout: IO[Any] | int | None = None,
+    stderr: IO[Any] | int | None = None,
+) -> subprocess.Popen[bytes] | Launcher:
+    """Starts *command*. Ranks of LAUNCH are forked from a process that has imported torch.
+
+    Where DS_ACCELERATOR is set, that process has imported DeepSpeed, too.
+    """
+    forked = tuple(command[:2]) == LAUNCH and command[3] != "--no-python"
+    if not forked:
+        return subprocess.Popen(command, env=environment, cwd=cwd, stdout=stdout, stderr=stderr)
+    with open(os.devnull, "w") as null:
+
+        def descriptor(file: IO[Any] | int | None, inherited: int) -> int:
+            if file is None:
+                return inherited
+            if isinstance(file, int):
+                return null.fileno() if file == subprocess.DEVNULL else output
+            return file.fileno()
+
+        output = descriptor(stdout, 1)
+        errors = descriptor(stderr, 2)
+        server = fork_server("DS_ACCELERATOR" in environment)
+        return server.launch(list(command[2:]), environment, cwd, output, errors)
+
+
+def ended(running: subprocess.Popen[bytes] | Launcher, seconds: float) -> bool:
+    """Whether *running* ends within so many *seconds*."""
+    try:
+        running.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(question: Callable[[], Any], timeout: float = 60.0, pause: float = 0.05) -> Any:
+    """The first true answer of *question*."""
+    deadline = time.monotonic() + timeout
+    while not (answer := question()):
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(pause)
+    return answer
+
+
 @dataclass
 class Result:
     """What a training command did."""
@@ -49,13 +114,13 @@ class Result:
     run: str
     code: int
     output: str
-    picture: RunSnapshot | None = None
+    newest: RunSnapshot | None = None
 
     @property
     def snapshot(self) -> RunSnapshot:
-        """The picture, which must be there."""
-        assert self.picture is not None, self.output
-        return self.picture
+        """The newest snapshot, which must be there."""
+        assert self.newest is not None, self.output
+        return self.newest
 
 
 @dataclass
@@ -110,48 +175,45 @@ class Node:
     ) -> Result:
         """Runs *command* to its end and reads what the collector knows of it.
 
-        *seen* gets each picture that is taken meanwhile.
+        *seen* gets each snapshot that is taken meanwhile.
         """
         self.runs += 1
         name = run or f"run{self.runs}"
         environment = self.environment(name, **extra) if watched else clean_environment() | extra
         with tempfile.TemporaryFile("w+") as output:
-            running = subprocess.Popen(
-                command, env=environment, cwd=cwd, stdout=output, stderr=subprocess.STDOUT
-            )
+            running = start(command, environment, cwd, output, subprocess.STDOUT)
             deadline = time.monotonic() + timeout
-            while running.poll() is None:
+            while not ended(running, 0.25):
                 if time.monotonic() > deadline:
                     running.kill()
                     raise AssertionError(f"{command} did not end in {timeout} s")
                 if watched:  # a collector that follows the ranks while they live
                     self.collector.tick()
-                    picture = self.picture(name)
-                    if seen is not None and picture is not None:
-                        seen(picture)
-                time.sleep(0.25)
+                    snapshot = self.snapshot(name)
+                    if seen is not None and snapshot is not None:
+                        seen(snapshot)
             output.seek(0)
-            result = Result(name, running.returncode, output.read())
+            result = Result(name, running.wait(), output.read())
         if watched:
-            result.picture = self.settle(name)
+            result.newest = self.settle(name)
         return result
 
     def settle(self, run: str, timeout: float = 20.0) -> RunSnapshot | None:
-        """Ticks the collector until *run* has ended; its last picture, or None if nobody reported."""
-        known = self.picture(run)
+        """Ticks the collector until *run* has ended; its last snapshot, or None if nobody reported."""
+        known = self.snapshot(run)
         has_ranks = known is not None and known.ranks
         if not has_ranks and not list((self.root / run).glob("rank*.ring")):
             return None
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             self.collector.tick()
-            picture = self.picture(run)
-            if picture is not None and picture.ended:
-                return picture
+            snapshot = self.snapshot(run)
+            if snapshot is not None and snapshot.ended:
+                return snapshot
             time.sleep(0.1)
-        raise AssertionError(f"{run} did not end: {self.picture(run)}")
+        raise AssertionError(f"{run} did not end: {self.snapshot(run)}")
 
-    def picture(self, run: str) -> RunSnapshot | None:
+    def snapshot(self, run: str) -> RunSnapshot | None:
         """What the collector knows of *run* now."""
         return next((r for r in self.collector.view if r.run == run), None)
 

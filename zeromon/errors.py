@@ -1,31 +1,31 @@
-"""Every error that zeromon raises on purpose, each with a way out.
+"""Every error that zeromon raises on purpose, each with a hint.
 
 ::
 
     ZeromonError
-      RingError            a ring file that cannot be made or read
-        RingVersionError   written by another version of the layout
-      RunNotFound          no run, or no such run
-      RunAmbiguous         several runs, and no way to choose
-      SourceError          a collector that does not answer
+      RingError            a ring file cannot be created or read
+        RingVersionError   another version of the layout wrote the ring
+      RunNotFound          there is no run, or none of that name
+      RunAmbiguous         several runs match
+      SourceError          a collector or a Prometheus does not answer
       CollectorError       the collector cannot start
       LaunchError          the command cannot be started
-      PlanError            a model, a configuration or a plan that makes no sense
-      TraceError           a file that is no trace
-      CaptureRefused       a trace that cannot be taken now
+      PlanError            a model, a configuration or a plan is invalid
+      TraceError           a file is not a trace
+      CaptureRefused       a trace cannot be taken now
       HistoryError         the history of a run cannot be written
-      RuleNotFound         no rule of that code or name
-      CheckError           a file that zeromon check cannot look at
-      CompareError         runs that cannot be compared, or a limit that cannot be judged
-      ExportError          a run that cannot be exported so, or not to there
-      AttachRefused        a process that cannot be joined, or not be left
+      RuleNotFound         there is no rule of that code or name
+      CheckError           zeromon check cannot read a file
+      CompareError         runs cannot be compared, or a threshold cannot be evaluated
+      ExportError          a run cannot be exported in that format or to that path
+      AttachRefused        zeromon cannot attach to a process, or detach from it
 """
 
 from __future__ import annotations
 
 
 class ZeromonError(Exception):
-    """An error whose text is for the user. ``hint`` says what to try next."""
+    """An error with a text for the user. ``hint`` is what the user can try next."""
 
     hint = ""
 
@@ -60,7 +60,7 @@ class RunAmbiguous(ZeromonError):
 
 
 class SourceError(ZeromonError):
-    """A collector does not answer, or not as expected."""
+    """A collector or a Prometheus does not answer, or answers something unexpected."""
 
     hint = "Check the address; `zeromon attach` without arguments lists the runs of this node."
 
@@ -78,13 +78,13 @@ class LaunchError(ZeromonError):
 
 
 class PlanError(ZeromonError):
-    """A model, a configuration or a plan that cannot be, or that cannot be read."""
+    """A model, a configuration or a plan that is invalid or cannot be read."""
 
-    hint = "zeromon plan --help shows what can be given."
+    hint = "zeromon plan --help describes the arguments."
 
 
 class TraceError(ZeromonError):
-    """A trace that cannot be read, or that is none."""
+    """A file that cannot be read as a trace."""
 
     hint = (
         "zeromon trace analyze takes Kineto traces: .json or .json.gz, as torch.profiler exports."
@@ -92,42 +92,42 @@ class TraceError(ZeromonError):
 
 
 class CaptureRefused(ZeromonError):
-    """A trace of a live run that cannot be taken, or not now."""
+    """A trace of a live run cannot be taken now."""
 
-    hint = "zeromon trace capture --help says what can be asked for."
+    hint = "zeromon trace capture --help describes the options."
 
 
 class HistoryError(ZeromonError):
-    """The history of a run cannot be written: it stops, and the run goes on."""
+    """The history of a run cannot be written any more; the run continues without it."""
 
-    hint = "Free space where ZEROMON_STORE points, or point it somewhere else."
+    hint = "Free space in the folder of ZEROMON_STORE, or set ZEROMON_STORE to another folder."
 
 
 class RuleNotFound(ZeromonError):
     """There is no such rule."""
 
-    hint = "zeromon rule lists them all."
+    hint = "zeromon rule lists all rules."
 
 
 class CheckError(ZeromonError):
-    """A path that cannot be checked, or options that make no sense together."""
+    """A path that cannot be checked, or options that exclude each other."""
 
-    hint = "zeromon check --help says what can be given."
+    hint = "zeromon check --help describes the arguments."
 
 
 class CompareError(ZeromonError):
-    """Runs that cannot be compared, a limit that says nothing, or one that cannot be judged."""
+    """Runs that cannot be compared, an invalid threshold, or one that cannot be evaluated."""
 
-    hint = "zeromon compare --help lists what limits can be set on."
+    hint = "zeromon compare --help lists the figures that take a threshold."
 
 
 class ExportError(ZeromonError):
-    """A run that cannot be exported in that form, or not to that place."""
+    """A run that cannot be exported in that format or to that path."""
 
-    hint = "zeromon export --help says what can be given."
+    hint = "zeromon export --help describes the arguments."
 
 
 class AttachRefused(ZeromonError):
-    """A process that cannot be joined or left. It goes on as if nothing had been asked."""
+    """zeromon cannot attach to a process or detach from it. The process continues unchanged."""
 
-    hint = "zeromon attach --help says what it needs."
+    hint = "zeromon attach --help lists the requirements."

@@ -46,13 +46,18 @@ def human_rate(bytes_per_second: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """*text* from a run for a terminal: what would steer it becomes ``?``."""
+    """*text* from a run for a terminal: control characters become ``?``."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def human_count(count: float) -> str:
     """``1,234``."""
     return f"{count:,.0f}"
+
+
+def human_calls(calls: float) -> str:
+    """``2``, ``2.5``, ``1,234``: calls a step, which are a mean."""
+    return f"{calls:.1f}".removesuffix(".0") if calls < 100 else human_count(calls)
 
 
 def human_params(count: int) -> str:
@@ -67,5 +72,5 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def no_formula(text: str) -> str:
-    """*text* for a cell of a CSV, such that no spreadsheet takes it for a formula."""
+    """*text* for a cell of a CSV, in a form that no spreadsheet takes for a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

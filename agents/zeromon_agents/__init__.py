@@ -1,22 +1,22 @@
-"""The part of zeromon that lives inside a training process.
+"""The agent: the part of zeromon that runs inside a training process.
 
-``zeromon run -- ...`` starts it without a change to the script. A script can also say::
+``zeromon run -- ...`` starts the agent without a change to the script. A script can also call::
 
     import zeromon_agents
     zeromon_agents.start()
 
-Importing this package loads nothing else; :func:`start` needs torch.
+Importing this package imports nothing else. :func:`start` imports torch.
 """
 
 from __future__ import annotations
 
 
 def start() -> None:
-    """Watches this process: at once if it is a rank already, else as soon as it becomes one."""
+    """Starts the agent: at once in a process that is a rank already, else as soon as it becomes one."""
     import torch.distributed
     from torch.distributed import distributed_c10d
 
-    from zeromon_agents.bootstrap import BOOTSTRAP
+    from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
     BOOTSTRAP.install(distributed_c10d)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -24,10 +24,11 @@ def start() -> None:
 
 
 def stop() -> list[str]:
-    """Takes every hook out of this process.
+    """Removes every hook from this process.
 
-    Returns the names that another tool has patched over ours since; those stay, and pass through.
+    Returns the names that another tool has patched since. Those patches stay, and the hooks below them
+    only pass calls on.
     """
-    from zeromon_agents.bootstrap import BOOTSTRAP
+    from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
     return BOOTSTRAP.stop()

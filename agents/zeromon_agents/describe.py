@@ -1,10 +1,10 @@
-"""Builds a model that `zeromon plan` was given as module:factory, and prints its units as JSON.
+"""Builds the model that `zeromon plan` got as module:factory, and prints its units as JSON.
 
-A process of its own, because the core never imports torch, nor a user's code. The factory is called
-under the meta device, so no memory is needed; with --trace one step runs under fake tensors and fake
-ranks, and torch's own FSDPMemTracker says what it would have taken.
+It runs in a process of its own, because the core imports neither torch nor a user's code. It calls the
+factory under the meta device, so the model takes no memory. With --trace, one step runs under fake
+tensors and fake ranks, and torch's FSDPMemTracker returns the bytes that the step would take.
 
-The factory returns a Module, or (Module, tuple of example inputs) when token ids are not what it takes.
+The factory returns a Module, or (Module, tuple of example inputs) where the input is not token ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _LEAST_BLOCKS = 2
 
 
 def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
-    """The module that *entry* (module:factory) makes, and its example inputs where it gives some."""
+    """Returns the module that *entry* (module:factory) makes, and its example inputs or None.
+
+    Raises TypeError where the factory returns something else.
+    """
     name, _, attribute = entry.partition(":")
     made = getattr(importlib.import_module(name), attribute)()
     inputs = None
@@ -37,20 +40,20 @@ def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
 
 
 def blocks(model: Any) -> list[tuple[str, Any]]:
-    """The repeated layers: what FSDP is usually applied to, by the name of their ModuleList."""
-    found: list[tuple[str, Any]] = []
+    """Returns (name, module) of the repeated layers, to which FSDP is usually applied."""
+    layers: list[tuple[str, Any]] = []
     for name, module in model.named_modules():
         is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        inside = any(name.startswith(f"{outer}.") for outer, _ in layers)
         if is_list and len(module) >= _LEAST_BLOCKS and not inside:
             kinds = {type(child) for child in module}
             if len(kinds) == 1 and next(module[0].parameters(), None) is not None:
-                found += [(f"{name}.{i}", child) for i, child in enumerate(module)]
-    return found
+                layers += [(f"{name}.{i}", child) for i, child in enumerate(module)]
+    return layers
 
 
 def units(model: Any) -> Iterator[dict[str, Any]]:
-    """The layers, equal ones counted together; then what is left, as the root. Tied weights once."""
+    """Yields the layers, equal ones as one row, and then the rest as the root; tied weights once."""
     seen: set[int] = set()
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, block in [*blocks(model), ("(root)", model)]:
@@ -71,7 +74,7 @@ def units(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def trace(entry: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Peak bytes of one step by role, under fake tensors: FSDP2 over fake ranks, fp32 AdamW."""
+    """Returns the peak bytes of one step by role: FSDP2 over fake ranks, fp32 AdamW, fake tensors."""
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -105,7 +108,7 @@ def trace(entry: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def loss(output: Any) -> Any:
-    """A scalar of whatever the model returns."""
+    """Returns a scalar of the model's output."""
     if hasattr(output, "loss") and output.loss is not None:
         return output.loss
     output = getattr(output, "logits", output)
@@ -115,7 +118,7 @@ def loss(output: Any) -> Any:
 
 
 def main() -> None:
-    """Prints one line of JSON; everything else that is printed goes to stderr."""
+    """Prints one line of JSON to stdout, and the factory's own output to stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("entry")
     parser.add_argument("--trace", action="store_true")
@@ -128,16 +131,16 @@ def main() -> None:
     with contextlib.redirect_stdout(printed):
         with torch.device("meta"):
             model, _ = build(options.entry)
-        found: dict[str, Any] = {
+        described: dict[str, Any] = {
             "units": list(units(model)),
             "buffer_bytes": sum(b.nbytes for b in model.buffers()),
         }
         if options.trace:
-            found["traced"] = trace(options.entry, options)
+            described["traced"] = trace(options.entry, options)
             wanted = ("Activation", "Temp")
-            found["activation_bytes"] = sum(found["traced"].get(name, 0) for name in wanted)
+            described["activation_bytes"] = sum(described["traced"].get(name, 0) for name in wanted)
     sys.stderr.write(printed.getvalue())
-    sys.stdout.write(f"\nzeromon: {json.dumps(found)}\n")
+    sys.stdout.write(f"\nzeromon: {json.dumps(described)}\n")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Pictures in the browser, made with plotly. The core never imports this: it asks for it by name."""
+"""The dashboard, made with Dash and plotly. The core never imports it; the CLI loads it by name."""

@@ -1,8 +1,8 @@
-"""Lines over the steps of a run: one shape for the page that is live and for the one in a file. Pure.
+"""The chart specifications of :mod:`zeromon.readout.charts` as figures of plotly. Pure.
 
-A chart is traces by name; what is new of a trace is appended, so that a live page is sent single
-points. Figures are plain dictionaries of lists: plotly's own classes cost tens of milliseconds to
-check what is checked by a test, and arrays cannot be extended.
+The live page and the HTML report draw the same charts. A chart has traces by name; a live page receives
+only their new points. Figures are plain dictionaries of lists: plotly's own classes spend tens of
+milliseconds on checks that a test makes, and a browser cannot append to arrays.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeromon.history import IDLE, LEAST, MEDIAN, MOST
-from zeromon.snapshot import RankSnapshot, Risk, RunSnapshot
+from zeromon.readout import charts as specs
+from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
+from zeromon.readout.figures import RATIO
+from zeromon.snapshot import RunSnapshot
+from zeromon.storage.step_history import LEAST, MEDIAN, MOST
 
-Series = Mapping[str, Sequence[float]]
+Series = Mapping[str, Sequence[int]]
 """Columns of a history: ``rank``, ``step``, ``duration_us``, ``exposed_us``, ... by name."""
 
 Column = Sequence[float | None]
@@ -26,21 +29,24 @@ GIB = 1 << 30
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
 )  # fmt: skip
-"""Okabe and Ito: told apart by colour-blind eyes, too."""
+"""The palette of Okabe and Ito, which colour-blind people can distinguish."""
 MOST_POINTS = 600
 MOST_RANKS = 8
 _WARM_UP = 3
+_MOST_BESIDE_TITLE = 4
+_LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.3, "yanchor": "top", "x": 0}}
+"""For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
-"""Legible on a light page and on a dark one: figures need not be sent anew when it changes."""
+"""Legible on a light and on a dark page, so that switching does not need new figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A level with a name, or a way to it."""
+    """A named level, or a line that leads to it."""
 
     name: str
     x: tuple[float, float] | None
-    """From and to which step; None: everywhere."""
+    """First and last step; None: the whole width."""
     y: tuple[float, float]
 
 
@@ -52,11 +58,11 @@ class Chart:
     unit: str
     traces: dict[str, Trace]
     top: float
-    """The end of the axis: the first steps, which warm up, may leave it."""
+    """The end of the axis; the first steps, which warm up, may exceed it."""
     marks: tuple[Mark, ...] = field(default=())
 
     def figure(self, height: int = 280) -> dict[str, Any]:
-        """For plotly."""
+        """The chart as a figure of plotly, *height* pixels high."""
         lines = [
             {
                 "type": "scatter", "mode": "lines", "name": name, "x": x, "y": y,
@@ -65,11 +71,13 @@ class Chart:
             }
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
+        many = len(self.traces) > _MOST_BESIDE_TITLE
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
         return {
             "data": [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
             "layout": {
-                **layout(self.title, height),
+                **layout(self.title, height + 60 * many),
+                **(_LEGEND_BELOW if many else {}),
                 "xaxis": axis("step"),
                 "yaxis": {**axis(self.unit), "range": [0, top]},
                 "hovermode": "x unified",
@@ -79,7 +87,7 @@ class Chart:
         }
 
     def newer(self, step: float) -> dict[str, Any] | None:
-        """What ``extendData`` takes: the points after *step*; None without any."""
+        """The points after *step*, as ``extendData`` takes them; None without any."""
         x: list[list[float]] = []
         y: list[list[float | None]] = []
         for steps, values in self.traces.values():
@@ -95,7 +103,7 @@ class Chart:
 
 
 def layout(title: str, height: int) -> dict[str, Any]:
-    """What all figures have in common."""
+    """The layout that all figures share."""
     return {
         "title": {"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
         "height": height,
@@ -111,7 +119,7 @@ def layout(title: str, height: int) -> dict[str, Any]:
 
 
 def axis(title: str) -> dict[str, Any]:
-    """One axis."""
+    """An axis with a title."""
     return {"title": {"text": title}, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
 
 
@@ -141,7 +149,7 @@ def _marked(mark: Mark) -> dict[str, Any]:
 
 
 def reduced(x: Sequence[float], y: Column, most: int = MOST_POINTS) -> Trace:
-    """At most *most* points that look the same: of each stretch its lowest and its highest, in order."""
+    """About *most* points that look the same: the lowest and the highest of each range, in order."""
     if len(x) <= most:
         return list(x), list(y)
     stretch = -(-len(x) * 2 // most)
@@ -156,23 +164,26 @@ def reduced(x: Sequence[float], y: Column, most: int = MOST_POINTS) -> Trace:
 
 
 def by_rank(series: Series, column: Column) -> dict[str, Trace]:
-    """The values of each rank; of more than a few ranks the highest, the median and the lowest."""
-    found: dict[int, Trace] = {}
+    """The values of each rank; of more than :data:`MOST_RANKS` the highest, median and lowest value."""
+    ranks = set(series["rank"])
+    if len(ranks) > MOST_RANKS:
+        return _over_ranks(series["step"], column)
+    traces: dict[int, Trace] = {rank: ([], []) for rank in sorted(ranks, reverse=MOST in ranks)}
     for rank, step, value in zip(series["rank"], series["step"], column, strict=True):
-        steps, values = found.setdefault(int(rank), ([], []))
+        steps, values = traces[rank]
         steps.append(step)
         values.append(value)
-    if MOST in found:
-        return {_OF_ALL[rank]: pair for rank, pair in sorted(found.items(), reverse=True)}
-    if len(found) <= MOST_RANKS:
-        return {f"rank {rank}": pair for rank, pair in sorted(found.items())}
-    together: dict[float, list[float]] = {}
-    for steps, values in found.values():
-        for step, value in zip(steps, values, strict=True):
-            if value is not None:
-                together.setdefault(step, []).append(value)
-    order = sorted(together)
-    return {name: (list(order), [pick(together[step]) for step in order]) for name, pick in _PICKS}
+    return {_OF_ALL.get(rank, f"rank {rank}"): trace for rank, trace in traces.items()}
+
+
+def _over_ranks(steps: Sequence[float], column: Column) -> dict[str, Trace]:
+    """The highest, the median and the lowest value of each step."""
+    by_step: dict[float, list[float]] = {}
+    for step, value in zip(steps, column, strict=True):
+        if value is not None:
+            by_step.setdefault(step, []).append(value)
+    order = sorted(by_step)
+    return {name: (list(order), [pick(by_step[step]) for step in order]) for name, pick in _PICKS}
 
 
 _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
@@ -183,76 +194,67 @@ _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
 _OF_ALL = {MOST: "highest rank", MEDIAN: "median rank", LEAST: "lowest rank"}
 
 
-def _top(series: Series, column: Column) -> float:
+def _top(steps: Sequence[float], column: Column) -> float:
+    """The end of the axis: above all values but those of the first steps, which warm up."""
     settled = [
         value
-        for step, value in zip(series["step"], column, strict=True)
+        for step, value in zip(steps, column, strict=True)
         if value is not None and step > _WARM_UP
     ]
     known = settled or [value for value in column if value is not None]
     return 1.1 * max(known, default=1.0) or 1.0
 
 
-def _chart(
-    series: Series, column: Column, title: str, unit: str, marks: tuple[Mark, ...] = ()
+# ---- chart specifications -------------------------------------------------------------------------
+
+
+def charts_of(series: Series, run: RunSnapshot) -> dict[str, Chart | None]:
+    """Every chart of *run* by its name; None for one without a known value."""
+    rows = rows_of(series)
+    return {spec.name: _chart_of(spec, series, rows, run) for spec in specs.charts_of(run.ranks)}
+
+
+def _chart_of(
+    spec: ChartSpec, series: Series, rows: Sequence[StepRow], run: RunSnapshot
 ) -> Chart | None:
+    """The lines of *spec*, and the limit and the forecast that *run* has; None without a value."""
+    read, scale, unit = _scaled(spec)
+    column = _column_of(rows, read, scale)
     if all(value is None for value in column):
         return None
     traces = {name: reduced(*trace) for name, trace in by_rank(series, column).items()}
-    return Chart(title, unit, traces, _top(series, column), marks)
+    if len(set(series["rank"])) == 1:
+        for name, other in spec.beside:
+            traces[name] = reduced(series["step"], _column_of(rows, other, scale))
+    title = f"{spec.title}, {spec.quantity}" if spec.quantity else spec.title
+    title = title[:1].upper() + title[1:]
+    return Chart(title, unit, traces, _top(series["step"], column), marks_of(spec, run))
 
 
-# ---- charts ---------------------------------------------------------------------------------------
+def _column_of(rows: Sequence[StepRow], read: Read, scale: float) -> list[float | None]:
+    """What *read* gives for each row, times *scale*."""
+    return [None if (value := read(row)) is None else value * scale for row in rows]
 
 
-def step_time(series: Series) -> Chart | None:
-    """How long the steps took."""
-    return _chart(series, [us / 1e3 for us in series["duration_us"]], "Step time", "ms")
+def _scaled(spec: ChartSpec) -> tuple[Read, float, str]:
+    """What is read of a step, what it is multiplied by, and the unit of the product."""
+    if spec.share is not None:
+        return spec.share, RATIO.scale, f"{RATIO.symbol} of the step"
+    return spec.read, spec.unit.scale, spec.unit.symbol
 
 
-def exposed(series: Series) -> Chart | None:
-    """Exposed communication as a share of the step; steps with idle hooks are left out."""
-    column = [
-        None if int(flags) & IDLE or not spent else 100 * waits / spent
-        for flags, waits, spent in zip(
-            series["flags"], series["exposed_us"], series["duration_us"], strict=True
-        )
-    ]
-    return _chart(series, column, "Exposed communication", "% of the step")
+def marks_of(spec: ChartSpec, run: RunSnapshot) -> tuple[Mark, ...]:
+    """The capacity of the fullest rank's memory, and the forecasts of when it is reached.
 
-
-def memory(series: Series, run: RunSnapshot | None = None) -> Chart | None:
-    """Reserved device memory, or on the host the resident set; with its capacity and forecast."""
-    device = max(series["reserved_bytes"], default=-1) >= 0
-    name = "reserved_bytes" if device else "rss_bytes"
-    column = [nbytes / GIB if nbytes >= 0 else None for nbytes in series[name]]
-    title = "Device memory, reserved" if device else "Host memory, resident"
-    marks = memory_marks(run, "device" if device else "host") if run is not None else ()
-    return _chart(series, column, title, "GiB", marks)
-
-
-def memory_marks(run: RunSnapshot, pool: str) -> tuple[Mark, ...]:
-    """The capacity of the fullest rank's device, and the way to it where one is foreseen.
-
-    Ranks share the host: its capacity is no level of a rank's own line, and is left out.
+    Of a quantity that ranks share, a line is that of one rank, and the capacity is no level of it.
     """
-    risks = [(rank, risk) for rank in run.ranks for risk in rank.risks if risk.pool == pool]
-    if not risks or pool == "host":
+    limit = specs.limit_of(spec, run.ranks)
+    if limit is None or spec.shared:
         return ()
-    rank, risk = max(risks, key=lambda pair: pair[1].ratio)
-    full = risk.capacity_bytes / GIB
-    return (Mark("capacity", None, (full, full)), *_way(rank, risk))
-
-
-def _way(rank: RankSnapshot, risk: Risk) -> list[Mark]:
-    ends = (
-        ("forecast", risk.steps_left),
-        ("soonest", risk.steps_soonest),
-        ("latest", risk.steps_latest),
+    scale, step = spec.unit.scale, limit.rank.step
+    full = limit.risk.capacity_bytes * scale
+    ways = (
+        Mark(way.name, (step, step + way.steps), (way.used_bytes * scale, full))
+        for way in specs.forecasts_of(limit)
     )
-    level = (risk.used_bytes / GIB, risk.capacity_bytes / GIB)
-    return [
-        Mark(name, (rank.step, rank.step + steps), level)
-        for name, steps in ends
-        if risk.steps_left is not None and steps is not None
-    ]
+    return (Mark("capacity", None, (full, full)), *ways)

@@ -1,6 +1,6 @@
-"""What an open tab is sent: the parts of its page that changed, and points at the end of its lines.
+"""What an open tab receives: the parts of its page that changed, and new points of its lines.
 
-Tabs that show the same share one feed. It is made anew at most once for each picture of the run.
+Tabs with the same address share one feed, which makes the page at most once for each snapshot.
 """
 
 from __future__ import annotations
@@ -18,55 +18,56 @@ from plotly.utils import PlotlyJSONEncoder
 from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.hub import Followed, Hub
-from zeromon_dashboard.layout import Known, Page, page_of
-from zeromon_dashboard.where import Where
+from zeromon_dashboard.layout import page_of
+from zeromon_dashboard.page import Known, Page
+from zeromon_dashboard.url_state import Route
 
 _MOST_FEEDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What a tab has."""
+    """What a tab has already."""
 
     feed: str = ""
     version: int = 0
     epoch: str = ""
-    """Of its lines: as long as it is the same, points can be put at their end."""
+    """Identifies the tab's lines; while it is the same, points can be appended to them."""
     step: float = -1
 
     def as_json(self) -> dict[str, Any]:
-        """For the tab to send back."""
+        """The cursor for the tab, which sends it back."""
         return {"feed": self.feed, "version": self.version, "epoch": self.epoch, "step": self.step}
 
 
 class Feed:
-    """One page of one run, as it changes."""
+    """One page of one run, and its changes."""
 
-    def __init__(self, hub: Hub, where: Where) -> None:
+    def __init__(self, hub: Hub, where: Route) -> None:
         self.where = where
         self.name = secrets.token_hex(6)
         self._followed: Followed = hub.followed(where.run)
         self._lock = threading.Lock()
-        self._seen: tuple[RunSnapshot, str] | None = None
+        self._shown: tuple[RunSnapshot, str] | None = None
         self._past: RunSnapshot | None = None
         self._version = 0
         self._parts: dict[str, tuple[str, int]] = {}
-        """Encoded properties by id, and since which version they are so."""
+        """Encoded properties by the id of their component, and the version that changed them last."""
         self._page = Page({})
         self._epoch = ""
 
     @property
     def ranks(self) -> list[int]:
-        """Of the run, as it was last seen."""
-        return [rank.rank for rank in self._seen[0].ranks] if self._seen else []
+        """The ranks of the newest snapshot."""
+        return [rank.rank for rank in self._shown[0].ranks] if self._shown else []
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """The moments that can be gone to."""
+        """The first and the last recorded moment of the run."""
         return self._followed.span()
 
     def page(self) -> tuple[Page, Cursor]:
-        """The page as it is now."""
+        """The page of the newest snapshot."""
         with self._lock:
             self._update()
             return self._page, self._cursor()
@@ -97,13 +98,13 @@ class Feed:
         return Cursor(self.name, self._version, self._epoch, last)
 
     def _update(self) -> None:
-        self._followed.want(self.where.ranks, self.where.node)
-        seen = self._followed.seen()
-        now = (seen.run, f"{seen.trouble} {seen.age:.0f}" if seen.trouble else "")
-        if self._seen is not None and self._seen[0] is now[0] and self._seen[1] == now[1]:
+        self._followed.request_detail(self.where.ranks, self.where.node)
+        newest = self._followed.newest()
+        now = (newest.run, f"{newest.trouble} {newest.age:.0f}" if newest.trouble else "")
+        if self._shown is not None and self._shown[0] is now[0] and self._shown[1] == now[1]:
             return
-        self._seen = now
-        run = seen.run
+        self._shown = now
+        run = newest.run
         if self.where.at is not None:
             self._past = self._past or self._followed.at(self.where.at)
             run = self._past
@@ -115,8 +116,8 @@ class Feed:
                 series=series,
                 findings=self._followed.findings() if self.where.page == "advice" else (),
                 live=self._followed.live,
-                age=seen.age,
-                trouble=seen.trouble,
+                age=newest.age,
+                trouble=newest.trouble,
             )
         )
         self._version += 1
@@ -128,13 +129,13 @@ class Feed:
 
 
 def _shape(chart: Chart) -> str:
-    """What of a chart cannot be mended by points at its end."""
+    """What of a chart a tab cannot update by appending points."""
     marks = [f"{_nice(value):g}" for mark in chart.marks for value in (*(mark.x or ()), *mark.y)]
     return f"{chart.title}|{','.join(chart.traces)}|{_nice(chart.top):g}|{','.join(marks)}"
 
 
 def _nice(value: float) -> float:
-    """*value* coarsely, so that it seldom changes."""
+    """*value* rounded coarsely, so that it seldom changes."""
     if value <= 0:
         return 0.0
     return float(math.ceil(math.log(value) / math.log(1.15)))
@@ -149,15 +150,15 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 class Feeds:
-    """All that are looked at."""
+    """The feeds of all open tabs."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Feed] = OrderedDict()
 
-    def of(self, where: Where) -> Feed:
-        """The feed of an address; raises :class:`~zeromon.errors.ZeromonError` without such a run."""
+    def of(self, where: Route) -> Feed:
+        """The feed of an address; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
         with self._lock:
             known = self._known.get(where.address)
             if known is not None:

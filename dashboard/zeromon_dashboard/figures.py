@@ -1,4 +1,4 @@
-"""Plain data in, plotly figures out. Pure."""
+"""Figures for files: the memory plan and the timeline of a trace. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 from zeromon_dashboard.charts import COLOURS, GIB
 
 
-def plan(found: dict[str, Any]) -> go.Figure:
-    """What `zeromon plan --json` says: a bar a strategy, its roles stacked, and what is usable."""
-    rows = found["rows"]
+def plan(content: dict[str, Any]) -> go.Figure:
+    """The output of ``zeromon plan --json``: a bar for each strategy, roles stacked, and the limit."""
+    rows = content["rows"]
     roles = dict.fromkeys(role for row in rows for role in row["roles"]["device"])
     figure = go.Figure(
         [
@@ -24,9 +24,9 @@ def plan(found: dict[str, Any]) -> go.Figure:
             for role in roles
         ]
     )
-    usable = found["usable_bytes"] / GIB
+    usable = content["usable_bytes"] / GIB
     figure.add_hline(y=usable, line_dash="dash", annotation_text=f"usable: {usable:.1f} GiB")
-    title = f"{found['model']}: memory of one of {found['ranks']} devices, at the peak"
+    title = f"{content['model']}: peak memory of one of {content['ranks']} devices"
     figure.update_layout(
         barmode="stack", template="plotly_white", colorway=COLOURS, title=title,
         yaxis_title="GiB", legend_title="role",
@@ -40,15 +40,15 @@ _LANE_COLOURS = {
 
 
 Lane = tuple[float, list[tuple[float, float]]]
-"""The share that is covered, and (start, end) in seconds; see ``zeromon.traces.lanes``."""
+"""The covered share, and (start, end) in seconds; see :func:`zeromon.traces.analysis.lanes`."""
 
 
 def timeline(ranks: list[tuple[str, dict[str, Lane]]]) -> go.Figure:
-    """A lane a rank and kind with its share; what is exposed has a lane of its own. Milliseconds."""
+    """A lane for each rank and kind of activity, with its share of the time. Milliseconds."""
     figure = go.Figure()
     shown: set[str] = set()
-    for rank, found in ranks:
-        for kind, (share, spans) in found.items():
+    for rank, lanes in ranks:
+        for kind, (share, spans) in lanes.items():
             figure.add_bar(
                 base=[1e3 * start for start, _ in spans],
                 x=[1e3 * (end - start) for start, end in spans],
@@ -63,12 +63,12 @@ def timeline(ranks: list[tuple[str, dict[str, Lane]]]) -> go.Figure:
             shown.add(kind)
     figure.update_layout(
         template="plotly_white", barmode="overlay", bargap=0.15, xaxis_title="ms",
-        title="What the devices did", yaxis={"autorange": "reversed"},
+        title="Activity of the devices", yaxis={"autorange": "reversed"},
         height=max(360, 60 + 44 * 4 * len(ranks)),
     )  # fmt: skip
     return figure
 
 
 def page(figure: go.Figure) -> str:
-    """A page of its own that needs no network."""
+    """*figure* as an HTML page that needs no network."""
     return str(figure.to_html(include_plotlyjs=True))

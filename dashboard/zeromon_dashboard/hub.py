@@ -1,4 +1,4 @@
-"""One sampler for all tabs: whatever is looked at is asked for once a second, by whoever comes first."""
+"""Shares sources between tabs: each shown run is read once a second, however many tabs show it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from zeromon.compare import Comparison, compare
+from zeromon.compare.comparison import Comparison, compare
+from zeromon.compare.figures import figures_of
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.fleet.api import Server
-from zeromon.fleet.source import ListedRun, PrometheusSource, find, only, runs_of
-from zeromon.history import Row, Series, by_step, frame, row_of, steps
-from zeromon.measures import measured
-from zeromon.record import KnownFinding
 from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
-from zeromon.source import LiveSource, Source, StoreSource, node_runs
-from zeromon.store import Manifest, Store
+from zeromon.sources.base import Source
+from zeromon.sources.live import node_runs
+from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
+from zeromon.sources.recorded import StoreSource
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.run_store import Manifest, Store
+from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps
+from zeromon.storage.step_query import StepQuery
 
 _FRESH_SECONDS = 0.9
 _LIST_SECONDS = 3.0
@@ -30,25 +33,25 @@ _MANY_RANKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the list of runs."""
+    """One row of the list of runs."""
 
     manifest: Manifest
     live: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What is known of a run at one moment."""
+class Reading:
+    """The newest snapshot of a run, and its age."""
 
     run: RunSnapshot
     age: float
-    """Seconds since it was asked for."""
+    """Seconds since it was read."""
     trouble: str
-    """Why nothing newer is known, "" while it is."""
+    """Why there is no newer snapshot; "" where nothing is wrong."""
 
 
 class Followed:
-    """One run that is looked at."""
+    """One run that at least one tab shows."""
 
     def __init__(self, source: Source, store: Store, clock: Callable[[], float]) -> None:
         self.source = source
@@ -56,40 +59,40 @@ class Followed:
         self._clock = clock
         self._lock = threading.Lock()
         self._run: RunSnapshot | None = None
-        self._asked = 0.0
+        self._read_at = 0.0
         self._trouble = ""
         self._series: OrderedDict[tuple[object, ...], tuple[int, Series]] = OrderedDict()
 
     @property
     def live(self) -> bool:
-        """Whether a collector follows it."""
-        return isinstance(self.source, (LiveSource, PrometheusSource))
+        """Whether something observes the run now."""
+        return self.source.live
 
-    def want(self, ranks: Sequence[int], node: str) -> None:
-        """A page shows those *ranks*, or all of a *node*: they are read although not the worst."""
-        fleet = self._run.fleet if self._run is not None else None
-        if isinstance(self.source, PrometheusSource) and (ranks or node):
+    def request_detail(self, ranks: Sequence[int], node: str) -> None:
+        """Makes the next snapshots contain *ranks*, and all ranks of *node*."""
+        if ranks or node:
+            fleet = self._run.fleet if self._run is not None else None
             nodes = fleet.nodes if fleet is not None else ()
             addresses = (one.address for one in nodes if one.node == node)
-            self.source.want(ranks, next(addresses, ""))
+            self.source.request_detail(ranks, next(addresses, ""))
 
-    def seen(self) -> Seen:
-        """The newest picture; an older one while the source does not answer."""
-        if self._run is None or self._clock() - self._asked >= _FRESH_SECONDS:
+    def newest(self) -> Reading:
+        """The newest snapshot; an older one while the source fails. Raises RunNotFound without any."""
+        if self._run is None or self._clock() - self._read_at >= _FRESH_SECONDS:
             self._refresh(wait=self._run is None)
         if self._run is None:
-            raise RunNotFound(self._trouble or f"nothing is known of {self.source.run}")
-        return Seen(self._run, self._clock() - self._asked, self._trouble)
+            raise RunNotFound(self._trouble or f"no snapshot of {self.source.run} can be read")
+        return Reading(self._run, self._clock() - self._read_at, self._trouble)
 
     def _refresh(self, *, wait: bool) -> None:
-        """Asks the source; where another is asking, what is known does, if anything is."""
+        """Reads the source, unless another tab's thread is reading it and *wait* is False."""
         if not self._lock.acquire(blocking=wait):
             return
         try:
-            if self._run is not None and self._clock() - self._asked < _FRESH_SECONDS:
+            if self._run is not None and self._clock() - self._read_at < _FRESH_SECONDS:
                 return
             self._run, self._trouble = self.source.latest(), ""
-            self._asked = self._clock()
+            self._read_at = self._clock()
         except (ZeromonError, OSError) as error:
             self._trouble = str(error)
             self._fall_back()
@@ -97,48 +100,48 @@ class Followed:
             self._lock.release()
 
     def _fall_back(self) -> None:
-        """A collector that has gone has left its record; one that is started anew has another port."""
-        if isinstance(self.source, PrometheusSource):
-            return  # there is no other place to look for it
+        """Opens the run elsewhere: a restarted collector has another port, a lost one left a record."""
+        if not self.source.relocatable:
+            return
         with suppress(ZeromonError, OSError):
-            found = open_source(self.source.run, self._store)
-            run = found.latest()
+            source = open_source(self.source.run, self._store)
+            run = source.latest()
             if self._run is None or run.taken_wall >= self._run.taken_wall:
-                self.source, self._run, self._trouble = found, run, ""
-                self._asked = self._clock()
+                self.source, self._run, self._trouble = source, run, ""
+                self._read_at = self._clock()
 
     def at(self, wall: float) -> RunSnapshot:
-        """The picture of a moment that is over."""
+        """The recorded snapshot at *wall*, seconds since the epoch."""
         return self.source.at(wall)
 
     def findings(self) -> list[KnownFinding]:
-        """All findings that it ever had."""
+        """All findings in the run's record; [] where it cannot be read."""
         try:
             return self.source.findings()
         except (ZeromonError, OSError):
             return []
 
     def span(self) -> tuple[float, float] | None:
-        """The first kept moment and the last."""
+        """The first and the last recorded moment; None where there is no record."""
         try:
             return self.source.span()
         except (ZeromonError, OSError):
             return None
 
     def series(self, ranks: tuple[int, ...], last: int, until: float | None) -> tuple[int, Series]:
-        """The steps to be drawn, and a number that changes when they were read anew.
+        """The steps to draw, and a number that changes when they are read anew.
 
-        Between that, what a live run has done since is appended, so that a page need be sent no more.
+        Between two readings, the new steps of a live run are appended, so that tabs need only those.
         """
         key = (ranks, last, until)
         with self._lock:
             number, known = self._series.get(key, (0, None))
             run = self._run
-            if run is not None and run.origin:  # it grows by itself
-                found = self._read(run, ranks, last, until)
-                number += known is None or known["start_us"][:1] != found["start_us"][:1]
-                self._series[key] = (number, found)
-                return number, found
+            if run is not None and run.origin:  # its source appends the new steps itself
+                fresh = self._read(run, ranks, last, until)
+                number += known is None or known["start_us"][:1] != fresh["start_us"][:1]
+                self._series[key] = (number, fresh)
+                return number, fresh
             if known is None or _too_many(known, run):
                 number, known = number + 1, self._read(run, ranks, last, until)
             if until is None and run is not None:
@@ -160,22 +163,22 @@ class Followed:
             seconds = max((r.step_seconds or 0.0 for r in run.ranks), default=0.0)
             end = until if until is not None else run.taken_wall
             since_us = round((end - 1.2 * last * seconds) * 1e6)
-        found: Series | None = None
+        series: Series | None = None
         with suppress(ZeromonError, OSError):
-            found = self.source.series(since_us, until_us, ranks, most)
-        if found is None or not found["step"]:
-            return _of_picture(run, ranks)
-        return _last_steps(found, last) if last else found
+            series = self.source.series(StepQuery(since_us, until_us, ranks, most))
+        if series is None or not series["step"]:
+            return _of_snapshot(run, ranks)
+        return _last_steps(series, last) if last else series
 
 
 def _too_many(series: Series, run: RunSnapshot | None) -> bool:
-    """Whether so much was appended that it has to be thinned."""
+    """Whether so many steps were appended that the series must be read anew, with fewer points."""
     ranks = len(run.ranks) if run is not None else 1
     return len(series["step"]) > 3 * _MOST_POINTS * max(1, ranks)
 
 
-def _of_picture(run: RunSnapshot | None, ranks: tuple[int, ...]) -> Series:
-    """The steps that a picture has, where nothing else is kept."""
+def _of_snapshot(run: RunSnapshot | None, ranks: tuple[int, ...]) -> Series:
+    """The steps in the snapshot itself, for a run without a record."""
     rows = _rows_of(run, ranks) if run is not None else []
     return frame(rows).to_dict(as_series=False)
 
@@ -190,7 +193,7 @@ def _rows_of(run: RunSnapshot, ranks: tuple[int, ...]) -> list[Row]:
 
 
 def _settled(run: RunSnapshot, rank: RankSnapshot) -> tuple[StepSummary, ...]:
-    """The steps of a picture that change no more: what comes with the next may belong to the newest."""
+    """The steps of a snapshot that are final; the newest step of a live run may still change."""
     return rank.recent if run.ended else rank.recent[:-1]
 
 
@@ -199,7 +202,7 @@ def _shift(run: RunSnapshot) -> int:
 
 
 def _appended(series: Series, run: RunSnapshot, ranks: tuple[int, ...]) -> Series:
-    """*series* with the steps of *run* that are newer."""
+    """*series* with the newer steps of *run* appended."""
     known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
         known[rank] = max(step, known.get(rank, step))
@@ -223,17 +226,17 @@ def _last_steps(series: Series, last: int) -> Series:
 
 
 def open_source(name: str, store: Store, server: Server | None = None) -> Source:
-    """A run by its name: of the *server* where one is given; else a collector's, else its record."""
+    """A source of the run *name*: the *server* where one is given, else a collector, else the record."""
     if server is not None:
-        return only(find(server, name))
+        return only(find(server, name)).open(server)
     for live in node_runs():
         if live.run == name:
-            return LiveSource(live.address, live.run)
+            return live.open()
     return StoreSource(name, store)
 
 
 class Hub:
-    """All runs that anybody looks at."""
+    """All runs that tabs show, and the list of runs."""
 
     def __init__(
         self,
@@ -249,32 +252,36 @@ class Hub:
         self._list: tuple[float, list[Item]] = (-_LIST_SECONDS, [])
 
     def followed(self, name: str) -> Followed:
-        """The run *name*; raises :class:`~zeromon.errors.ZeromonError` where there is none."""
+        """The run *name*; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
         with self._lock:
             known = self._followed.get(name)
             if known is not None:
                 self._followed.move_to_end(name)
                 return known
-        found = Followed(open_source(name, self.store, self._server), self.store, self._clock)
+        followed = Followed(open_source(name, self.store, self._server), self.store, self._clock)
         with self._lock:
-            self._followed[name] = found
+            self._followed[name] = followed
             while len(self._followed) > _MOST_SOURCES:
                 self._followed.popitem(last=False)
-            return found
+            return followed
+
+    def trace(self, name: str, steps: int) -> int:
+        """Requests a trace of a run and returns its number; raises ``CaptureRefused``."""
+        return self.followed(name).source.trace(steps)
 
     def compared(self, names: Sequence[str]) -> Comparison:
-        """Runs side by side; raises :class:`~zeromon.errors.ZeromonError` for one that is not there."""
-        found = []
+        """Runs side by side; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
+        runs = []
         for name in names:
-            run = self.followed(name).seen().run
+            run = self.followed(name).newest().run
             kept = steps(self.store.history(run.run))
             if kept.is_empty():
                 kept = by_step(frame(_rows_of(run, ())).lazy()).collect()
-            found.append([measured(run, kept.to_dict(as_series=False))])
-        return compare(found)
+            runs.append([figures_of(run, kept.to_dict(as_series=False))])
+        return compare(runs)
 
     def runs(self) -> list[Item]:
-        """The runs of the server, or of this user on this node: live ones first, then the newest."""
+        """The runs of the Prometheus server, or of this user on this node: live runs, then by start."""
         made, known = self._list
         if self._clock() - made < _LIST_SECONDS:
             return known
@@ -283,14 +290,14 @@ class Hub:
             self._list = (self._clock(), items)
             return items
         live = {run.run for run in node_runs() if not run.ended}
-        items = [Item(found, found.run in live) for found in self.store.manifests()]
+        items = [Item(manifest, manifest.run in live) for manifest in self.store.manifests()]
         items.sort(key=lambda item: (not item.live, -item.manifest.started_wall))
         self._list = (self._clock(), items)
         return items
 
 
 def _listed(run: ListedRun) -> Item:
-    """What a Prometheus says of a run without being asked for more."""
+    """A run of the server's list as a row; most figures need further queries and stay unknown."""
     manifest = Manifest(
         run=run.run, node="", command=(), started_wall=0.0, taken_wall=0.0, ended=not run.up,
         verdict=run.state, strategy="", device="", ranks=run.ranks or run.known, steps=run.steps,

@@ -29,12 +29,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attaching import Job, wait_for
+from attaching import Job
+from support import wait_for
 
-from zeromon import paths
+from zeromon.attach.inject import inject
+from zeromon.attach.loader import attach, detach
 from zeromon.errors import ZeromonError
-from zeromon.inject import inject
-from zeromon.joining import join, leave
+from zeromon.ring import paths
 
 PEERS = Path(__file__).resolve().parents[2] / ".attach-peers"
 KINDS = ("fsdp2", "ddp", "zero3")
@@ -93,11 +94,11 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
         ranks = job.ranks()
         for _ in range(rounds):
             began = time.monotonic()
-            _, joined = join(ranks, root)
+            _, joined = attach(ranks, root)
             attached.append((began, time.monotonic()))
             time.sleep(0.1)
             began = time.monotonic()
-            gone = leave(ranks, root)
+            gone = detach(ranks, root)
             left.append((began, time.monotonic()))
             time.sleep(0.05)
             idle.append((time.monotonic() - 0.05, time.monotonic()))

@@ -20,27 +20,32 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from zeromon_agents.census import count
-from zeromon_agents.torch_roles import Models
+from zeromon_agents.observe.census import count
+from zeromon_agents.observe.torch_roles import Models
 
 BLOCKS, LAYERS, EVERY = 100, 5, 65
 
 
+def failed(error: BaseException, where: str) -> None:
+    """Ends the benchmark: a census that fails costs less than one that counts."""
+    raise SystemExit(f"{where}: {type(error).__name__}: {error}")
+
+
 def trained(model: nn.Module) -> Models:
-    """*model* with gradients and optimizer states, as the agent knows it."""
+    """Returns *model* with gradients and optimizer state, as the agent registers it."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
     optimizer.step()
-    models = Models()
-    models.saw_module(model)
-    models.saw_optimizer(optimizer)
+    models = Models(failed)
+    models.register_module(model)
+    models.register_optimizer(optimizer)
     trained.kept = (*getattr(trained, "kept", ()), model, optimizer)  # type: ignore[attr-defined]
     return models
 
 
 def measure(models: Models) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds of one census, the least of 20."""
     best = float("inf")
     for _ in range(20):
         began = time.perf_counter()
@@ -50,7 +55,7 @@ def measure(models: Models) -> float:
 
 
 def main() -> None:
-    """One line a model, and JSON on the last line."""
+    """Prints one line for each model, and JSON on the last line."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     found = {}
     for name in ("plain", "fsdp2"):

@@ -25,12 +25,12 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from core.build import rank, run, summary
+from builders import rank, run, summary
 
-from zeromon.history import row_of
-from zeromon.record import Past, Record
 from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store
+from zeromon.storage.recorder import Past, Record
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import row_of
 
 STEPS = 3600
 SECONDS = 12
@@ -48,7 +48,7 @@ class Stepping(Past):
         self._ranks = [replace(one, rank=n, pid=n) for n in range(ranks)]
 
     def latest(self) -> RunSnapshot:
-        """The picture of this second."""
+        """The snapshot of this second."""
         now = STEPS + int(time.monotonic() - BEGAN)
         recent = tuple(summary(n) for n in range(now - 100, now))
         ranks = (replace(one, recent=recent, step=now, steps=now) for one in self._ranks)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import Node, over_link, train_command
 
 from zeromon.errors import CaptureRefused
-from zeromon.snapshot import RunSnapshot, TrafficRow
+from zeromon.snapshot import CollectiveStatsRow, RunSnapshot
 
 STEPS, ROUNDS, LINK = 120, 3, "2gbit"
 CASES = {
@@ -30,16 +30,16 @@ CASES = {
 }
 
 
-class Measured(NamedTuple):
+class RunFigures(NamedTuple):
     """One run: seconds a step, and the error of the live exposed time against the trace."""
 
     step: float
     exposed: float
-    rows: tuple[TrafficRow, ...]
+    rows: tuple[CollectiveStatsRow, ...]
     error: float | None
 
 
-def measure(kind: str, setting: str, rate: str) -> Measured:
+def measure(kind: str, setting: str, rate: str) -> RunFigures:
     asked = False
 
     def look(run: RunSnapshot) -> None:
@@ -60,7 +60,7 @@ def measure(kind: str, setting: str, rate: str) -> Measured:
         node.close()
     ranks = result.snapshot.ranks
     errors = [r.check.error_ratio for r in ranks if r.check and r.check.error_ratio is not None]
-    return Measured(
+    return RunFigures(
         statistics.median(rank.step_seconds or 0.0 for rank in ranks),
         statistics.mean(rank.exposed_seconds or 0.0 for rank in ranks),
         ranks[0].traffic,
@@ -68,7 +68,7 @@ def measure(kind: str, setting: str, rate: str) -> Measured:
     )
 
 
-def by_op(rows: tuple[TrafficRow, ...]) -> str:
+def by_op(rows: tuple[CollectiveStatsRow, ...]) -> str:
     """``all_gather 12.0 of 13.0 ms``: exposed time a step of its duration, by operation."""
     ops = dict.fromkeys(row.op for row in rows if row.exposed_seconds > 1e-4)
     parts = []
@@ -83,7 +83,7 @@ def main() -> None:
     for rate, (kind, name) in itertools.product(("", LINK), CASES.items()):
         link = f", over {rate}" if rate else ""
         print(f"{name}{link} (median of {ROUNDS} in turns; ms a step)")
-        runs: dict[str, list[Measured]] = {"off": [], "on": []}
+        runs: dict[str, list[RunFigures]] = {"off": [], "on": []}
         for _ in range(ROUNDS):
             for setting, found in runs.items():
                 found.append(measure(kind, setting, rate))

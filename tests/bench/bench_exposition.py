@@ -19,11 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from core.build import run
-from core.test_edges import Fixed, full_run
+from builders import full_run, run
 from prometheus_client.exposition import choose_encoder
+from served import Fixed
 
-from zeromon.exposition import GZIP_LEVEL, Exposition, Writer
+from zeromon.export.prometheus.exposition import GZIP_LEVEL, Exposition, Writer
 
 RANKS = (8, 80, 800)
 ROUNDS = 7

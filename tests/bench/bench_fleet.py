@@ -1,7 +1,7 @@
 """What runs of thousands of ranks cost to be looked at: `python tests/bench/bench_fleet.py [RANKS ...]`.
 
 A synthetic fleet of 8 ranks a node behind a real Prometheus, and the views on it through
-PrometheusSource: time to the first view; time, questions, bytes and the server's CPU for each picture;
+PrometheusSource: time to the first view; time, questions, bytes and the server's CPU for each snapshot;
 and CPU of the views as a share of a core. All share this machine, also what serves the fleet.
 """
 
@@ -30,10 +30,10 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from prometheus_server import free_port  # noqa: E402
+from support import free_port  # noqa: E402
 
-from zeromon.fleet.api import Server  # noqa: E402
-from zeromon.fleet.source import PrometheusSource  # noqa: E402
+from zeromon.sources.prometheus.client import Server  # noqa: E402
+from zeromon.sources.prometheus.source import PrometheusSource  # noqa: E402
 
 EACH = 8
 PICTURES = 5
@@ -64,8 +64,8 @@ def used(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def pictures(url: str, server: psutil.Process) -> str:
-    """What a picture costs, asked for by nobody else."""
+def snapshots(url: str, server: psutil.Process) -> str:
+    """What a snapshot costs, asked for by nobody else."""
     source = PrometheusSource(Server(url), "fleet")
     begin = time.monotonic()
     source.latest()
@@ -77,14 +77,14 @@ def pictures(url: str, server: psutil.Process) -> str:
     queries, nbytes = cost.queries, cost.nbytes
     for _ in range(PICTURES):
         source._due = 0.0
-        source._rhythm_due = time.monotonic() + 60
+        source._reader.census_due = time.monotonic() + 60
         begin = time.monotonic()
         run = source.latest()
         walls.append(time.monotonic() - begin)
     shown = f"{len(run.ranks)} ranks read"
     return (
-        f"first picture {first:.2f} s, charts {series:.2f} s; then {statistics.median(walls):.2f} s a "
-        f"picture: {(cost.queries - queries) / PICTURES:.0f} questions, "
+        f"first snapshot {first:.2f} s, charts {series:.2f} s; then {statistics.median(walls):.2f} s a "
+        f"snapshot: {(cost.queries - queries) / PICTURES:.0f} questions, "
         f"{(cost.nbytes - nbytes) / PICTURES / 1024:,.0f} KiB, "
         f"own CPU {(time.process_time() - own) / PICTURES * 1e3:.0f} ms, "
         f"Prometheus's {(used(server) - theirs) / PICTURES * 1e3:.0f} ms; {shown}"
@@ -92,7 +92,7 @@ def pictures(url: str, server: psutil.Process) -> str:
 
 
 def terminal(url: str, screen: str) -> str:
-    """The terminal view in 200x60: from the command to the first picture, then its CPU."""
+    """The terminal view in 200x60: from the command to the first snapshot, then its CPU."""
     pid, fd = pty.fork()
     if not pid:
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
@@ -185,7 +185,7 @@ def main() -> None:
             every = INTERVALS.get(ranks, "30s")
             print(f"{ranks:,} ranks on {ranks // EACH:,} nodes: {series:,.0f} series", end="")
             print(f", scraped every {every}; Prometheus {memory:,.0f} MiB", flush=True)
-            print(f"  PrometheusSource  {pictures(url, server)}", flush=True)
+            print(f"  PrometheusSource  {snapshots(url, server)}", flush=True)
             print(f"  terminal, overview {terminal(url, '1')}", flush=True)
             print(f"  terminal, ranks    {terminal(url, '5')}", flush=True)
             print(f"  dashboard, overview {dashboard(url, 'overview')}", flush=True)

@@ -11,9 +11,9 @@ import time
 
 import msgspec
 
-from zeromon.exchange import answer
-from zeromon.nodes import Card, Head, Peer, Report, packed
-from zeromon.skew import Joint
+from zeromon.collector.cluster import Leader, NodeInfo, NodeReport, PeerRank, packed
+from zeromon.collector.cluster_client import answer
+from zeromon.diagnosis.stragglers import PartialArrival
 
 _RANKS = 8
 _A_SECOND = 100
@@ -21,17 +21,17 @@ _SECONDS = 20
 _WARM_UP = 40
 
 
-def peers(first: int) -> list[Peer]:
+def peers(first: int) -> list[PeerRank]:
     return [
-        Peer(rank, f"node{first}", True, False, "", 0.5, "in backward, unit layers.3")
+        PeerRank(rank, f"node{first}", True, False, "", 0.5, "in backward, unit layers.3")
         for rank in range(first, first + _RANKS)
     ]
 
 
 def measure(nodes: int) -> tuple[float, float, float]:
     """CPU seconds a second at the head, and the bytes that go in and out a second."""
-    cards = [Card(f"node{n}", f"10.0.0.{n}:9417", n * _RANKS, _RANKS) for n in range(nodes)]
-    head, size = Head(), nodes * _RANKS
+    cards = [NodeInfo(f"node{n}", f"10.0.0.{n}:9417", n * _RANKS, _RANKS) for n in range(nodes)]
+    head, size = Leader(), nodes * _RANKS
     every, sample, due, told = 1.0, 1, [0.0] * nodes, [0] * nodes
     spent, received, sent = 0.0, 0, 0
     for second in range(-_WARM_UP, _SECONDS):
@@ -40,12 +40,12 @@ def measure(nodes: int) -> tuple[float, float, float]:
                 continue
             until = (second + _WARM_UP + 1) * _A_SECOND
             groups, joints = packed(
-                Joint("world/0/" + "0," * 90, s, size, _RANKS, s * 10**7, s * 10**7 + number,
+                PartialArrival("world/0/" + "0," * 90, s, size, _RANKS, s * 10**7, s * 10**7 + number,
                       card.first_rank, s * 10**7, 10**6)
                 for s in range(told[number], until) if s % sample == 0
             )  # fmt: skip
             told[number] = until
-            report = Report(
+            report = NodeReport(
                 "run", card, 0, 10**6, nodes, groups, joints[-2048:], peers(card.first_rank)
             )
             body = msgspec.json.encode(report)

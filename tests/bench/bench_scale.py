@@ -2,7 +2,7 @@
 
 For 8, 64 and 512 ranks on one collector, and 128 collectors of 8 ranks: a scrape of each collector by
 itself (time, bytes, memory that it adds), then all of them under a real Prometheus for SECONDS: series,
-samples, its memory and CPU. The collectors are one synthetic fleet, whose pictures are made when they
+samples, its memory and CPU. The collectors are one synthetic fleet, whose snapshots are made when they
 are scraped; what that costs is not counted. On the last line: JSON, with what a series costs (least
 squares over the four).
 """
@@ -23,12 +23,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
-from core.test_edges import Fixed
 from fleet import Fleet
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import Prometheus, scrape
+from served import Fixed
 
-from zeromon.exposition import Exposition
+from zeromon.export.prometheus.exposition import Exposition
 
 SIZES = ((1, 8), (1, 64), (1, 512), (128, 8))
 INTERVAL = 10
@@ -37,7 +37,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def one_collector(ranks: int) -> dict[str, float]:
-    """A scrape of one collector whose picture stands still, in a process of its own."""
+    """A scrape of one collector whose snapshot stands still, in a process of its own."""
     command = [sys.executable, __file__, "--one", str(ranks)]
     found: dict[str, float] = json.loads(
         subprocess.run(command, check=True, capture_output=True).stdout

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support import ROOT, TORCHRUN, Node
+from support import ROOT, TORCHRUN, Node, Result
 
 STEPS = 400
 PATTERN = [True, False, False, True]
@@ -36,6 +36,14 @@ def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:
     return middle, 1.253 * spread / len(ratios) ** 0.5
 
 
+def without_errors(result: Result) -> Result:
+    """Ends the benchmark where a hook has failed on any rank, for a failing hook costs less."""
+    errors = {rank.rank: rank.errors for rank in result.snapshot.ranks if rank.errors}
+    if errors:
+        raise SystemExit(f"hook calls failed, by rank: {errors}\n{result.output[-2000:]}")
+    return result
+
+
 def quads(times: list[tuple[int, int]]) -> list[list[int]]:
     """Steps in fours of on, off, off, on."""
     start = next(i for i in range(4) if [m > 0 for m, _ in times[i : i + 4]] == PATTERN)
@@ -49,7 +57,9 @@ def measure(strategy: str, steps: int) -> dict[str, float]:
     name, arguments = PROGRAMS[strategy]
     arguments = [*arguments, "--steps", str(steps), *SIZE]
     program = [*TORCHRUN, "2", str(ROOT / "tests/bench/step_program.py")]
-    alternating = node.run([*program, *arguments], timeout=600, DS_ACCELERATOR="cpu")
+    alternating = without_errors(
+        node.run([*program, *arguments], timeout=600, DS_ACCELERATOR="cpu")
+    )
     line = next((x for x in alternating.output.splitlines() if x.startswith("TIMES ")), None)
     assert line is not None, alternating.output
     fours = quads(json.loads(line.removeprefix("TIMES ")))
@@ -59,7 +69,7 @@ def measure(strategy: str, steps: int) -> dict[str, float]:
         [(a[1] + b[2], a[2] + b[1]) for a, b in zip(fours[::2], fours[1::2], strict=False)]
     )
     example = [*TORCHRUN, "2", str(ROOT / "examples" / name), *arguments, "--log-every", "1000"]
-    plain = node.run(example, timeout=600, DS_ACCELERATOR="cpu")
+    plain = without_errors(node.run(example, timeout=600, DS_ACCELERATOR="cpu"))
     rank = plain.snapshot.ranks[0]
     node.close()
     return {

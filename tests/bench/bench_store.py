@@ -23,8 +23,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from zeromon import history
-from zeromon.history import COLUMNS, NAMES, Row, Writer
+from zeromon.storage import step_history
+from zeromon.storage.step_history import COLUMNS, NAMES, Row, Writer
+from zeromon.storage.step_history.parquet import write_parquet
 
 RANKS = 64
 MONTH_STEPS = 30 * 86_400
@@ -75,15 +76,15 @@ def ours(folder: Path, rows: int) -> tuple[float, Callable[[], Any], Callable[[]
         writer.append(batch)
         spent += time.perf_counter() - begin
     writer.close()
-    return spent, lambda: percentiles(folder), lambda: history.series(folder, ranks=[7])
+    return spent, lambda: percentiles(folder), lambda: step_history.series(folder, ranks=[7])
 
 
 def percentiles(folder: Path) -> Any:
     """p50 and p99 of each rank's step time."""
     import polars as pl
 
-    found, _ = history._collect(
-        list(history.segments(folder).values()),
+    found, _ = step_history.collect(
+        list(step_history.segments(folder).values()),
         lambda rows: rows.group_by("rank").agg(
             pl.col("duration_us").quantile(0.5).alias("p50"),
             pl.col("duration_us").quantile(0.99).alias("p99"),
@@ -162,21 +163,21 @@ def beside(rows: int) -> None:
 def month() -> None:
     """A month of a 64-rank run at a step a second, written at its real rate of bytes."""
     folder = Path(tempfile.mkdtemp(prefix="zeromon-month-"))
-    each = history.SEGMENT_ROWS // RANKS
+    each = step_history.SEGMENT_ROWS // RANKS
     made = [row for batch in batches(each * RANKS) for row in batch]
-    segment, begin = history.frame(made), time.perf_counter()
+    segment, begin = step_history.frame(made), time.perf_counter()
     import polars as pl
 
     for number, first in enumerate(range(0, MONTH_STEPS, each), 1):
         shifted = segment.with_columns(
             (pl.col("step") + first).cast(pl.UInt32), pl.col("start_us") + first * 1_000_000
         )
-        history._write(shifted, folder / f"{number:06}.parquet")
+        write_parquet(shifted, folder / f"{number:06}.parquet")
         if number % 8 == 0:
-            history.shrink(folder, history.LIMIT_BYTES)
-    history.shrink(folder, history.LIMIT_BYTES)
-    whole, _ = history._collect(
-        list(history.segments(folder).values()),
+            step_history.shrink(folder, step_history.LIMIT_BYTES)
+    step_history.shrink(folder, step_history.LIMIT_BYTES)
+    whole, _ = step_history.collect(
+        list(step_history.segments(folder).values()),
         lambda rows: rows.select(
             pl.len().alias("rows"),
             pl.col("steps").sum(),
@@ -201,8 +202,8 @@ def report(rows: int) -> None:
     for batch in batches(rows):
         writer.append(batch)
     writer.close()
-    table = timed(lambda: history.slices(folder), 1)
-    lines = timed(lambda: history.series(folder), 1)
+    table = timed(lambda: step_history.step_ranges(folder), 1)
+    lines = timed(lambda: step_history.series(folder), 1)
     print(f"a report of {rows:,} rows: its table over time {table:.2f} s, its charts {lines:.2f} s")
     shutil.rmtree(folder)
 

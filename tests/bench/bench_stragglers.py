@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def slowed(where: str, share: float, steps: int) -> tuple[int | None, set[int], int]:
-    """(steps until rank 1 is named, other ranks that were, pictures with an accusation)."""
+    """(steps until rank 1 is named, other ranks that were, snapshots with an accusation)."""
     named: int | None = None
     wrong: set[int] = set()
     accusing = 0
@@ -75,7 +75,7 @@ Verdict = Callable[[RunSnapshot], bool]
 
 
 def hung(kind: str) -> Verdict:
-    """Whether a picture says what is true of tests/programs/hang.py KIND."""
+    """Whether a snapshot says what is true of tests/programs/hang.py KIND."""
 
     def mismatch(of: str) -> Verdict:
         return lambda run: any(h.kind == f"mismatched {of}" for h in run.hangs)
@@ -83,7 +83,9 @@ def hung(kind: str) -> Verdict:
     verdicts: dict[str, Verdict] = {
         "late": lambda run: any(h.missing == (1,) and h.waiting == (0,) for h in run.hangs),
         "exit": lambda run: any(
-            r.rank == 1 and r.failed and (r.ended == "exit code 7" or "without a word" in r.ended)
+            r.rank == 1
+            and r.failed
+            and (r.ended == "exit code 7" or "without a final record" in r.ended)
             for r in run.ranks
         ),
         "op": mismatch("operations"),
@@ -106,7 +108,7 @@ def until_verdict(kind: str) -> float | None:
     try:
         while time.monotonic() < deadline:
             node.collector.tick()
-            run = node.picture("r")
+            run = node.snapshot("r")
             if run is not None and run.ranks and right(run):
                 still = [hang.seconds for hang in run.hangs if hang.seconds]
                 ended = [rank.last_event_ns for rank in run.ranks if rank.failed]

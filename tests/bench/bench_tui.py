@@ -1,9 +1,9 @@
 """What the terminal view costs: `python tests/bench/bench_tui.py`. Needs tmux.
 
-CPU of the whole process, as a share of a core, at 4 pictures a second in 200x60, with 64 and 1,024
+CPU of the whole process, as a share of a core, at 4 snapshots a second in 200x60, with 64 and 1,024
 synthetic ranks: at rest on each screen, and while a cursor moves, the table is sorted and filtered. The
-synthetic source makes its pictures in the same process; what that alone costs is said beside it. Then
-the time from a key to what it shows, and from the command to the first picture of a real collector's
+synthetic source makes its snapshots in the same process; what that alone costs is said beside it. Then
+the time from a key to what it shows, and from the command to the first snapshot of a real collector's
 HTTP. memray's live view and nvitop run beside it where they are installed and the machine lets them.
 """
 
@@ -29,11 +29,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from tui.pictures import picture  # noqa: E402
+from tui.snapshots import snapshot  # noqa: E402
 from tui_program import HZ, Synthetic  # noqa: E402
 
-from zeromon.exporter import start_server  # noqa: E402
-from zeromon.record import Past  # noqa: E402
+from zeromon.collector.http import start_server  # noqa: E402
+from zeromon.storage.recorder import Past  # noqa: E402
 
 SECONDS = 8.0
 SCREENS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
@@ -86,7 +86,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def of_source(ranks: int) -> float:
-    """What making the synthetic pictures costs, of a core."""
+    """What making the synthetic snapshots costs, of a core."""
     source, began = Synthetic(ranks), time.process_time()
     for _ in range(20):
         source.latest()
@@ -162,7 +162,7 @@ def keys(ranks: int) -> list[float]:
     try:
         program.wait("running, step")
         time.sleep(2)
-        order = [("2", "by role"), ("5", "exposed share of a step"), ("3", "in flight"),
+        order = [("2", "by role"), ("5", "exposed communication, "), ("3", "in flight"),
                  ("6", "because"), ("7", "follows"), ("1", "step time")]  # fmt: skip
         return [program.press(key, shown) for key, shown in order * 4]
     finally:
@@ -170,10 +170,10 @@ def keys(ranks: int) -> list[float]:
 
 
 class _View:
-    """A collector with one fixed picture."""
+    """A collector with one fixed snapshot."""
 
     def __init__(self) -> None:
-        self.view = (picture(8),)
+        self.view = (snapshot(8),)
 
     def was_read(self) -> None:
         pass
@@ -183,7 +183,7 @@ class _View:
 
 
 def start() -> float:
-    """Seconds from the command to the first picture; the shortest of five."""
+    """Seconds from the command to the first snapshot; the shortest of five."""
     server = start_server(_View(), "127.0.0.1", 0)  # type: ignore[arg-type]
     command = [
         str(Path(sys.executable).with_name("zeromon")),
@@ -232,12 +232,12 @@ def main() -> None:
         print("tmux is not installed")
         return
     found: dict[str, object] = {"start_seconds": start()}
-    print(f"from the command to the first picture: {found['start_seconds']:.2f} s")
+    print(f"from the command to the first snapshot: {found['start_seconds']:.2f} s")
     for ranks in (64, 1024):
         row = view(ranks)
         found[str(ranks)] = row
         alone = f"the source alone {row['source']:.1%}"
-        print(f"{ranks:5} ranks, {HZ} pictures/s, 200x60, of a core ({alone}):")
+        print(f"{ranks:5} ranks, {HZ} snapshots/s, 200x60, of a core ({alone}):")
         for name in (*SCREENS, "cursor, sort, filter"):
             print(f"        {name:22} {row[name]:6.1%}")
         delays = keys(ranks)

@@ -29,15 +29,15 @@ def example(name: str):
 
 def after_step(*_) -> None:
     """Called when a step has ended: decides what the agent does in the next."""
-    from zeromon_agents.bootstrap import BOOTSTRAP
+    from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
-    recorder = BOOTSTRAP.agent.recorder
+    context = BOOTSTRAP.agent.context
     now = time.perf_counter_ns()
     if state["began"]:
         times.append((state["mode"], now - state["began"]))
     state["count"] += 1
-    state["mode"] = recorder.mode = ORDER[state["count"] % 4]
-    recorder.detailed = False
+    state["mode"] = context.mode = ORDER[state["count"] % 4]
+    context.detailed = False
     state["began"] = time.perf_counter_ns()
 
 

@@ -1,4 +1,4 @@
-"""The terminal view over a synthetic run: `tui_program.py RANKS`. Every picture is a step further."""
+"""The terminal view over a synthetic run: `tui_program.py RANKS`. Every snapshot is a step further."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tui.pictures import FixedSource, picture
+from tui.snapshots import FixedSource, snapshot
 
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.tui.app import ZeromonApp
@@ -21,14 +21,14 @@ _VARIANTS = 8
 
 
 class Synthetic(FixedSource):
-    """A run whose ranks end a step between any two pictures.
+    """A run whose ranks end a step between any two snapshots.
 
-    Its ranks are made once, for three pictures, and written over in turn: making a thousand anew took
+    Its ranks are made once, for three snapshots, and written over in turn: making a thousand anew took
     as long as showing them.
     """
 
     def __init__(self, ranks: int) -> None:
-        last = picture(_VARIANTS, _STEPS + _PICTURES)
+        last = snapshot(_VARIANTS, _STEPS + _PICTURES)
         super().__init__(last)
         self._recent: Sequence[Sequence[object]] = [rank.recent for rank in last.ranks]
         self._turns = [

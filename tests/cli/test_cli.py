@@ -9,26 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.build import rank, run
+from builders import rank, run
+from command_line import zeromon
 
-from zeromon.advice import advise
-from zeromon.store import Store
-
-
-def zeromon(
-    home: Path, *words: str, cwd: str | None = None, **extra: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ZEROMON")}
-    environment |= {"ZEROMON_DIR": str(home / "rings"), "ZEROMON_STORE": str(home / "store")}
-    return subprocess.run(
-        [sys.executable, "-m", "zeromon", *words],
-        env=environment | extra,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=cwd,
-    )
+from zeromon.diagnosis.engine import advise
+from zeromon.storage.run_store import Store
 
 
 def test_help_lists_every_verb_and_an_example(tmp_path: Path) -> None:
@@ -72,7 +57,7 @@ def test_usage_errors_are_two(tmp_path: Path) -> None:
 
 
 def test_report_prints_the_newest_run_and_says_whether_there_are_findings(tmp_path: Path) -> None:
-    """0 without, 1 with; --json is the same picture."""
+    """0 without, 1 with; --json is the same snapshot."""
     store = Store(tmp_path / "store")
     fine = run(rank(0, exposed_ratio=0.01, overlap_ratio=0.9), run="fine", ended=True)
     store.save(fine)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.test_cli import zeromon
-from core.build import MS, device_memory, noisy, rank, run, series, summary
+from builders import MS, device_memory, noisy, rank, run, series, summary
+from command_line import zeromon
 
 from zeromon.cli.compare import as_text, find
-from zeromon.compare import Comparison, compare
-from zeromon.history import Writer, row_of
-from zeromon.measures import measured
+from zeromon.compare.comparison import Comparison, compare
+from zeromon.compare.figures import figures_of
 from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store, encode
+from zeromon.storage.run_store import Store, encode
+from zeromon.storage.step_history import Writer, row_of
 
 STEPS = 120
 MODEL = {
@@ -40,9 +40,9 @@ def recorded(home: Path, name: str, ms: float, *, rss: int = 1 << 30, **facts: A
     writer.close()
     told = {"models": (MODEL,), "loader": {"batch_size": 4, "length": 64}, "ended": "finished"}
     ranks = [rank(n, **(told | {"alive": False} | facts)) for n in range(2)]
-    picture = run(*ranks, run=name, ended=True)
-    store.save(picture)
-    return picture
+    snapshot = run(*ranks, run=name, ended=True)
+    store.save(snapshot)
+    return snapshot
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
     assert first["value"] == pytest.approx(0.1, rel=0.01)
     assert second["difference"] == pytest.approx(0.012, rel=0.1)
     assert second["marked"] and not second["better"]
-    assert rows["peak_reserved"]["cells"][0]["why"] == "it ran without a device"
+    assert rows["peak_reserved"]["cells"][0]["why"] == "the run used no device"
     assert content["comparison"]["advice"]["take"] == 0
     assert content["broken"] and content["broken"][0].startswith("step_time>+5%: B (slow) has 11")
 
@@ -99,8 +99,8 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
         (["base", "dead", "--fail-on", "step_time>+5%"], 1, "B (dead) died: rank 0"),
         (["base", "slow", "--fail-on", "step_time>5%"], 2, "Its limits are in"),
         (["base", "slow", "--fail-on", "nothing>+5%"], 2, "Known are peak_memory, step_time"),
-        (["base", "slow", "--fail-on", "headroom<10%"], 2, "it ran without a device"),
-        (["base"], 2, "nothing to compare with"),
+        (["base", "slow", "--fail-on", "headroom<10%"], 2, "the run used no device"),
+        (["base"], 2, "a comparison needs two runs"),
         (["base", "nope"], 2, "no run is called nope"),
         (["base", "base,nope"], 2, "no run is called nope"),
         ([], 2, "the following arguments are required: RUN"),
@@ -136,13 +136,13 @@ def test_an_exact_name_is_meant_before_those_that_begin_so(
     recorded(home, "base-2", 500)
     monkeypatch.setenv("ZEROMON_STORE", str(home / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(home / "rings"))
-    assert find("base").picture.run == "base"
+    assert find("base").snapshot.run == "base"
     assert len(find("base").seconds) == STEPS - STEPS // 10
 
 
-def comparison(*pictures: RunSnapshot) -> Comparison:
+def comparison(*snapshots: RunSnapshot) -> Comparison:
     return compare(
-        [[measured(p, series(noisy(i, 0.1 + 0.05 * i)))] for i, p in enumerate(pictures)]
+        [[figures_of(p, series(noisy(i, 0.1 + 0.05 * i)))] for i, p in enumerate(snapshots)]
     )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from cli.test_cli import zeromon
-from core.build import rank, run, summary
-from core.trace_format import checked
+from builders import rank, run, summary
+from command_line import zeromon
+from trace_format import checked
 
-from zeromon.history import Writer, row_of, segments
-from zeromon.store import Store, encode
+from zeromon.storage.run_store import Store, encode
+from zeromon.storage.step_history import Writer, row_of, segments
 
 STEPS = 40
 
@@ -58,7 +58,7 @@ def test_it_is_written_whole_private_and_replaced_only_when_asked(
     path.write_text("mine")
     again = zeromon(home, *words)
     assert (again.returncode, path.read_text()) == (2, "mine")
-    assert "is there already" in again.stderr and "--force" in again.stderr
+    assert "exists already" in again.stderr and "--force" in again.stderr
     assert zeromon(home, *words, "--force").returncode == 0
     assert read(path) == 2 * STEPS
     assert list(tmp_path.iterdir()) == [path]
@@ -96,7 +96,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_written(
     first.write_bytes(first.read_bytes()[:100])
     done = zeromon(home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet"))
     assert done.returncode == 0
-    assert f"{first.name} of its history cannot be read" in done.stderr
+    assert f"segment {first.name} of the history cannot be read" in done.stderr
     assert pl.read_parquet(tmp_path / "t.parquet")["step"].to_list() == list(range(11, 31))
 
 

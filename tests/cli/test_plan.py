@@ -6,20 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.build import device_memory, rank, run, summary
-from support import LAUNCH, PROGRAMS, ROOT, clean_environment
+from builders import device_memory, rank, run, summary
+from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.cli import build_parser, main
-from zeromon.cli.plan import read_changes, setup_of_run
-from zeromon.configs import changes, parse
+from zeromon.cli.plan import read_changes, read_config, setup_of_run
 from zeromon.errors import PlanError
-from zeromon.model import ZeroStage
-from zeromon.plan import parse_count, parse_size, recommended, row, table
+from zeromon.memory.config_files import changes
+from zeromon.memory.plan import parse_count, parse_size, recommended, row, table
+from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot import RoleRow
 
 GIB = 1 << 30
@@ -110,7 +111,7 @@ def test_configurations_that_real_projects_ship(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is read, and its own strategy is among the rows."""
-    config = changes(parse(path.read_text(), path.name))
+    config = changes(read_config(path))
     if "deepspeed_config_file" in path.read_text():  # names a file of its author's machine
         assert main(["plan", "7B", "--config", str(path)]) == 2
         assert "cannot read" in capsys.readouterr().err
@@ -153,9 +154,9 @@ def test_what_a_deepspeed_file_says() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.json", "{", "cannot be read"),
-        ("a.yaml", "a: [", "cannot be read"),
-        ("a.json", "[1]", "holds no configuration"),
+        ("a.json", "{", "cannot read"),
+        ("a.yaml", "a: [", "cannot read"),
+        ("a.json", "[1]", "the file contains a list, not a configuration"),
         ("a.yaml", "name: x", "neither a DeepSpeed configuration"),
         ("a.json", '{"zero_optimization": {"stage": "three"}}', "stage must be a number"),
         ("a.json", '{"zero_optimization": {"stage": 9}}', "stage"),
@@ -170,7 +171,7 @@ def test_what_a_deepspeed_file_says() -> None:
         ("a.json", '{"zero_optimization": {"reduce_bucket_size": -1}}', "not negative"),
         ("a.json", '{"zero_optimization": {"stage": 3, "offload_param": "cpu"}}', "a section"),
         ("a.json", '{"zero_optimization": {"offload_optimizer": {"device": ["cpu"]}}}', "device"),
-        ("a.json", "[" * 100_000, "cannot be read"),
+        ("a.json", "[" * 100_000, "nested too deep"),
         ("a.yaml", "1: 2", "neither a DeepSpeed configuration"),
         ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
     ],
@@ -202,16 +203,16 @@ def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
     ("arguments", "says"),
     [
         ([], "no model is given"),
-        (["tiny"], "no number of parameters"),
-        (["7B", "--memory", "much"], "no size of memory"),
+        (["tiny"], "neither a number of parameters"),
+        (["7B", "--memory", "much"], "not a size of memory"),
         (["7B", "--config", "/nowhere.json"], "cannot read"),
         (["7B", "--trace"], "module:factory"),
         (["7B", "--stage", "0", "--offload-optimizer", "host"], "from stage 1 on"),
         (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
         (["nowhere:build"], "cannot build nowhere:build"),
         (["7B", "--html", "/nowhere/x.html"], "cannot write"),
-        (["7B", "--memory", "infGB"], "no size of memory"),
-        (["7B", "--memory", "0"], "no size of memory"),
+        (["7B", "--memory", "infGB"], "not a size of memory"),
+        (["7B", "--memory", "0"], "not a size of memory"),
         (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
         (["7B", "--framework", "fsdp2", "--stage", "1"], "FSDP is stage 2"),
         (["7B", "--stage", "2", "--offload-optimizer", "nvme"], "only DeepSpeed's stage 3"),
@@ -296,12 +297,11 @@ def in_programs(*arguments: str) -> Any:
 @pytest.fixture(scope="module")
 def measured() -> dict[str, int]:
     """What one real step of planned.build took, by torch's own profiler; see programs/peak.py."""
-    done = subprocess.run(
-        [*LAUNCH, "2", str(PROGRAMS / "peak.py")],
-        env=clean_environment(), capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    line = next((x for x in done.stdout.splitlines() if x.startswith("{")), None)
-    assert line is not None, done.stderr
+    with tempfile.TemporaryFile("w+") as output:
+        done = start([*LAUNCH, "2", str(PROGRAMS / "peak.py")], clean_environment(), ROOT, output)
+        assert done.wait(180) == 0
+        output.seek(0)
+        line = next(x for x in output.read().splitlines() if x.startswith("{"))
     found: dict[str, int] = json.loads(line)
     return found
 
@@ -315,6 +315,7 @@ def peak(found: Any) -> int:
     return int(rows[0]["bytes"]["device"])
 
 
+@pytest.mark.trains
 def test_a_traced_peak_is_within_ten_percent_of_the_real_one(measured: dict[str, int]) -> None:
     """Fake tensors on fake ranks, against every allocation of a real step on two."""
     done = in_programs("planned:build", "--trace", *STEP)
@@ -322,6 +323,7 @@ def test_a_traced_peak_is_within_ten_percent_of_the_real_one(measured: dict[str,
     assert peak(json.loads(done.stdout)) == pytest.approx(measured["peak"], rel=0.10)
 
 
+@pytest.mark.trains
 def test_a_peak_by_formula_is_within_ten_percent_of_the_real_one(
     tmp_path: Path, measured: dict[str, int]
 ) -> None:
@@ -398,7 +400,7 @@ def test_a_run_keeps_what_it_does_not_train_and_how_it_shards() -> None:
 
 def test_a_run_that_told_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     options = build_parser().parse_args(["plan", "--from", "x"])
-    with pytest.raises(PlanError, match="did not tell its model"):
+    with pytest.raises(PlanError, match="reported no model metadata"):
         setup_of_run(run(rank(0)), options)
-    with pytest.raises(PlanError, match="did not tell its model"):
+    with pytest.raises(PlanError, match="reported no model metadata"):
         setup_of_run(recorded(stage="many"), options)

@@ -11,17 +11,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.build import rank, run
-from support import LAUNCH, ROOT, clean_environment
+from builders import rank, run
+from support import LAUNCH, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
-from zeromon.store import Store
+from zeromon.storage.run_store import Store
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -68,15 +68,6 @@ class Site:
         self.server.wait(10)
 
 
-def until(what: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """What *what* says when it first says something."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-    return found
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
@@ -103,7 +94,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made.run = "live-run"
     try:
         manifest = folder / "store" / "runs" / "live-run" / "manifest.json"
-        until(lambda: manifest.exists() or made.training.poll() is not None, 90)
+        wait_for(lambda: manifest.exists() or made.training.poll() is not None, 90)
         assert manifest.exists(), (folder / "training.log").read_text()
         made.serve()
         yield made
@@ -170,22 +161,24 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
         assert tab.text("state").lower() == "live"
         tab.page.wait_for_selector(".js-plotly-plot .main-svg, .finding, #earlier", timeout=30_000)
     tab.go(site.base)
-    until(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts()))
+    wait_for(
+        lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts())
+    )
     assert tab.wrong == []
 
 
 def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, tab: Tab) -> None:
     tab.go(f"{site.base}/run/{site.run}/overview?last=1000")
-    first = until(lambda: tab.points("step-time"))
-    until(lambda: tab.points("step-time") > first)
+    first = wait_for(lambda: tab.points("step-time"))
+    wait_for(lambda: tab.points("step-time") > first)
     figures = tab.page.evaluate("document.querySelectorAll('.js-plotly-plot').length")
     assert figures == 4 and tab.wrong == []
     site.stop()
-    until(lambda: "does not answer" in tab.text("lost"))
+    wait_for(lambda: "does not answer" in tab.text("lost"))
     site.serve()
-    until(lambda: tab.text("lost") == "")
-    then = until(lambda: tab.points("step-time"))
-    until(lambda: tab.points("step-time") > then)
+    wait_for(lambda: tab.text("lost") == "")
+    then = wait_for(lambda: tab.points("step-time"))
+    wait_for(lambda: tab.points("step-time") > then)
     expected = (
         "ERR_CONNECTION_REFUSED",
         "ERR_EMPTY_RESPONSE",
@@ -198,7 +191,7 @@ def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, 
 def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: Tab) -> None:
     """Against the collector's own count, asked for beside the page."""
     tab.go(f"{site.base}/run/{site.run}/overview?ranks=1")
-    until(lambda: tab.points("step-time"))
+    wait_for(lambda: tab.points("step-time"))
     graph = "document.querySelector('#step-time .js-plotly-plot')"
     names = tab.page.evaluate(f"{graph}.data.map(d => d.name)")
     assert names == ["rank 1"]
@@ -217,13 +210,13 @@ def test_a_moment_of_the_past_can_be_gone_to_played_and_left(site: Site, tab: Ta
     spans = tab.page.evaluate("document.querySelector('#when [role=slider]').ariaValueMin")
     begin = float(spans)
     tab.go(f"{site.base}/run/{site.run}/memory?at={begin + 1:.3f}&last=100")
-    until(lambda: tab.text("state").lower().startswith("as at"))
+    wait_for(lambda: tab.text("state").lower().startswith("as at"))
     early = int(re.sub(r"\D", "", tab.text("verdict")))
     tab.page.click("#play")
-    until(lambda: tab.text("play").lower() == "pause")
-    until(lambda: int(re.sub(r"\D", "", tab.text("verdict"))) > early)
+    wait_for(lambda: tab.text("play").lower() == "pause")
+    wait_for(lambda: int(re.sub(r"\D", "", tab.text("verdict"))) > early)
     tab.page.click("#now")
-    until(lambda: tab.text("state").lower() == "live")
+    wait_for(lambda: tab.text("state").lower() == "live")
     assert "last=100" in tab.page.url and "at=" not in tab.page.url
     assert tab.wrong == []
 
@@ -231,14 +224,14 @@ def test_a_moment_of_the_past_can_be_gone_to_played_and_left(site: Site, tab: Ta
 def test_a_trace_is_asked_for_only_by_who_has_the_token(site: Site, tab: Tab) -> None:
     tab.go(f"{site.base}/run/{site.run}/communication")
     tab.page.click("#capture")
-    until(lambda: "open the address that zeromon dash printed" in tab.text("capture-said"))
+    wait_for(lambda: "open the address that zeromon dash printed" in tab.text("capture-result"))
     assert tab.wrong and all("401" in text for text in tab.wrong)
     tab.wrong.clear()
     tab.go(f"{site.base}/run/{site.run}/communication?token={site.token}")
     assert "token" not in tab.page.url
     tab.page.click("#capture")
-    until(lambda: "was asked for" in tab.text("capture-said"))
-    until(lambda: "done" in tab.text("capture-state"), 60)
+    wait_for(lambda: "was requested" in tab.text("capture-result"))
+    wait_for(lambda: "done" in tab.text("capture-state"), 60)
     tab.page.click("#show-trace")
     tab.page.wait_for_selector("#timeline .js-plotly-plot .main-svg", timeout=60_000)
     assert tab.wrong == []
@@ -252,13 +245,13 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(background)
     tab.page.keyboard.press("d")
-    until(lambda: tab.page.evaluate(background) != light)
+    wait_for(lambda: tab.page.evaluate(background) != light)
     dark = tab.page.evaluate(background)
     assert tab.page.evaluate("document.body.dataset.agThemeMode") == "dark"
     tab.go(f"{site.base}/run/{site.run}/memory")
-    until(lambda: tab.page.evaluate(background) == dark)
+    wait_for(lambda: tab.page.evaluate(background) == dark)
     tab.page.keyboard.press("0")
-    until(lambda: tab.page.locator("#run-table .ag-row").count())
+    wait_for(lambda: tab.page.locator("#run-table .ag-row").count())
     assert [text for text in tab.wrong if "404" not in text] == []  # a page that was left meanwhile
 
 
@@ -268,7 +261,7 @@ def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
     box = tab.page.locator("#rank-map .nsewdrag").first.bounding_box()
     assert box is not None  # the first cell is rank 0
     tab.page.mouse.click(box["x"] + 10, box["y"] + box["height"] / 2)
-    until(lambda: tab.page.evaluate("location.pathname + location.search").endswith("?ranks=0"))
+    wait_for(lambda: tab.page.evaluate("location.pathname + location.search").endswith("?ranks=0"))
     assert tab.page.evaluate("location.pathname").endswith("/overview")
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from core.build import MS, device_memory, rank, run, summary
+from builders import MS, device_memory, rank, run, summary
 from hypothesis import given
 from hypothesis import strategies as st
-from tui.pictures import FleetSource, fleet_picture
+from tui.snapshots import FleetSource, fleet_picture
 
 from zeromon.errors import RunNotFound, SourceError
-from zeromon.history import row_of
-from zeromon.record import Past, Record
+from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import (
+    CollectiveStatsRow,
     ExpectedRow,
     Finding,
     Hang,
@@ -27,18 +27,24 @@ from zeromon.snapshot import (
     RunSnapshot,
     SizeRow,
     Straggler,
-    TrafficRow,
     UnitRow,
 )
-from zeromon.source import StoreSource
-from zeromon.store import Store
-from zeromon.traffic import SIZE_BOUNDS
-from zeromon_dashboard import charts, components, hub, layout, views
-from zeromon_dashboard.app import make_app, to_csv
+from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.sources.access import Request, host_name, refusal
+from zeromon.sources.recorded import StoreSource
+from zeromon.storage.recorder import Past, Record
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import row_of
+from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+from zeromon_dashboard import charts, hub, layout, runs_page, snapshot_figures
+from zeromon_dashboard.access import Guard, policy_of
+from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
-from zeromon_dashboard.guard import Asked, Guard, host_name, refusal
 from zeromon_dashboard.hub import Followed, Hub
-from zeromon_dashboard.where import PAGES, Where, parse
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.pages import ranks as ranks_page
+from zeromon_dashboard.routes import to_csv
+from zeromon_dashboard.url_state import PAGES, Route, parse
 
 EVIL = "=cmd|'/C calc'!A0<img src=x onerror=alert(1)>"
 DAY = 1_700_000_000.0
@@ -46,19 +52,19 @@ DAY = 1_700_000_000.0
 # ---- addresses ------------------------------------------------------------------------------------
 
 wheres = st.builds(
-    Where,
+    Route,
     run=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
     page=st.sampled_from(list(PAGES)),
     ranks=st.sets(st.integers(0, 9999), max_size=8).map(lambda found: tuple(sorted(found))),
     last=st.sampled_from((100, 1000, 0)),
-    metric=st.sampled_from(list(views.METRICS)),
+    metric=st.sampled_from([figure.name for figure in MAPPED]),
     node=st.text(max_size=40),
     at=st.one_of(st.none(), st.integers(1, 10**12).map(lambda ms: ms / 1000)),
 )
 
 
 @given(wheres)
-def test_an_address_keeps_what_a_tab_looks_at(where: Where) -> None:
+def test_an_address_keeps_what_a_tab_looks_at(where: Route) -> None:
     path, _, query = where.address.partition("?")
     assert parse(path, query) == where
 
@@ -66,7 +72,7 @@ def test_an_address_keeps_what_a_tab_looks_at(where: Where) -> None:
 @given(st.text(), st.text())
 def test_any_address_means_some_place(path: str, query: str) -> None:
     where = parse(path, query)
-    assert where.page in PAGES and where.metric in views.METRICS
+    assert where.page in PAGES and where.metric in {figure.name for figure in MAPPED}
     assert (
         parse(*where.address.split("?") if "?" in where.address else (where.address, "")) == where
     )
@@ -83,8 +89,8 @@ def test_a_path_leads_nowhere_else(path: str) -> None:
 # ---- refusals -------------------------------------------------------------------------------------
 
 
-def asked(**facts: Any) -> Asked:
-    return Asked(
+def asked(**facts: Any) -> Request:
+    return Request(
         **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": ""} | facts
     )
 
@@ -113,13 +119,13 @@ def asked(**facts: Any) -> Asked:
         (asked(length=1 << 21), True, 413),
     ],
 )
-def test_who_may_ask_for_what(request_: Asked, loopback: bool, status: int | None) -> None:
-    refused = refusal(request_, "secret", loopback=loopback)
+def test_who_may_ask_for_what(request_: Request, loopback: bool, status: int | None) -> None:
+    refused = refusal(request_, policy_of("secret", loopback=loopback))
     assert (refused[0] if refused else None) == status
 
 
 def test_without_a_token_of_its_own_nobody_has_it() -> None:
-    refused = refusal(asked(path="/act/trace", method="POST"), "", loopback=True)
+    refused = refusal(asked(path="/act/trace", method="POST"), policy_of("", loopback=True))
     assert refused is not None and refused[0] == 401
 
 
@@ -198,7 +204,7 @@ def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
 
 def rich(number: int, **facts: Any) -> Any:
     """A rank that knows everything."""
-    row = TrafficRow(
+    row = CollectiveStatsRow(
         op="all_gather", group="world", group_size=2, nodes=1, phase="forward", unit=f"{EVIL}.0",
         count=3, calls=2.0, nbytes=4 << 20, seconds=0.01, exposed_seconds=0.004,
         exposed_total_seconds=0.1, wait_seconds=0.001, transfer_seconds=0.003,
@@ -245,23 +251,23 @@ def rows(ranks: int, first: int, last: int) -> dict[str, list[int]]:
     return hub.frame(found).to_dict(as_series=False)
 
 
-def known(picture: RunSnapshot, page: str, **facts: Any) -> layout.Known:
-    where = Where(run="train-1", page=page, **facts)
-    return layout.Known(where, picture, rows(len(picture.ranks) or 1, 1, 20))
+def known(snapshot: RunSnapshot, page: str, **facts: Any) -> Known:
+    where = Route(run="train-1", page=page, **facts)
+    return Known(where, snapshot, rows(len(snapshot.ranks) or 1, 1, 20))
 
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
-    "picture", [rich_run(), run(rank(0)), run(), run(rank(0), rank(1), ended=True), fleet_picture()],
+    "snapshot", [rich_run(), run(rank(0)), run(), run(rank(0), rank(1), ended=True), fleet_picture()],
     ids=["rich", "plain", "none", "ended", "fleet"],
 )  # fmt: skip
-def test_every_page_of_every_run_is_valid_and_can_be_sent(page: str, picture: RunSnapshot) -> None:
+def test_every_page_of_every_run_is_valid_and_can_be_sent(page: str, snapshot: RunSnapshot) -> None:
     """plotly itself checks each figure; each part goes to a component that is there."""
-    made = layout.page_of(known(picture, page))
+    made = layout.page_of(known(snapshot, page))
     figures = [props["figure"] for props in made.parts.values() if "figure" in props]
     for figure in (*figures, *(chart.figure() for chart in made.charts.values())):
         go.Figure(figure)
-    tree = components.skeleton(Where(run="train-1", page=page), made, (1.0, 9.0), [0, 1])
+    tree = layout.skeleton(Route(run="train-1", page=page), made, (1.0, 9.0), [0, 1])
     text = json.dumps(tree, cls=components_encoder())
     for name in (*made.parts, *made.charts):
         assert f'"id": "{name}"' in text, name
@@ -274,68 +280,52 @@ def components_encoder() -> Any:
     return PlotlyJSONEncoder
 
 
-def test_the_parts_of_a_step_are_the_step() -> None:
-    """Exposed communication is taken out of the phase that it was in, and nothing is counted twice."""
-    steps = tuple(
-        summary(n, phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0),
-                phase_exposed_ns=(0, 4 * MS, 6 * MS, 0, 0, 0))
-        for n in range(1, 30)
-    )  # fmt: skip
-    parts = views.step_parts(rank(0, recent=steps))
-    assert sum(parts.values()) == pytest.approx(0.1)
-    assert (parts["forward"], parts["backward"]) == (pytest.approx(0.026), pytest.approx(0.044))
-    assert parts["exposed"] == pytest.approx(0.010)
-    unknown = views.step_parts(
-        rank(0, recent=tuple(replace(s, phase_exposed_ns=()) for s in steps))
-    )
-    assert (unknown["exposed"], unknown["forward"]) == (0.0, pytest.approx(0.03))
-    assert views.step_parts(rank(0, recent=tuple(replace(s, idle=True) for s in steps))) == {}
-
-
 def test_own_time_names_the_slow_rank_and_step() -> None:
     """Steps are equally long; the slow rank is the one that does not wait."""
     slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
     fast = tuple(summary(n) for n in range(1, 21))
-    figure = views.own_time(run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)))
+    figure = snapshot_figures.own_time(
+        run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast))
+    )
     assert figure is not None
     z = figure["data"][0]["z"]
     assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
-    assert views.own_time(run(rank(0))) is None
+    assert snapshot_figures.own_time(run(rank(0))) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 33, 1024])
 def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     one = rank(0)
-    picture = run(*(replace(one, rank=n) for n in range(count)))
-    (trace,) = views.rank_map(picture, "step")["data"]
+    snapshot = run(*(replace(one, rank=n) for n in range(count)))
+    (trace,) = snapshot_figures.rank_map(snapshot, "step")["data"]
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
     assert told == list(range(count)) and len({len(row) for row in trace["z"]}) == 1
     assert trace["zmin"] == 0  # equal ranks look equal
 
 
-@pytest.mark.parametrize("metric", list(views.METRICS))
+@pytest.mark.parametrize("metric", [figure.name for figure in MAPPED])
 def test_the_map_of_a_large_run_has_a_cell_a_node(metric: str) -> None:
     """With the worst of its ranks; what is clicked is the node."""
-    picture = fleet_picture()
-    (drawn,) = views.rank_map(picture, metric)["data"]
+    snapshot = fleet_picture()
+    (drawn,) = snapshot_figures.rank_map(snapshot, metric)["data"]
     cells = [told for row in drawn["customdata"] for told in row if told[0]]
     assert [told[0] for told in cells] == [f"node/node{n:04}" for n in range(2048)]
     assert cells[1249][1] == "node1249: not seen for 40.00 s"
     assert cells[87][1] == "node0087: 7 of 8 ranks up, 1 failed"
     values = [value for row in drawn["z"] for value in row][:2048]
     assert len({value for value in values if value is not None}) > 1
-    go.Figure(views.rank_map(picture, metric))
+    go.Figure(snapshot_figures.rank_map(snapshot, metric))
 
 
 def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     """And how its figures spread; a node's page has its ranks alone."""
-    picture = fleet_picture()
-    ranks = layout.page_of(known(picture, "ranks")).parts
+    snapshot = fleet_picture()
+    ranks = layout.page_of(known(snapshot, "ranks")).parts
     assert ranks["rank-count"]["children"].startswith("10 of 16,384 ranks")
-    where = Where(run=picture.run, page="ranks", node="node0001")
-    rows_ = layout.page_of(layout.Known(where, picture, {})).parts["rank-table"]["rowData"]
+    where = Route(run=snapshot.run, page="ranks", node="node0001")
+    rows_ = layout.page_of(Known(where, snapshot, {})).parts["rank-table"]["rowData"]
     assert [row["rank"] for row in rows_] == [8, 9]
-    overview = layout.page_of(known(picture, "overview")).parts
+    overview = layout.page_of(known(snapshot, "overview")).parts
     text = json.dumps(overview["spreads"], default=lambda made: made.to_plotly_json())
     assert "16,384 ranks" in text and "444.0 ms" in text
     assert "2,048 nodes" in overview["facts"]["children"]
@@ -344,13 +334,14 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
 
 
 def test_the_lines_of_a_large_run_are_of_all_its_ranks() -> None:
-    found = charts.step_time(FleetSource(fleet_picture()).series())
+    found = charts.charts_of(FleetSource(fleet_picture()).series(), fleet_picture())["step-time"]
     assert found is not None
     assert set(found.traces) == {"highest rank", "median rank", "lowest rank"}
 
 
 def test_the_forecast_is_drawn_from_here_to_the_capacity() -> None:
-    chart = charts.memory({**rows(1, 1, 20), "reserved_bytes": [40 << 30] * 20}, rich_run(1))
+    series = {**rows(1, 1, 20), "reserved_bytes": [40 << 30] * 20}
+    chart = charts.charts_of(series, rich_run(1))["memory"]
     assert chart is not None
     ways = {mark.name: (mark.x, mark.y) for mark in chart.marks}
     assert ways["capacity"] == (None, (80.0, 80.0))
@@ -359,7 +350,7 @@ def test_the_forecast_is_drawn_from_here_to_the_capacity() -> None:
 
 
 def test_a_chart_tells_what_is_newer() -> None:
-    chart = charts.step_time(rows(2, 1, 20))
+    chart = charts.charts_of(rows(2, 1, 20), rich_run(2))["step-time"]
     assert chart is not None
     newer = chart.newer(18)
     assert newer == {"x": [[19, 20]] * 2, "y": [[100.0, 100.0]] * 2}
@@ -368,7 +359,7 @@ def test_a_chart_tells_what_is_newer() -> None:
 
 
 def test_no_text_of_a_run_is_a_formula_or_markup() -> None:
-    content = to_csv(layout.rank_rows(rich_run()))
+    content = to_csv(ranks_page.rank_rows(rich_run()))
     cells = content.splitlines()[1].split(",")
     assert not any(cell.strip('"').startswith(("=", "+", "-", "@")) for cell in cells)
     assert "'=cmd" in content
@@ -384,6 +375,9 @@ def test_no_text_of_a_run_is_a_formula_or_markup() -> None:
 
 class Growing:
     """A live run whose steps come one by one."""
+
+    live = relocatable = True
+    playback = None
 
     def __init__(self, store: Store) -> None:
         self.run = "train-1"
@@ -407,8 +401,8 @@ class Growing:
     def at(self, wall: float) -> RunSnapshot:
         return run(rank(0, step=7), taken_wall=wall)
 
-    def series(self, *args: Any, **kwargs: Any) -> dict[str, list[int]]:
-        return self.past.series(*args, **kwargs)
+    def series(self, query: StepQuery = WHOLE_RUN) -> dict[str, list[int]]:
+        return self.past.series(query)
 
     def findings(self) -> list[Any]:
         return []
@@ -430,7 +424,7 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Growing, F
     return source, Feeds(made), clock
 
 
-def sent(feeds: Feeds, where: Where, cursor: dict[str, Any]) -> dict[str, Any]:
+def sent(feeds: Feeds, where: Route, cursor: dict[str, Any]) -> dict[str, Any]:
     return json.loads(feeds.of(where).since(Cursor(**cursor)))  # type: ignore[no-any-return]
 
 
@@ -438,7 +432,7 @@ def test_a_tab_is_sent_what_changed_and_points_at_the_end(
     growing: tuple[Growing, Feeds, Clock],
 ) -> None:
     source, feeds, clock = growing
-    where = Where(run="train-1")
+    where = Route(run="train-1")
     page, cursor = feeds.of(where).page()
     assert page.charts["step-time"].last == 29  # the newest step may still change
     body = sent(feeds, where, cursor.as_json())
@@ -458,14 +452,14 @@ def test_tabs_share_one_question_a_second(growing: tuple[Growing, Feeds, Clock])
     for _ in range(5):
         for page in PAGES:
             for _ in range(10):
-                sent(feeds, Where(run="train-1", page=page), {})
+                sent(feeds, Route(run="train-1", page=page), {})
         clock.now += 1
     assert source.asked == 5
 
 
 def test_a_tab_of_an_earlier_server_gets_everything(growing: tuple[Growing, Feeds, Clock]) -> None:
     _, feeds, _ = growing
-    where = Where(run="train-1", page="memory")
+    where = Route(run="train-1", page="memory")
     whole = sent(feeds, where, {})
     other = {"feed": "another", "version": 99, "epoch": whole["cursor"]["epoch"], "step": 9999}
     assert sent(feeds, where, other)["props"] == whole["props"] != {}
@@ -476,7 +470,7 @@ def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is
     growing: tuple[Growing, Feeds, Clock],
 ) -> None:
     source, feeds, clock = growing
-    where = Where(run="train-1")
+    where = Route(run="train-1")
     first = sent(feeds, where, {})
     source.dead = True
     clock.now += 7
@@ -485,7 +479,7 @@ def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is
     source.dead, source.steps = False, 40
     clock.now += 1
     body = sent(feeds, where, body["cursor"])
-    assert body["props"]["state"]["children"] == "recorded"  # no collector of ours follows it
+    assert body["props"]["state"]["children"] == "live"
     assert body["extend"]["step-time"][0]["x"] == [list(range(30, 40))]
 
 
@@ -493,11 +487,11 @@ def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
     growing: tuple[Growing, Feeds, Clock],
 ) -> None:
     source, feeds, clock = growing
-    sent(feeds, Where(run="train-1"), {})
+    sent(feeds, Route(run="train-1"), {})
     feeds.hub.store.save(run(rank(0), ended=True, taken_wall=DAY + 1000))
     source.dead = True
     clock.now += 5
-    body = sent(feeds, Where(run="train-1"), {})
+    body = sent(feeds, Route(run="train-1"), {})
     assert body["props"]["state"]["children"] == "recorded"
     assert body["props"]["verdict"]["children"] == "finished after 20 steps"
     assert isinstance(feeds.hub.followed("train-1").source, StoreSource)
@@ -505,16 +499,16 @@ def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
 
 def test_a_moment_of_the_past_is_a_page_of_its_own(growing: tuple[Growing, Feeds, Clock]) -> None:
     _, feeds, _ = growing
-    body = sent(feeds, Where(run="train-1", at=DAY + 5), {})
+    body = sent(feeds, Route(run="train-1", at=DAY + 5), {})
     assert body["props"]["state"]["children"].startswith("as at 2023-11-1")
     with pytest.raises(RunNotFound):
-        feeds.of(Where(run="none"))
+        feeds.of(Route(run="none"))
 
 
 def test_a_long_live_run_is_thinned_again(growing: tuple[Growing, Feeds, Clock]) -> None:
     """What was appended does not grow without end; the page is then sent whole lines."""
     source, feeds, clock = growing
-    where = Where(run="train-1")
+    where = Route(run="train-1")
     record = Record(feeds.hub.store.folder("train-1"))
     cursor = sent(feeds, where, {})["cursor"]
     epochs = set()
@@ -534,12 +528,12 @@ def test_the_list_of_runs_says_which_are_live(
 ) -> None:
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     store = Store(tmp_path)
-    assert "No run has been recorded" in str(components.runs_page([]))
+    assert "No run has been recorded" in str(runs_page.runs_page([]))
     store.save(run(rank(0), ended=True))
     store.save(run(rank(0), run="other", started_wall=2000.0))
-    found = components.run_rows(Hub(store).runs())
+    found = runs_page.run_rows(Hub(store).runs())
     assert [row["run"] for row in found] == ["other", "train-1"]
-    assert found[0]["state"].startswith("no longer watched")
+    assert found[0]["state"].startswith("no longer monitored")
     assert found[1]["state"] == "finished after 20 steps"
 
 
@@ -556,7 +550,7 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = Hub(store).compared(["fast", "slow"])
     cell = found.row("step_time").cells[1]
     assert cell.marked and not cell.better and cell.difference == pytest.approx(0.1)
-    text = json.dumps(components.comparison(found), cls=components_encoder())
+    text = json.dumps(runs_page.comparison(found), cls=components_encoder())
     assert "+100.0 %" in text and found.advice.take == 0
     with pytest.raises(RunNotFound):
         Hub(store).compared(["fast", "none"])

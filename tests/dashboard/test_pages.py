@@ -8,17 +8,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from core.build import rank, run, summary
+from builders import device_memory, rank, run, summary
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zeromon.cli import main
-from zeromon.history import Writer, frame, row_of
-from zeromon.report import render
+from zeromon.report.render import render
 from zeromon.snapshot import Finding, Remedy, RunSnapshot
-from zeromon.store import Store
-from zeromon_dashboard.charts import MOST_POINTS, by_rank, exposed, memory, reduced
-from zeromon_dashboard.pages import run_page
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import Writer, frame, row_of
+from zeromon_dashboard.charts import MOST_POINTS, by_rank, charts_of, reduced
+from zeromon_dashboard.html_report import run_page
 
 EVIL = "<script>alert('x')</script>\"'&"
 
@@ -60,8 +60,8 @@ def test_names_of_a_run_are_text() -> None:
     """As many scripts as a run with plain names has; the name itself is there, escaped."""
     series = steps(2, 10)
     plain = tags(run_page(run(rank(0)), series, render(run(rank(0)))))
-    picture = hostile()
-    page = run_page(picture, series, render(picture))
+    snapshot = hostile()
+    page = run_page(snapshot, series, render(snapshot))
     assert tags(page).scripts == plain.scripts
     assert EVIL not in page
     assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)") >= 8
@@ -79,8 +79,8 @@ def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
         cause="c", dialect="Python", diff="- old\n+ new", frees_bytes=1 << 30, price="p"
     )
     found = Finding(rule="x", code="ZM206", severity="warning", text="t", rank=3, remedy=remedy)
-    picture = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
-    page = run_page(picture, steps(1, 5), render(picture))
+    snapshot = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
+    page = run_page(snapshot, steps(1, 5), render(snapshot))
     body = page.partition("<body>")[2]
     assert body.index("died: rank 0, SIGKILL") < body.index("ZM206") < body.index("In numbers")
     assert "<span class='out'>- old</span>" in body and "<span class='in'>+ new</span>" in body
@@ -110,14 +110,17 @@ def test_many_ranks_are_their_highest_and_lowest() -> None:
 
 
 def test_idle_steps_say_nothing_of_exposed_time_and_unknown_memory_is_absent() -> None:
-    assert exposed(steps(1, 5, idle=True)) is None
-    shown = exposed(steps(1, 5))
+    on_host, on_device = run(rank(0)), run(rank(0, memory=device_memory()))
+    assert charts_of(steps(1, 5, idle=True), on_host)["exposed"] is None
+    shown = charts_of(steps(1, 5), on_host)["exposed"]
     assert shown is not None and shown.traces["rank 0"][1] == [10.0] * 5
-    host = memory(steps(1, 5))
-    assert host is not None and host.title == "Host memory, resident"
-    device = memory(steps(1, 5, reserved_bytes=2 << 30))
-    assert device is not None and device.traces["rank 0"][1] == [2.0] * 5
-    assert memory(steps(1, 5, rss_bytes=-1)) is None
+    host = charts_of(steps(1, 5), on_host)["memory"]
+    assert host is not None and host.title == "Host memory (RSS)"
+    series = steps(1, 5, reserved_bytes=2 << 30, allocated_bytes=1 << 30)
+    device = charts_of(series, on_device)["memory"]
+    assert device is not None and device.title == "Device memory, reserved"
+    assert device.traces["rank 0"][1] == [2.0] * 5 and device.traces["allocated"][1] == [1.0] * 5
+    assert charts_of(steps(1, 5, rss_bytes=-1), on_host)["memory"] is None
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -126,15 +129,15 @@ def test_report_writes_the_page_from_the_history_or_the_last_picture(
 ) -> None:
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
-    picture = run(rank(0), ended=True)
-    Store().save(picture)
+    snapshot = run(rank(0), ended=True)
+    Store().save(snapshot)
     if kept:
         rows = [row_of(0, summary(n), 0) for n in range(1, 1501)]
-        Writer(Store().history(picture.run)).append(rows)
-    assert main(["report", picture.run, "-o", str(tmp_path / "r.html")]) in (0, 1)
+        Writer(Store().history(snapshot.run)).append(rows)
+    assert main(["report", snapshot.run, "-o", str(tmp_path / "r.html")]) in (0, 1)
     page = (tmp_path / "r.html").read_text()
     assert "Step time" in page and "zeromon" in page
-    assert main(["report", picture.run, "-o", str(tmp_path / "absent" / "r.html")]) == 2
+    assert main(["report", snapshot.run, "-o", str(tmp_path / "absent" / "r.html")]) == 2
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser")
@@ -144,11 +147,11 @@ def test_a_picture_of_the_page_is_drawn_where_a_browser_is(
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     Store().save(run(rank(0), ended=True))
-    picture = tmp_path / "run.png"
-    assert main(["report", "train-1", "-o", str(picture)]) in (0, 1)
-    content = picture.read_bytes()
+    snapshot = tmp_path / "run.png"
+    assert main(["report", "train-1", "-o", str(snapshot)]) in (0, 1)
+    content = snapshot.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 20_000
     assert int.from_bytes(content[16:20], "big") == 1160
     monkeypatch.setenv("PATH", "")
-    assert main(["report", "train-1", "-o", str(picture)]) == 2
+    assert main(["report", "train-1", "-o", str(snapshot)]) == 2
     assert "needs Chromium" in capsys.readouterr().err

@@ -135,7 +135,7 @@ class Host:
             "ZEROMON_STORE": str(self.folder / "store"),
             "ZEROMON_HOST": "0.0.0.0",
             "ZEROMON_TOKEN": TOKEN,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "agents", "dashboard")),
         }
 
     def command(self, *words: str) -> list[str]:

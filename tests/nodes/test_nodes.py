@@ -24,11 +24,10 @@ from support import PROGRAMS
 
 MISSING = possible()
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing"),
 ]
 
-Picture = dict[str, Any]
+Snapshot = dict[str, Any]
 
 
 class Trained:
@@ -38,19 +37,21 @@ class Trained:
         self.hosts = hosts
         self.run = ""
 
-    def picture(self, number: int) -> Picture:
-        picture: Picture = self.hosts.get(number, f"/api/runs/{self.run}")
-        return picture
+    def snapshot(self, number: int) -> Snapshot:
+        snapshot: Snapshot = self.hosts.get(number, f"/api/runs/{self.run}")
+        return snapshot
 
-    def until(self, number: int, holds: Callable[[Picture], bool], seconds: float = 60) -> Picture:
-        """The first picture of a node that *holds*."""
+    def until(
+        self, number: int, holds: Callable[[Snapshot], bool], seconds: float = 60
+    ) -> Snapshot:
+        """The first snapshot of a node that *holds*."""
         deadline = time.monotonic() + seconds
         while True:
-            picture = self.picture(number)
-            if holds(picture):
-                return picture
-            told = [(f["rule"], f["text"]) for f in picture["findings"]]
-            assert time.monotonic() < deadline, (told, picture["nodes"], picture["stragglers"])
+            snapshot = self.snapshot(number)
+            if holds(snapshot):
+                return snapshot
+            told = [(f["rule"], f["text"]) for f in snapshot["findings"]]
+            assert time.monotonic() < deadline, (told, snapshot["nodes"], snapshot["stragglers"])
             time.sleep(0.5)
 
     def slow(self, *ranks: int) -> None:
@@ -61,8 +62,8 @@ class Trained:
             (self.hosts.folder / f"slow{rank}").write_text("0.12")
 
 
-def findings(picture: Picture, rule: str) -> list[Picture]:
-    return [found for found in picture["findings"] if found["rule"] == rule]
+def findings(snapshot: Snapshot, rule: str) -> list[Snapshot]:
+    return [found for found in snapshot["findings"] if found["rule"] == rule]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,8 @@ def trained() -> Iterator[Trained]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _runs(hosts: Hosts) -> list[Picture]:
-    found: list[Picture] = []
+def _runs(hosts: Hosts) -> list[Snapshot]:
+    found: list[Snapshot] = []
     for number in range(3):
         try:
             found += hosts.get(number, "/api/runs")
@@ -114,10 +115,10 @@ def test_every_node_lists_all_under_one_name(trained: Trained) -> None:
 def test_clocks_are_compared_within_the_error_that_is_stated(trained: Trained) -> None:
     """Their monotonic clocks were set apart by 1,000 and 2,000 s, and run on the same crystal."""
     for number in (1, 2):
-        picture = trained.until(
+        snapshot = trained.until(
             number, lambda p, n=number: p["nodes"][n]["clock_error_seconds"] is not None
         )
-        node = picture["nodes"][number]
+        node = snapshot["nodes"][number]
         assert node["clock_error_seconds"] < 0.01
         off = abs(node["clock_offset_seconds"] - 1000 * number)
         assert off <= node["clock_error_seconds"]
@@ -127,13 +128,13 @@ def test_a_late_rank_is_named_on_every_node(trained: Trained) -> None:
     """Rank 3 is the second of the second node; what it does is known there."""
     trained.slow(3)
     for number in range(3):
-        picture = trained.until(number, lambda p: bool(p["stragglers"]))
-        (late,) = picture["stragglers"]
+        snapshot = trained.until(number, lambda p: bool(p["stragglers"]))
+        (late,) = snapshot["stragglers"]
         assert (late["rank"], late["whole_node"]) == (3, False)
         assert late["node"] == ("" if number == 1 else "zm1")
         assert late["phase"] == ("other" if number == 1 else "")
         assert 0.06 < late["late_seconds"] < 0.25
-        (told,) = findings(picture, "straggler")
+        (told,) = findings(snapshot, "straggler")
         assert told["rank"] == 3
         assert ("on node zm1" in told["text"]) == (number != 1)
 
@@ -141,24 +142,24 @@ def test_a_late_rank_is_named_on_every_node(trained: Trained) -> None:
 def test_a_node_whose_ranks_are_all_late_is_named(trained: Trained) -> None:
     trained.slow(4, 5)
     for number in range(3):
-        picture = trained.until(number, lambda p: any(s["whole_node"] for s in p["stragglers"]))
-        (late,) = picture["stragglers"]
+        snapshot = trained.until(number, lambda p: any(s["whole_node"] for s in p["stragglers"]))
+        (late,) = snapshot["stragglers"]
         assert (late["node"], late["rank"] in (4, 5)) == ("zm2", True)
         assert any(
-            f["text"].startswith("node zm2: all its ranks") for f in findings(picture, "straggler")
+            f["text"].startswith("node zm2: all its ranks") for f in findings(snapshot, "straggler")
         )
     trained.slow()
 
 
 def test_a_long_way_to_a_node_is_named(trained: Trained) -> None:
     """20 ms each way: all come to their collectives together, and wait for that node's part."""
-    before = trained.picture(0)["nodes"][2]["round_trip_seconds"]
+    before = trained.snapshot(0)["nodes"][2]["round_trip_seconds"]
     assert before < 0.02
     trained.hosts.cable.delay = 0.02
-    picture = trained.until(0, lambda p: bool(findings(p, "distant_node")))
-    assert picture["nodes"][2]["round_trip_seconds"] >= 0.04
-    assert [f["rank"] for f in findings(picture, "distant_node")] == [4]
-    assert "to node zm2 and back takes" in findings(picture, "distant_node")[0]["text"]
+    snapshot = trained.until(0, lambda p: bool(findings(p, "distant_node")))
+    assert snapshot["nodes"][2]["round_trip_seconds"] >= 0.04
+    assert [f["rank"] for f in findings(snapshot, "distant_node")] == [4]
+    assert "a round trip to node zm2 takes" in findings(snapshot, "distant_node")[0]["text"]
     trained.hosts.cable.delay = 0.0
     trained.until(0, lambda p: p["nodes"][2]["round_trip_seconds"] < 0.02)
 
@@ -239,18 +240,19 @@ def _answers(url: str) -> bool:
 def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Trained) -> None:
     trained.hosts.cable.delay = None
     for number in (0, 1):
-        picture = trained.until(
+        snapshot = trained.until(
             number,
             lambda p: (
                 bool(findings(p, "node_silent")) and bool(findings(p, "collective_in_flight"))
             ),
         )
-        (silent,) = findings(picture, "node_silent")
-        assert silent["text"].startswith("node zm2 (ranks 4 to 5) has not been heard for ")
-        hang = picture["hangs"][0]
+        (silent,) = findings(snapshot, "node_silent")
+        assert silent["text"].startswith("node zm2 has not reported for ")
+        assert "(ranks 4 to 5): it is down" in silent["text"]
+        hang = snapshot["hangs"][0]
         assert set(hang["elsewhere"]) == {4, 5} and set(hang["waiting"]) <= {0, 1, 2, 3}
         assert hang["missing"] == hang["dead"] == []
-        told = findings(picture, "collective_in_flight")[0]["text"]
+        told = findings(snapshot, "collective_in_flight")[0]["text"]
         assert "ranks 4, 5 on zm2 are not heard" in told
 
 
@@ -262,16 +264,17 @@ def test_a_node_that_comes_back_is_heard_and_one_that_is_killed_is_named(trained
     )
     trained.hosts.hosts[2].kill()
     for number in (0, 1):
-        picture = trained.until(number, lambda p: bool(findings(p, "node_silent")))
-        assert findings(picture, "node_silent")[0]["text"].startswith("node zm2 (ranks 4 to 5)")
-        assert [node["silent"] for node in picture["nodes"]] == [False, False, True]
+        snapshot = trained.until(number, lambda p: bool(findings(p, "node_silent")))
+        text = findings(snapshot, "node_silent")[0]["text"]
+        assert text.startswith("node zm2 has not reported for ") and "(ranks 4 to 5)" in text
+        assert [node["silent"] for node in snapshot["nodes"]] == [False, False, True]
 
 
 def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
-    pids = {rank["rank"]: rank["pid"] for rank in trained.picture(1)["ranks"]}
+    pids = {rank["rank"]: rank["pid"] for rank in trained.snapshot(1)["ranks"]}
     os.kill(pids[2], signal.SIGKILL)
-    picture = trained.until(0, lambda p: any(a["rank"] == 2 and a["failed"] for a in p["away"]))
-    died = next(f for f in findings(picture, "rank_died") if f["rank"] == 2)
+    snapshot = trained.until(0, lambda p: any(a["rank"] == 2 and a["failed"] for a in p["away"]))
+    died = next(f for f in findings(snapshot, "rank_died") if f["rank"] == 2)
     assert "on node zm1" in died["text"]
     assert "SIGKILL" in died["text"]
-    assert {a["rank"] for a in picture["away"] if a["failed"]} <= {2, 3}
+    assert {a["rank"] for a in snapshot["away"] if a["failed"]} <= {2, 3}

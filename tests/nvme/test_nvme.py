@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, TORCHRUN, Node, Result
 
-from zeromon.advice import advise
+from zeromon.diagnosis.engine import advise
 from zeromon.snapshot import RankSnapshot, TransferRow
 
 pytestmark = pytest.mark.nvme

@@ -5,6 +5,7 @@ exit      rank 1 leaves without a word
 op        rank 1 calls a broadcast where rank 0 calls an all-reduce
 size      rank 1 reduces twice as many elements
 deadlock  each rank calls another group first
+asleep    both ranks sleep, and no collective is in flight
 """
 
 import os
@@ -22,6 +23,8 @@ weight = torch.zeros(1, requires_grad=True)
 optimizer = torch.optim.SGD([weight], 0.1)
 for step in range(1, 10):
     (weight * 1).backward()
+    if step == 4 and KIND == "asleep":
+        time.sleep(600)
     if step == 4 and rank == 1:
         if KIND == "late":
             time.sleep(600)

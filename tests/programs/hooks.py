@@ -1,6 +1,6 @@
 """In one process, on a gloo group of one: what the hooks do. Prints one JSON object.
 
-Run by tests/agents/test_hooks.py as `hooks.py CASE`, so that each case has a fresh interpreter.
+Run by tests/agents/hooks/test_hooks.py as `hooks.py CASE`, so that each case has a fresh interpreter.
 """
 
 import gc
@@ -25,7 +25,7 @@ def begin() -> None:
 
 
 def agent():
-    from zeromon_agents.bootstrap import BOOTSTRAP
+    from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
     return BOOTSTRAP.agent
 
@@ -112,21 +112,22 @@ def hook_fails() -> dict:
     tensor = torch.ones(4)
     for _ in range(3):
         dist.all_reduce(tensor)
-    agent()._one_beat(1)
-    agent()._one_beat(2)
+    agent()._one_heartbeat(1)
+    agent()._one_heartbeat(2)
     return {"errors": agent().guard.errors, "value": tensor.tolist()}
 
 
 def unit_hook_fails() -> dict:
     from torch.distributed.fsdp import fully_shard
 
-    import zeromon_agents.fsdp2 as hooks
+    from zeromon_agents.hooks.fsdp2 import Fsdp2
+    from zeromon_agents.hooks.units import Units
 
     def broken(*_):
         raise ValueError("injected")
 
-    hooks.Fsdp2.unit_of = broken
-    hooks.Units.mark = broken
+    Fsdp2.describe_unit = broken
+    Units.mark = broken
     begin()
     zeromon_agents.start()
     model = fully_shard(nn.Linear(4, 4))
@@ -134,7 +135,7 @@ def unit_hook_fails() -> dict:
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    return {"errors": agent().guard.errors > 5, "steps": agent().recorder.step}
+    return {"errors": agent().guard.errors > 5, "steps": agent().context.step}
 
 
 def optimizer_raises() -> dict:
@@ -153,7 +154,7 @@ def optimizer_raises() -> dict:
             optimizer.step(failing if number == 2 else None)
         except ValueError:
             pass
-    return {"steps": agent().recorder.step, "errors": agent().guard.errors}
+    return {"steps": agent().context.step, "errors": agent().guard.errors}
 
 
 def sample_fails() -> dict:
@@ -166,7 +167,7 @@ def sample_fails() -> dict:
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    return {"steps": agent().recorder.step, "errors": agent().guard.errors}
+    return {"steps": agent().context.step, "errors": agent().guard.errors}
 
 
 def mesh() -> dict:
@@ -221,7 +222,7 @@ def hook_fails_often() -> dict:
     tensor = torch.ones(1)
     for _ in range(1100):
         dist.all_reduce(tensor)
-    return {"errors": agent().guard.errors, "mode": agent().recorder.mode}
+    return {"errors": agent().guard.errors, "mode": agent().context.mode}
 
 
 def forked() -> dict:
@@ -234,13 +235,13 @@ def forked() -> dict:
     child = os.fork()
     if child == 0:
         for _ in range(100):
-            agent().recorder.emit(11)
-        os.write(write, b"%d" % agent().recorder.mode)
+            agent().context.emit(11)
+        os.write(write, b"%d" % agent().context.mode)
         os._exit(0)
     os.waitpid(child, 0)
     dist.all_reduce(tensor)
-    from zeromon.events import Kind
-    from zeromon.ring import RingReader
+    from zeromon.ring.buffer import RingReader
+    from zeromon.ring.events import Kind
 
     records = RingReader(ring.path).read()
     numbers = [r[0] for r in records]
@@ -310,7 +311,7 @@ def graph_breaks() -> dict:
     return {
         "breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"]["unique_graphs"],
-        "steps": agent().recorder.step if agent() else 0,
+        "steps": agent().context.step if agent() else 0,
     }
 
 
@@ -332,10 +333,12 @@ def every_op() -> dict:
     dist.barrier()
     dist.all_reduce_coalesced([t, t])
     dist.all_gather_object([None], 1)
-    agent().steps.optimizer_begins(None)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    agent().steps.optimizer_begins(optimizer)
     agent().steps.backward_begins()
     agent().steps.backward_ends()
     agent().steps.optimizer_ends()
+    assert agent().guard.errors == 0, agent().guard.first
     zeromon_agents.stop()
     return {}
 
@@ -359,7 +362,7 @@ def loader_facts() -> dict:
     """What is told of the loader that is trained on, beside one of an evaluation; then lengths vary."""
     begin()
     zeromon_agents.start()
-    ring, told = agent().recorder.ring, []
+    ring, told = agent().context.ring, []
     name = ring.name
 
     def noted(kind, payload):
@@ -394,7 +397,7 @@ def loader_facts() -> dict:
 
 def sequence_lengths() -> dict:
     """By kinds of batches."""
-    from zeromon_agents.step import sequence_length
+    from zeromon_agents.observe.step import sequence_length
 
     tokens = torch.zeros(2, 5, dtype=torch.long)
     return {

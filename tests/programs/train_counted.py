@@ -52,7 +52,7 @@ def main() -> None:
     model = train_gpt.GPT(options.width, options.layers, options.heads, options.length, False)
     facts["params"] = {name: list(p.shape) for name, p in model.named_parameters()}
     facts["losses"] = [loss.hex() for loss in train_gpt.train(options)]
-    facts["watched"] = "zeromon_agents.agent" in sys.modules
+    facts["watched"] = "zeromon_agents.runtime.agent" in sys.modules
     folder = Path(ours.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{facts['rank']}.json").write_text(json.dumps(facts))

@@ -73,7 +73,7 @@ def main() -> None:
         "process_group",
     )  # fmt: skip
     facts["flight"] = [{k: e[k] for k in wanted} for e in entries]
-    facts["watched"] = "zeromon_agents.agent" in sys.modules
+    facts["watched"] = "zeromon_agents.runtime.agent" in sys.modules
     folder = Path(ours.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(facts))

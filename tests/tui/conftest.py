@@ -1,4 +1,4 @@
-"""One time zone, so that pictures are the same everywhere."""
+"""One time zone, so that snapshots are the same everywhere."""
 
 from __future__ import annotations
 

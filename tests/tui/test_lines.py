@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from core.build import MS, rank, run, summary
+from builders import MS, rank, run, summary
 from hypothesis import given
 from hypothesis import strategies as st
-from tui.pictures import GIB, picture
+from tui.snapshots import GIB, snapshot
 
-from zeromon.record import KnownFinding
-from zeromon.snapshot import Finding, InFlight, Remedy
-from zeromon.tui import plots, tables, words
+from zeromon.focus import most_exposed_of
+from zeromon.readout.breakdown import PARTS, rank_parts, step_parts
+from zeromon.snapshot import Finding, InFlight, RankSnapshot, Remedy
+from zeromon.storage.recorder import KnownFinding
+from zeromon.tui import plots, status_text, tables
+from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
+from zeromon.tui.display_options import DisplayOptions, nice_ceiling
 from zeromon.tui.draw import lanes
 from zeromon.tui.draw.bars import gauge, stacked
 from zeromon.tui.draw.chart import Curve, Plot, chart, legend
 from zeromon.tui.draw.heat import heat, levels, mesh
+from zeromon.tui.event_log import changes, opening
 from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
-from zeromon.tui.look import Look, nice_ceiling
-from zeromon.tui.notes import changes, opening
-from zeromon.tui.parts import breakdown, of_step
-from zeromon.tui.scene import Scene, scrubber, status
+from zeromon.tui.rank_filter import test_of as wanted_by
 from zeromon.tui.screens.communication import added, arrivals
 from zeromon.tui.screens.memory import role_bars, within_step
-from zeromon.tui.screens.overview import most_exposed, parts_legend, step_bars
-from zeromon.tui.tables import RANKS, TRAFFIC, Sheet, cells_of, header, laid_out, ordered
-from zeromon.tui.tones import HEAT_LEVELS, PARTS, style
+from zeromon.tui.screens.overview import parts_legend, step_bars
+from zeromon.tui.styles import HEAT_LEVELS, style
+from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.trend import Trend, step_of
-from zeromon.tui.wanted import test_of as wanted_by
+from zeromon.tui.view_model import ViewModel, scrubber, status
 
 HOSTILE = (
     "name\x1b[31m\x07\n\ttab",
@@ -149,27 +152,27 @@ def test_a_gauge_shows_what_was_predicted() -> None:
 
 def test_bars_say_where_a_step_goes() -> None:
     """Phases less what they wait for, and that waiting: together the step."""
-    one = picture(2).ranks[0]
-    parts = dict(breakdown(one))
+    one = snapshot(2).ranks[0]
+    parts = rank_parts(one)
     timed = [s for s in one.recent[-20:] if not s.idle]
     assert sum(parts.values()) == pytest.approx(
         sum(s.seconds for s in timed) / len(timed), rel=1e-6
     )
     assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
-    lines = [plain(line) for line in step_bars(picture(2).ranks, Look(), 100)]
+    lines = [plain(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
     assert lines[0].startswith("rank 0")
     assert "exposed communication" in lines[-1]
 
 
 def test_exposed_time_that_was_not_timed_by_phase_is_not_drawn() -> None:
     untimed = summary(1, idle=True, phase_exposed_ns=(0, 5 * MS, 0, 0, 0, 0))
-    assert of_step(untimed)["exposed"] == 0
+    assert step_parts(untimed)["exposed"] == 0
     bare = rank(recent=(summary(1),))
-    assert "exposed communication" not in plain(step_bars([bare], Look(), 100)[-1])
+    assert "exposed communication" not in plain(step_bars([bare], DisplayOptions(), 100)[-1])
 
 
 def test_with_many_ranks_the_most_exposed_are_shown() -> None:
-    chosen = most_exposed(picture(64).ranks, 4)
+    chosen = most_exposed_of(snapshot(64).ranks, 4)
     assert [r.rank for r in chosen] == [0, 16, 32, 48]
 
 
@@ -251,7 +254,7 @@ def test_the_ruler_counts_back_from_now() -> None:
 )  # fmt: skip
 def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None:
     test = wanted_by(text)
-    through = [r.rank for r in picture(16).ranks if test is None or test(r)]
+    through = [r.rank for r in snapshot(16).ranks if test is None or test(r)]
     assert through == list(ranks)
 
 
@@ -261,8 +264,8 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("width", [70, 78, 120, 300])
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
-    one = replace(picture(2).ranks[0], unit=text, node=text, phase=text)
-    row = cells_of(laid_out(RANKS, width), one, Look())
+    one = replace(snapshot(2).ranks[0], unit=text, node=text, phase=text)
+    row = cells_of(laid_out(RANKS, width), one, DisplayOptions())
     assert length(row) == length(header(laid_out(RANKS, width), "rank", down=False)) <= width
 
 
@@ -275,7 +278,7 @@ def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
 
 
 def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
-    ranks = picture(4).ranks
+    ranks = snapshot(4).ranks
     ranks = (replace(ranks[0], exposed_ratio=None), *ranks[1:])
     assert [r.rank for r in ordered(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
     assert [r.rank for r in ordered(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
@@ -285,8 +288,8 @@ def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
 def test_a_file_has_base_units_and_no_formulas() -> None:
     """A spreadsheet takes text that begins with =, +, - or @ for a formula."""
     names = ("=cmd()", "+1", "-1", "@x", "plain")
-    ranks = [replace(picture(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
-    rows = list(csv.DictReader(io.StringIO(csv_text(Sheet("ranks", RANKS, ranks)))))
+    ranks = [replace(snapshot(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
+    rows = list(csv.DictReader(io.StringIO(csv_text(TableExport("ranks", RANKS, ranks)))))
     assert [row["unit"] for row in rows] == ["'=cmd()", "'+1", "'-1", "'@x", "plain"]
     assert rows[0]["share_ratio"] == ""
     assert float(rows[0]["exposed_seconds"]) == pytest.approx(0.095)
@@ -294,7 +297,7 @@ def test_a_file_has_base_units_and_no_formulas() -> None:
 
 
 def test_rows_are_added_up_and_bandwidths_are_not() -> None:
-    traffic = picture(1).ranks[0].traffic
+    traffic = snapshot(1).ranks[0].traffic
     found = {row.op: row for row in added(traffic, "op")}
     assert set(found) == {"all_gather", "reduce_scatter"}
     gathers = [row for row in traffic if row.op == "all_gather"]
@@ -303,7 +306,9 @@ def test_rows_are_added_up_and_bandwidths_are_not() -> None:
     assert found["all_gather"].busbw_bytes_per_second is None
     assert found["reduce_scatter"].phase == "backward"
     assert added(traffic, "unit") == list(traffic)
-    assert "(several)" in plain(cells_of(laid_out(TRAFFIC, 160), found["all_gather"], Look()))
+    assert "(several)" in plain(
+        cells_of(laid_out(TRAFFIC, 160), found["all_gather"], DisplayOptions())
+    )
 
 
 def test_a_screenshot_loads_nothing_from_elsewhere() -> None:
@@ -323,7 +328,7 @@ def test_a_trend_reads_each_step_once() -> None:
         reads += 1
         return float(step.step)  # type: ignore[attr-defined]
 
-    ranks, trend = picture(8).ranks, Trend(read)
+    ranks, trend = snapshot(8).ranks, Trend(read)
     bands = trend.bands(ranks, 101)
     assert [band.step for band in bands] == list(range(101, 161))
     assert bands[-1][1:] == (160.0, 160.0, 160.0, 8 * 160.0)
@@ -334,7 +339,7 @@ def test_a_trend_reads_each_step_once() -> None:
 
 
 def test_a_trend_of_very_many_ranks_comes_newest_first() -> None:
-    ranks, trend = picture(8).ranks, Trend(lambda step: float(step.step))
+    ranks, trend = snapshot(8).ranks, Trend(lambda step: float(step.step))
     assert [b.step for b in trend.bands(ranks, 1, reads=80)] == list(range(151, 161))
     assert trend.bands(ranks, 1, reads=80)[0].step < 151
 
@@ -347,25 +352,37 @@ def test_a_step_is_found_though_steps_are_missing() -> None:
     assert step_of((), 1) is None
 
 
+def plotted(
+    name: str,
+    ranks: Sequence[RankSnapshot],
+    trends: plots.Trends | None = None,
+    look: DisplayOptions | None = None,
+) -> Plot:
+    """The chart called *name*, 60 cells wide."""
+    return plots.plots_of(ranks, trends or plots.Trends(), look or DisplayOptions(), 60, ())[
+        name
+    ].plot
+
+
 def test_few_ranks_have_a_line_each_and_many_a_band() -> None:
     for count, names in (
         (2, ["rank 0", "rank 1", "forecast"]),
         (8, ["most", "median", "least", "forecast"]),
     ):
-        found = plots.memory_plot(picture(count).ranks, plots.Trends(), Look(), 60, ())
-        assert [curve.name for curve in found.plot.curves] == names
-    alone = plots.memory_plot(picture(8).ranks[3:4], plots.Trends(), Look(), 60, ()).plot
+        found = plotted("memory", snapshot(count).ranks)
+        assert [curve.name for curve in found.curves] == names
+    alone = plotted("memory", snapshot(8).ranks[3:4])
     assert [curve.name for curve in alone.curves] == ["reserved", "allocated", "forecast"]
     assert alone.levels == ((80.0 * GIB, "capacity"),)
     last, then = alone.curves[2].points
-    assert last == (160, picture(8).ranks[3].memory.reserved_bytes)  # type: ignore[union-attr]
+    assert last == (160, snapshot(8).ranks[3].memory.reserved_bytes)  # type: ignore[union-attr]
     assert (then[1] - last[1]) / (then[0] - last[0]) == pytest.approx(GIB / 9)
 
 
 def test_ranks_without_a_device_share_the_host() -> None:
     """Their sum is what its limit is for."""
     ranks = tuple(rank(n, recent=tuple(summary(s) for s in range(1, 30))) for n in range(3))
-    plot = plots.memory_plot(ranks, plots.Trends(), Look(), 60, ()).plot
+    plot = plotted("memory", ranks)
     assert [c.name for c in plot.curves] == ["sum", "rank 0", "rank 1", "rank 2"]
     assert plot.curves[0].points[-1] == (29, 3 * GIB)
 
@@ -375,22 +392,23 @@ def test_a_step_that_some_ranks_have_yet_to_end_has_no_sum() -> None:
     behind = rank(1, recent=tuple(summary(s) for s in range(1, 28)))
     ahead = rank(0, recent=tuple(summary(s) for s in range(1, 30)))
     trends = plots.Trends()
-    plot = plots.memory_plot((ahead, behind), trends, Look(), 60, ()).plot
+    plot = plotted("memory", (ahead, behind), trends)
     assert plot.curves[0].points[-1] == (27, 2 * GIB)
     caught_up = replace(behind, recent=ahead.recent)
-    plot = plots.memory_plot((ahead, caught_up), trends, Look(), 60, ()).plot
+    plot = plotted("memory", (ahead, caught_up), trends)
     assert plot.curves[0].points[-1] == (29, 2 * GIB)
 
 
 def test_shares_and_windows() -> None:
-    ranks = picture(2).ranks
-    share = plots.exposed_plot(ranks, plots.Trends(), Look(shares=True, window=60), 60, ())
+    ranks = snapshot(2).ranks
+    share = plotted("exposed", ranks, look=DisplayOptions(shares=True, window=60))
     assert share.x == (101, 160)
     step = ranks[0].recent[-2]
     assert share.curves[0].points[-1][1] == pytest.approx(
-        100 * step.exposed_ns / (step.end_ns - step.start_ns)
+        step.exposed_ns / (step.end_ns - step.start_ns)
     )
-    memory = plots.memory_plot(ranks, plots.Trends(), Look(shares=True), 60, ()).plot
+    assert (share.unit, share.axis(0.25)) == ("%", "25")
+    memory = plotted("memory", ranks, look=DisplayOptions(shares=True))
     assert memory.axis(80.0 * GIB) == "100"
 
 
@@ -398,13 +416,13 @@ def test_shares_and_windows() -> None:
 
 
 def test_the_danger_in_one_sentence() -> None:
-    run_shown = picture(8)
-    text = plain(words.risk(run_shown))
+    run_shown = snapshot(8)
+    text = plain(status_text.risk(run_shown))
     assert text == (
         " ▲ rank 3 runs out of device memory at about step 308, in 64 s: "
         "unsharded params grow 113.8 MiB a step"
     )
-    short = plain(words.risk(run_shown, 80))
+    short = plain(status_text.risk(run_shown, 80))
     assert (
         short
         == " ▲ rank 3: device memory full at ~step 308, 64 s: unsharded params +113.8 MiB/step"[:99]
@@ -412,24 +430,24 @@ def test_the_danger_in_one_sentence() -> None:
 
 
 def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
-    calm = replace(picture(2), ranks=tuple(replace(r, risks=()) for r in picture(2).ranks))
-    assert "limit is not known" in plain(words.risk(calm))
-    assert plain(words.risk(replace(calm, ended=True))).startswith(" · exposed communication")
+    calm = replace(snapshot(2), ranks=tuple(replace(r, risks=()) for r in snapshot(2).ranks))
+    assert "limit is not known" in plain(status_text.risk(calm))
+    assert plain(status_text.risk(replace(calm, ended=True))).startswith(" · exposed communication")
 
 
 def test_of_ranks_that_died_the_first_is_named() -> None:
     """The one that the verdict names, though its number is not the lowest."""
     first, second = (
         replace(one, failed=True, ended=how, last_event_ns=at)
-        for one, how, at in zip(picture(2).ranks, ("exception", "SIGKILL"), (9, 5), strict=True)
+        for one, how, at in zip(snapshot(2).ranks, ("exception", "SIGKILL"), (9, 5), strict=True)
     )
     died = tuple(
         Finding(rule="rank_died", code="ZM001", severity="critical", rank=n, text=f"{n} is dead")
         for n in (0, 1)
     )
-    gone = replace(picture(2), ended=True, ranks=(first, second), findings=died)
-    assert plain(words.risk(gone)) == " ✖ rank 1: 1 is dead"
-    assert "died: rank 1 (and 1 more)" in plain(words.head(gone))
+    gone = replace(snapshot(2), ended=True, ranks=(first, second), findings=died)
+    assert plain(status_text.risk(gone)) == " ✖ rank 1: 1 is dead"
+    assert "died: rank 1 (and 1 more)" in plain(status_text.head(gone))
 
 
 def _warning(rule: str, number: int, severity: str = "warning") -> Finding:
@@ -437,12 +455,12 @@ def _warning(rule: str, number: int, severity: str = "warning") -> Finding:
 
 
 def test_that_another_rank_is_the_worst_now_is_no_news() -> None:
-    before = replace(picture(2), findings=(_warning("a", 0), _warning("b", 0)))
+    before = replace(snapshot(2), findings=(_warning("a", 0), _warning("b", 0)))
     after = replace(before, findings=(_warning("a", 1), _warning("c", 1)))
     said = [note.text for note in changes(before, after)]
     assert said == ["ZM1 rank 1: c 1", "ZM1 rank 0: no longer: b"]
-    grave = [replace(before, findings=(_warning("oom", number, "critical"),)) for number in (0, 1)]
-    assert [note.text for note in changes(*grave)] == [
+    severe = [replace(before, findings=(_warning("oom", number, "critical"),)) for number in (0, 1)]
+    assert [note.text for note in changes(*severe)] == [
         "ZM1 rank 1: oom 1", "ZM1 rank 0: no longer: oom",
     ]  # fmt: skip
 
@@ -457,7 +475,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
         known("a", 0, 1.0, 2.0), known("a", 1, 2.0, 3.0), known("b", 1, 2.5, 4.0),
         known("a", 0, 3.0, 5.0), known("a", 1, 6.0, None),
     )  # fmt: skip
-    said = [(note.wall, note.text) for note in opening(picture(2), past) if note.wall < 10]
+    said = [(note.wall, note.text) for note in opening(snapshot(2), past) if note.wall < 10]
     assert said == [
         (1.0, "ZM1 rank 0: a"), (2.5, "ZM1 rank 1: b"), (4.0, "ZM1 rank 1: no longer: b"),
         (5.0, "ZM1 rank 0: no longer: a"), (6.0, "ZM1 rank 1: a"),
@@ -471,21 +489,25 @@ def test_nor_is_it_in_what_was_recorded() -> None:
 def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
     remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)
     finding = replace(_warning("a", 0), remedy=remedy)
-    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding, Look()))
+    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding, DisplayOptions()))
 
 
 def test_the_first_line_says_how_old_the_picture_is() -> None:
-    made = picture(2)
-    scene = Scene(
-        run=made, ranks=made.ranks, look=Look(), trends=plots.Trends(), newest_wall=made.taken_wall
+    made = snapshot(2)
+    model = ViewModel(
+        run=made,
+        ranks=made.ranks,
+        look=DisplayOptions(),
+        trends=plots.Trends(),
+        newest_wall=made.taken_wall,
     )
     now = made.taken_wall + 12
-    assert plain(status(scene, made.taken_wall + 1)).strip() == "● live"
-    assert plain(status(scene, now)).strip() == "▲ 12 s old"
-    assert plain(status(replace(scene, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
-    ended = replace(scene, run=replace(made, ended=True), trouble="gone")  # so is its collector
+    assert plain(status(model, made.taken_wall + 1)).strip() == "● live"
+    assert plain(status(model, now)).strip() == "▲ 12 s old"
+    assert plain(status(replace(model, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
+    ended = replace(model, run=replace(made, ended=True), trouble="gone")  # so is its collector
     assert plain(status(ended, now)).strip() == "ended 00:17:50"
-    back = replace(scene, run=replace(made, taken_wall=1000.0), paused=True)
+    back = replace(model, run=replace(made, taken_wall=1000.0), paused=True)
     assert plain(status(back, now)).strip() == "⏸ paused 00:16:40, 70 s behind"
     line = plain(scrubber(replace(back, span=(980.0, 1020.0)), 60))
     assert (line.index("●"), line.strip()[:8], line.strip()[-8:]) == (30, "00:16:20", "00:17:00")
@@ -498,68 +520,70 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
         "shard_numel": 3_500_000_000, "trainable_shard_numel": 3_500_000_000, "param_bytes": 4,
         "compute_bytes": 2, "grad_bytes": 4,
     }  # fmt: skip
-    ranks = tuple(replace(r, models=(facts,), step_seconds=0.5) for r in picture(2).ranks)
+    ranks = tuple(replace(r, models=(facts,), step_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
-    assert {n: v for n, v, _ in words.figures(made, Look())}["MFU"] == "n/a"
-    told = Look(tokens_per_step=8192, peak_flops=989e12)
-    assert words.tokens_per_second(made, told) == 16384
-    assert words.mfu(made, told) == pytest.approx(6 * 7e9 * 16384 / (2 * 989e12))
+    assert {n: v for n, v, _ in status_text.figures(made, DisplayOptions())}["MFU"] == "n/a"
+    told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)
+    assert status_text.tokens_per_second(made, told) == 16384
+    assert status_text.mfu(made, told) == pytest.approx(6 * 7e9 * 16384 / (2 * 989e12))
     wrong = replace(told, peak_flops=1e12)
-    assert "over 100 %" in {n: v for n, v, _ in words.figures(made, wrong)}["MFU"]
+    assert "over 100 %" in {n: v for n, v, _ in status_text.figures(made, wrong)}["MFU"]
     two = run(*(replace(r, models=(facts, facts)) for r in ranks))
-    assert words.mfu(two, told) is None
+    assert status_text.mfu(two, told) is None
 
 
 def test_units() -> None:
-    assert Look().size(3 * GIB) == "3.0 GiB"
-    assert Look(decimal=True).size(3 * GIB) == "3.2 GB"
-    assert Look(decimal=True).size(-1) == "n/a"
-    assert Look(decimal=True).scale(5e9) == (1e9, "GB")
-    assert Look().scale(5 * GIB) == (float(GIB), "GiB")
+    assert DisplayOptions().size(3 * GIB) == "3.0 GiB"
+    assert DisplayOptions(decimal=True).size(3 * GIB) == "3.2 GB"
+    assert DisplayOptions(decimal=True).size(-1) == "n/a"
+    assert DisplayOptions(decimal=True).scale(5e9) == (1e9, "GB")
+    assert DisplayOptions().scale(5 * GIB) == (float(GIB), "GiB")
 
 
 # ---- memory and arrivals -------------------------------------------------------------------------
 
 
 def test_roles_stand_beside_their_prediction() -> None:
-    lines = [plain(line) for line in role_bars(picture(2).ranks[0], Look(), 90)]
+    lines = [plain(line) for line in role_bars(snapshot(2).ranks[0], DisplayOptions(), 90)]
     assert any(line.startswith("unsharded param") and "+921.6 MiB" in line for line in lines)
     assert any(line.startswith("optimizer state") and "as predicted" in line for line in lines)
     assert any("+1.4 GiB optimizer state: padding to equal shards" in line for line in lines)
-    assert "no census yet" in plain(role_bars(rank(roles=(), expected=()), Look(), 90)[0])
+    assert "no memory census yet" in plain(
+        role_bars(rank(roles=(), expected=()), DisplayOptions(), 90)[0]
+    )
 
 
 def test_units_within_a_step() -> None:
-    units = picture(2).ranks[0].units
-    assert len(within_step(units, Look(), 60, 20)) == 6
-    thinned = [plain(line) for line in within_step(units, Look(), 60, 3)]
+    units = snapshot(2).ranks[0].units
+    assert len(within_step(units, DisplayOptions(), 60, 20)) == 6
+    thinned = [plain(line) for line in within_step(units, DisplayOptions(), 60, 3)]
     assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
-    assert "no unit has told its peak" in plain(within_step((), Look(), 90, 9)[0])
+    assert "no peak by unit is known" in plain(within_step((), DisplayOptions(), 90, 9)[0])
 
 
 def test_who_is_late_is_said_and_drawn() -> None:
-    made = picture(8)
-    lines = [plain(line) for line in arrivals(made, made.ranks, Look(), 60, 14)]
+    made = snapshot(8)
+    lines = [plain(line) for line in arrivals(made, made.ranks, DisplayOptions(), 60, 14)]
     assert lines[0].startswith("rank 1 is late: the others wait 21.0 ms a step (4.8 %)")
     assert sum("ms" in line and line[0].isdigit() for line in lines) == 8
-    assert "is matched yet" in plain(arrivals(run(), (), Look(), 90, 9)[0])
+    assert "is matched yet" in plain(arrivals(run(), (), DisplayOptions(), 90, 9)[0])
 
 
 @pytest.mark.parametrize("width", [28, 34, 44, 90])
 def test_who_is_late_fits(width: int) -> None:
     """Heads stand over their figures, at 80x24, too."""
-    made = replace(picture(2), stragglers=())
-    lines = [plain(line) for line in arrivals(made, made.ranks, Look(), width, 14)]
+    made = replace(snapshot(2), stragglers=())
+    lines = [plain(line) for line in arrivals(made, made.ranks, DisplayOptions(), width, 14)]
     assert all(len(line.rstrip()) <= width and "…" not in line for line in lines)
     assert all("ms" in line[-3:] for line in lines[1:])
 
 
 def test_legends_of_a_step_fit_80_columns() -> None:
     parts = [part for part in PARTS if part != "cpu_optimizer"]
-    assert "exposed communication" in plain(parts_legend([*parts, "hidden"], Look(), 116))
-    short = plain(parts_legend([*parts, "hidden"], Look(), 76))
+    assert "exposed communication" in plain(parts_legend([*parts, "hidden"], DisplayOptions(), 116))
+    short = plain(parts_legend([*parts, "hidden"], DisplayOptions(), 76))
     assert len(short) <= 76
-    assert short.endswith("rest  ■ hidden")
+    assert short.rstrip().endswith("other  ■ hidden")
 
 
 def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
@@ -572,11 +596,11 @@ def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
     assert [(one.rank, one.seconds) for one in found] == [(1, 0.7), (0, 0.001)]
 
 
-@pytest.mark.parametrize("ground", ["dark", "light", "sixteen", "none"])
-def test_every_tone_has_a_style_on_every_ground(ground: str) -> None:
+@pytest.mark.parametrize("background", ["dark", "light", "sixteen", "none"])
+def test_every_tone_has_a_style_on_every_background(background: str) -> None:
     for tone in ("", "dim", "bad", "badge", "cursor", *PARTS, "forward|exposed", "heat0", "heat7"):
-        made = style(tone, ground)
-        if ground == "none":
+        made = style(tone, background)
+        if background == "none":
             assert made.color is None
             assert made.bgcolor is None
     assert style("forward|exposed", "dark").bgcolor is not None

@@ -11,22 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tui.pictures import GIB, FixedSource, picture, steps
+from tui.snapshots import GIB, FixedSource, snapshot, steps
 
 from zeromon.cli.attach import again
+from zeromon.collector.http import start_server
 from zeromon.errors import RunNotFound, SourceError
-from zeromon.exporter import start_server
-from zeromon.record import Past
 from zeromon.snapshot import RunSnapshot
-from zeromon.source import LiveSource, StoreSource
-from zeromon.store import Store
-from zeromon.tui.look import Look
+from zeromon.sources.live import LiveSource
+from zeromon.sources.recorded import StoreSource
+from zeromon.storage.recorder import Past
+from zeromon.storage.run_store import Store
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plain import follow, lines, step_line
 
 
 def at_step(step: int, **facts: object) -> RunSnapshot:
     """The run when its ranks had ended *step* steps."""
-    made = picture(2)
+    made = snapshot(2)
     ranks = tuple(
         replace(r, recent=steps(r.rank, 160)[max(0, step - 50) : step], step=step, steps=step)
         for r in made.ranks
@@ -48,14 +49,14 @@ class Script(FixedSource):
 
 def followed(*answers: RunSnapshot | Exception, **facts: object) -> list[str]:
     said: list[str] = []
-    follow(Script(*answers), said.append, Look(), sleep=lambda _: None, **facts)  # type: ignore[arg-type]
+    follow(Script(*answers), said.append, DisplayOptions(), sleep=lambda _: None, **facts)  # type: ignore[arg-type]
     return said
 
 
 def test_a_step_is_one_line() -> None:
     """The longest, the most exposed, the fullest, and whose they are."""
     run = at_step(100)
-    line = step_line(run, 100, Look())
+    line = step_line(run, 100, DisplayOptions())
     found = [rank.recent[-1] for rank in run.ranks]
     slowest = max(range(2), key=lambda n: found[n].seconds)
     most = max(range(2), key=lambda n: found[n].exposed_ns / found[n].seconds)
@@ -64,7 +65,7 @@ def test_a_step_is_one_line() -> None:
     assert f"exposed {share * 100:.1f} % (rank {most})" in line
     assert f"reserved {found[1].reserved_bytes / GIB:.1f} GiB (rank 1)" in line
     assert line.endswith("OOM risk 74.0 %")
-    assert step_line(run, 7, Look()) == "step 7: not known"
+    assert step_line(run, 7, DisplayOptions()) == "step 7: not known"
 
 
 def test_every_step_is_said_once_and_the_end() -> None:
@@ -80,15 +81,15 @@ def test_every_step_is_said_once_and_the_end() -> None:
 
 
 def test_steps_that_went_by_are_owned_up_to() -> None:
-    said = list(lines(at_step(20), at_step(120), 20, Look()))
-    assert said[0] == "steps 21 to 70 went by too fast"
+    said = list(lines(at_step(20), at_step(120), 20, DisplayOptions()))
+    assert said[0] == "steps 21 to 70 were too fast to print"
     assert [line.split()[1] for line in said[1:]] == [str(n) for n in range(71, 121)]
 
 
 def test_a_collector_that_is_away_is_waited_for() -> None:
     gone = SourceError("no collector answers at x:1")
     said = followed(at_step(10), gone, gone, at_step(11), RunNotFound("not any more"))
-    assert said.count("no collector answers at x:1; waiting for it") == 1
+    assert said.count("no collector answers at x:1; trying again") == 1
     assert said[-2].startswith("step 11")
     assert said[-1] == "the run is gone: not any more"
 
@@ -150,7 +151,7 @@ def test_a_run_is_found_again(address: str) -> None:
     found = again("train_gpt-091500-abc", False)
     assert isinstance(found, LiveSource)
     assert found.address == address
-    Store().save(replace(picture(1), run="old"))
+    Store().save(replace(snapshot(1), run="old"))
     assert again("old", False) is None
     assert isinstance(again("old", True), StoreSource)
     assert again("unknown", True) is None

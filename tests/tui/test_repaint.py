@@ -13,11 +13,11 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input
-from tui.pictures import DATA_WAIT, FixedSource, picture
+from tui.snapshots import DATA_WAIT, FixedSource, snapshot
 from tui.test_tui import until
 
 from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store
+from zeromon.storage.run_store import Store
 from zeromon.tui import app as app_module
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.screens.timeline import Lanes
@@ -69,11 +69,11 @@ class Watched(ZeromonApp):
         return [[self.shown.get((x, y), ("", "")) for x in range(width)] for y in range(height)]
 
 
-def pictures() -> list[RunSnapshot]:
+def snapshots() -> list[RunSnapshot]:
     """Of one run, with more and fewer ranks, steps, findings and words of them."""
     made = []
     for number, (ranks, steps) in enumerate(((2, 40), (8, 160), (3, 7), (1, 0), (40, 161))):
-        base = picture(ranks, max(1, steps))
+        base = snapshot(ranks, max(1, steps))
         said = replace(DATA_WAIT, text=f"{number} 等待\u0301 " * (1 + 9 * (number % 2)))
         if not steps:
             base = replace(base, ranks=tuple(replace(r, recent=()) for r in base.ranks))
@@ -133,18 +133,18 @@ async def drawn_anew(pilot: Pilot[int], app: Watched) -> None:
 async def test_the_terminal_shows_what_drawing_all_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theme: str, seed: int, rounds: int
 ) -> None:
-    """After any keys, pictures and sizes, on whatever screen."""
+    """After any keys, snapshots and sizes, on whatever screen."""
     if theme == "NO_COLOR":
         monkeypatch.setenv("NO_COLOR", "1")
         theme = ""
     monkeypatch.chdir(tmp_path)
     chance = random.Random(seed)
-    known = pictures()
+    known = snapshots()
     source = FixedSource(known[0], {one.taken_wall: one for one in known})
     app = Watched(source, tmp_path / "store", theme)
     done: list[str] = []
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.scene is not None)
+        await until(pilot, lambda: app.model is not None)
         for number in range(rounds):
             for _ in range(chance.randint(1, 4)):
                 what = chance.random()
@@ -154,7 +154,7 @@ async def test_the_terminal_shows_what_drawing_all_would(
                     await pilot.resize_terminal(*size)
                 elif what < 0.4:
                     source.answer = replace(chance.choice(known), taken_ns=number)
-                    done.append(f"picture of {len(source.answer.ranks)}")
+                    done.append(f"snapshot of {len(source.answer.ranks)}")
                     await pilot.pause(0.05)
                 else:
                     done.append(chance.choice(_KEYS))

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from support import clean_environment
-from tui.pictures import picture
+from tui.snapshots import snapshot
 
-from zeromon.exporter import start_server
-from zeromon.record import Past
+from zeromon.collector.http import start_server
+from zeromon.storage.recorder import Past
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 if BROWSER is None or importlib.util.find_spec("textual_serve") is None:
@@ -32,9 +32,9 @@ Server(sys.argv[1], port=int(sys.argv[2])).serve()
 
 
 class _View:
-    """A collector with one picture."""
+    """A collector with one snapshot."""
 
-    view = (picture(2),)
+    view = (snapshot(2),)
 
     def was_read(self) -> None:
         pass
@@ -91,7 +91,7 @@ def test_it_is_drawn_in_a_browser_and_hears_mouse_and_keys(address: str) -> None
         shows("in flight")
         drawn.clear()
         page.keyboard.press("5")
-        shows("exposed share of a step")
+        shows("exposed communication, ")
         browser.close()
 
 

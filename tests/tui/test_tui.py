@@ -15,23 +15,26 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from core.build import deepspeed_facts, rank, run
+from builders import deepspeed_facts, rank, run
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.widgets import Input
-from tui.pictures import DATA_WAIT, FixedSource, FleetSource, fleet_picture, picture
+from tui.snapshots import DATA_WAIT, FixedSource, FleetSource, fleet_picture, snapshot
 from tui.test_lines import HOSTILE
 
+from zeromon.collector.http import start_server
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
-from zeromon.exporter import start_server
-from zeromon.history import row_of
-from zeromon.record import KnownFinding, Record
-from zeromon.replay import ReplaySource
+from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import Capture, Finding, Hang, InFlight, Remedy, RunSnapshot, TraceCheck
-from zeromon.source import LiveSource, Source, StoreSource
-from zeromon.store import Store
+from zeromon.sources.base import Source
+from zeromon.sources.live import LiveSource
+from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import ReplaySource
+from zeromon.storage.recorder import KnownFinding, Record
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import row_of
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.look import WHOLE
+from zeromon.tui.display_options import WHOLE
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes
 from zeromon.tui.screens.view import TABS, View
@@ -64,7 +67,7 @@ async def running(app: ZeromonApp, width: int = 120, height: int = 40) -> AsyncI
 
 
 async def settled(pilot: Pilot[int]) -> None:
-    await until(pilot, lambda: pilot.app.scene is not None)  # type: ignore[attr-defined]
+    await until(pilot, lambda: pilot.app.model is not None)  # type: ignore[attr-defined]
 
 
 async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -124,7 +127,7 @@ def test_pictures(
         await pilot.press(*keys.split())
         await pilot.pause(0.1)
 
-    assert snap_compare(make(picture(ranks), theme=theme), terminal_size=size, run_before=before)
+    assert snap_compare(make(snapshot(ranks), theme=theme), terminal_size=size, run_before=before)
 
 
 @pytest.mark.parametrize(
@@ -160,24 +163,24 @@ async def test_a_large_run_says_how_much_of_it_is_shown(make: Make) -> None:
             assert part in text, (part, text)
         await pilot.press("5")
         await pilot.pause()
-        assert "10 of 16,384 ranks, those that matter most" in screen_text(pilot.app)  # type: ignore[arg-type]
+        assert "10 of 16,384 ranks, the most important" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press("n")
         await pilot.pause()
         assert "2,048 nodes, the worst rank of each" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press("g", "enter")
-        await until(pilot, lambda: pilot.app.wanted.startswith("node"))  # type: ignore[attr-defined]
+        await until(pilot, lambda: pilot.app.rank_filter.startswith("node"))  # type: ignore[attr-defined]
         assert "of 16,384 ranks" in screen_text(pilot.app)  # type: ignore[arg-type]
 
 
 async def test_nodes_are_for_large_runs(make: Make) -> None:
-    async with running(make(picture(8))) as pilot:
+    async with running(make(snapshot(8))) as pilot:
         await pilot.press("5", "n")
         await says(pilot, "all ranks are shown")
 
 
 async def test_what_matters_fits_80x24(make: Make) -> None:
     """The danger, a step's parts, memory, exposed time, the gravest finding, the keys."""
-    async with running(make(picture(2)), 80, 24) as pilot:
+    async with running(make(snapshot(2)), 80, 24) as pilot:
         text = screen_text(pilot.app)  # type: ignore[arg-type]
     for part in (
         "train_gpt-091500-abc", "live", "memory full at ~step 308", "22.0 %", "rank 0", "forward",
@@ -189,7 +192,7 @@ async def test_what_matters_fits_80x24(make: Make) -> None:
 async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """Parts are letters; no cell has a colour."""
     monkeypatch.setenv("NO_COLOR", "1")
-    async with running(make(picture(8)), 100, 32) as pilot:
+    async with running(make(snapshot(8)), 100, 32) as pilot:
         assert "FFFF" in screen_text(pilot.app)  # type: ignore[arg-type]
         for strip in pilot.app.screen._compositor.render_strips():
             for segment in strip.apply_filter(
@@ -207,11 +210,11 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "A step stands where it was",
-        "ranks": "exposed share of a step", "findings": "losses.append", "logs": "follows ranks",
+        "memory": "by role", "communication": "in flight", "timeline": "Steps are at their true times",
+        "ranks": MAPPED[0].label, "findings": "losses.append", "logs": "follows ranks",
         "overview": "step time",
     }  # fmt: skip
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         for number in (2, 3, 4, 5, 6, 7, 1):
             await pilot.press(str(number))
@@ -224,7 +227,7 @@ async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
 
 
 async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app, 120, 100) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
@@ -243,7 +246,7 @@ async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) ->
 
 
 async def test_the_palette_knows_the_keys(make: Make) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         commands = list(app.get_system_commands(app.screen))
         names = {command.title for command in commands}
@@ -252,7 +255,7 @@ async def test_the_palette_knows_the_keys(make: Make) -> None:
             "Trace",
             "Report",
             "Timeline",
-            "Table as CSV",
+            "Save table as CSV",
             "Filter",
             "Theme",
             "Rank 1",
@@ -266,7 +269,7 @@ async def test_the_palette_knows_the_keys(make: Make) -> None:
 
 
 async def test_the_keys_below_can_be_clicked(make: Make) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         line = screen_text(app).splitlines()[-1]
         await pilot.click("#keys", offset=(line.index("Help"), 0))
@@ -300,28 +303,28 @@ def later(made: RunSnapshot, wall: float, name: str = "") -> RunSnapshot:
 
 
 async def test_space_holds_the_picture_and_lets_it_go_on(make: Make) -> None:
-    source = FixedSource(picture(2), {1000.0: later(picture(2), 1000.0), 1070.0: picture(2)})
+    source = FixedSource(snapshot(2), {1000.0: later(snapshot(2), 1000.0), 1070.0: snapshot(2)})
     app = make(source)
     async with running(app) as pilot:
         await pilot.press("space")
-        source.answer = later(picture(2), 1090.0)
-        await until(pilot, lambda: app.scene.newest_wall == 1090.0)  # type: ignore[union-attr]
-        assert app.scene is not None
-        assert app.scene.run.taken_wall == 1070.0
+        source.answer = later(snapshot(2), 1090.0)
+        await until(pilot, lambda: app.model.newest_wall == 1090.0)  # type: ignore[union-attr]
+        assert app.model is not None
+        assert app.model.run.taken_wall == 1070.0
         assert "paused 00:17:50, 20 s behind" in screen_text(app)
         assert "00:16:40" in screen_text(app)  # where what is kept begins
         await pilot.press("space")
-        await until(pilot, lambda: app.scene.run.taken_wall == 1090.0)  # type: ignore[union-attr]
+        await until(pilot, lambda: app.model.run.taken_wall == 1090.0)  # type: ignore[union-attr]
         assert "paused" not in screen_text(app)
 
 
 async def test_arrows_go_back_and_forth_in_what_is_kept(make: Make) -> None:
     """In steps of a sixtieth of it; beyond the end is now."""
-    kept = {1000.0 + n: later(picture(2), 1000.0 + n, f"kept{n}") for n in range(0, 70, 2)}
-    app = make(FixedSource(picture(2), kept))
-    shown = lambda: app.scene.run.run  # type: ignore[union-attr]  # noqa: E731
+    kept = {1000.0 + n: later(snapshot(2), 1000.0 + n, f"kept{n}") for n in range(0, 70, 2)}
+    app = make(FixedSource(snapshot(2), kept))
+    shown = lambda: app.model.run.run  # type: ignore[union-attr]  # noqa: E731
     async with running(app) as pilot:
-        await until(pilot, lambda: app._span is not None)
+        await until(pilot, lambda: app.model.span is not None)
         await pilot.press("left")
         await until(pilot, lambda: shown() == "kept68")
         await pilot.press("shift+left")
@@ -337,9 +340,9 @@ async def test_arrows_go_back_and_forth_in_what_is_kept(make: Make) -> None:
 
 
 async def test_where_nothing_is_kept_it_says_so(make: Make) -> None:
-    async with running(make(picture(2))) as pilot:
+    async with running(make(snapshot(2))) as pilot:
         await pilot.press("left")
-        await says(pilot, "nothing of this run is kept")
+        await says(pilot, "this run has no record to go back in")
         await pilot.press("greater_than_sign")
         await says(pilot, "only a replay has a speed")
 
@@ -347,7 +350,7 @@ async def test_where_nothing_is_kept_it_says_so(make: Make) -> None:
 async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
     """Pause, seek and speed; the clock of the replay is the test's."""
     store, now = Store(tmp_path / "store"), [0.0]
-    record, last = Record(store.folder("old")), picture(2)
+    record, last = Record(store.folder("old")), snapshot(2)
     for second in range(60):
         record.see(replace(last, run="old", taken_wall=2000.0 + second))
     record.keep(row_of(r.rank, step, 0) for r in last.ranks for step in r.recent)
@@ -355,7 +358,7 @@ async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
     record.close()
     source = ReplaySource("old", store, clock=lambda: now[0])
     app = make(source)
-    at = lambda: app.scene.run.taken_wall  # type: ignore[union-attr]  # noqa: E731
+    at = lambda: app.model.run.taken_wall  # type: ignore[union-attr]  # noqa: E731
     async with running(app) as pilot:
         assert at() == 2000.0
         assert "■ exposed communication" in screen_text(app)  # of each phase, from the history
@@ -363,27 +366,27 @@ async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
         now[0] = 5.0
         await until(pilot, lambda: at() == 2005.0)
         await pilot.press("greater_than_sign")
-        await until(pilot, lambda: source.speed == 2.0)
+        await until(pilot, lambda: source.playback.speed == 2.0)
         now[0] = 10.0
         await until(pilot, lambda: at() == 2015.0)
         await pilot.press("space")
-        await until(pilot, lambda: not source.playing)
+        await until(pilot, lambda: not source.playback.playing)
         assert "⏸ replay" in screen_text(app)
         await pilot.press("left")
         await until(pilot, lambda: at() == 2014.0)
         await pilot.press("less_than_sign", "space")
-        await until(pilot, lambda: source.playing and source.speed == 1.0)
+        await until(pilot, lambda: source.playback.playing and source.playback.speed == 1.0)
         await pilot.press("l")
         await until(pilot, lambda: at() == 2059.0)
         assert app.screen.query("#bars")  # the end of a replay opens no report
 
 
 async def test_a_run_that_ends_shows_its_report(make: Make) -> None:
-    source = FixedSource(picture(2))
+    source = FixedSource(snapshot(2))
     app = make(source)
     async with running(app) as pilot:
-        ranks = tuple(replace(r, alive=False, ended="finished") for r in picture(2).ranks)
-        source.answer = replace(picture(2), ended=True, ranks=ranks, taken_wall=1071.0)
+        ranks = tuple(replace(r, alive=False, ended="finished") for r in snapshot(2).ranks)
+        source.answer = replace(snapshot(2), ended=True, ranks=ranks, taken_wall=1071.0)
         await until(pilot, lambda: "finished after 160 steps" in screen_text(app))
         assert "Steps (median of the last 20)" in screen_text(app)
         await pilot.press("escape", "7")
@@ -392,7 +395,7 @@ async def test_a_run_that_ends_shows_its_report(make: Make) -> None:
 
 
 async def test_a_run_that_had_ended_before_shows_the_overview(make: Make) -> None:
-    app = make(replace(picture(2), ended=True))
+    app = make(replace(snapshot(2), ended=True))
     async with running(app):
         assert app.screen.query("#bars")
         assert "ended 00:17:50" in screen_text(app)
@@ -402,7 +405,7 @@ async def test_a_run_that_had_ended_before_shows_the_overview(make: Make) -> Non
 
 
 async def test_a_dead_source_is_said_and_the_picture_stays(make: Make) -> None:
-    source = FixedSource(picture(2))
+    source = FixedSource(snapshot(2))
     app = make(source)
     async with running(app) as pilot:
         source.answer = SourceError("no collector answers at 127.0.0.1:1")
@@ -411,18 +414,18 @@ async def test_a_dead_source_is_said_and_the_picture_stays(make: Make) -> None:
         assert "0 s old" in screen_text(app)
         source.answer = RunNotFound("gone")
         await until(pilot, lambda: "the run has ended: zeromon report" in screen_text(app))
-        source.answer = picture(2)
+        source.answer = snapshot(2)
         await until(pilot, lambda: "live" in screen_text(app))
 
 
 async def test_a_source_that_breaks_is_asked_again_and_said(make: Make) -> None:
     """Also by an error that nobody foresaw."""
-    source = FixedSource(picture(2))
+    source = FixedSource(snapshot(2))
     app = make(source)
     async with running(app) as pilot:
         source.answer = KeyError("oh")
-        await until(pilot, lambda: "this view failed: KeyError('oh')" in screen_text(app))
-        source.answer = replace(picture(2), taken_wall=picture(2).taken_wall + 5)
+        await until(pilot, lambda: "the terminal view failed: KeyError('oh')" in screen_text(app))
+        source.answer = replace(snapshot(2), taken_wall=snapshot(2).taken_wall + 5)
         await until(pilot, lambda: not app.trouble)
 
 
@@ -443,13 +446,13 @@ async def test_a_slow_source_does_not_hold_up_the_keys(make: Make) -> None:
                 time.sleep(20)
             return super().latest()
 
-    source = Slow(picture(2))
+    source = Slow(snapshot(2))
     app = make(source)
     async with running(app) as pilot:
         source.slow = True
         await pilot.pause(0.1)
         await pilot.press("5")
-        await until(pilot, lambda: "exposed share of a step" in screen_text(app), 15)
+        await until(pilot, lambda: MAPPED[0].label in screen_text(app), 15)
         app.now = lambda: 1100.0
         app._show_age()
         await pilot.pause()
@@ -469,8 +472,8 @@ async def test_it_finds_a_collector_that_comes_back_elsewhere(
 
     app = make(LiveSource("127.0.0.1:1", "train-1"), reconnect=again)
     async with running(app):
-        assert app.scene is not None
-        assert app.scene.run.run == "train-1"
+        assert app.model is not None
+        assert app.model.run.run == "train-1"
     server.shutdown()
     assert asked == [("train-1", False)]
 
@@ -479,7 +482,7 @@ async def test_it_finds_a_collector_that_comes_back_elsewhere(
 
 
 async def test_a_filter_is_typed_shown_and_cleared(make: Make) -> None:
-    app = make(picture(8))
+    app = make(snapshot(8))
     async with running(app) as pilot:
         await pilot.press("5", "slash", *"exposed>19", "enter")
         await pilot.pause()
@@ -491,17 +494,18 @@ async def test_a_filter_is_typed_shown_and_cleared(make: Make) -> None:
         await pilot.pause()
         assert "rank 3 " not in screen_text(app).split("findings")[0].split("step time")[1]
         await pilot.press("escape")
-        await until(pilot, lambda: app.wanted == "")
+        await until(pilot, lambda: app.rank_filter == "")
         await pilot.press("slash", "9", "9")
         await pilot.pause()
         await pilot.press("escape")
         await until(
-            pilot, lambda: app.wanted == "" and not app.screen.query_one("#asked", Input).display
+            pilot,
+            lambda: app.rank_filter == "" and not app.screen.query_one("#filter", Input).display,
         )
 
 
 async def test_the_cursor_the_order_and_the_header(make: Make) -> None:
-    app = make(picture(64))
+    app = make(snapshot(64))
     async with running(app, 160, 30) as pilot:
         await pilot.press("5")
         await pilot.pause()
@@ -541,12 +545,12 @@ async def test_the_cursor_the_order_and_the_header(make: Make) -> None:
 
 
 async def test_a_rank_is_opened_and_its_neighbours_too(make: Make) -> None:
-    app = make(picture(8))
+    app = make(snapshot(8))
     async with running(app) as pilot:
         await pilot.press("5", "down", "down", "enter")
         await until(pilot, lambda: "NVIDIA H100" in screen_text(app))
-        assert app.scene is not None
-        assert app.scene.chosen == 2
+        assert app.model is not None
+        assert app.model.chosen == 2
         await pilot.press("right_square_bracket")
         await pilot.pause()
         assert "╭─ rank 3 ─" in screen_text(app)
@@ -566,21 +570,14 @@ async def test_a_rank_is_opened_and_its_neighbours_too(make: Make) -> None:
 
 
 async def test_the_heat_map_has_other_figures_and_takes_clicks(make: Make) -> None:
-    app = make(picture(64))
+    app = make(snapshot(64))
     async with running(app, 160, 40) as pilot:
         await pilot.press("5")
         await pilot.pause()
-        for name in (
-            "step time",
-            "lateness",
-            "waiting for late ranks",
-            "memory",
-            "OOM risk",
-            "exposed share",
-        ):
+        for figure in (*MAPPED[1:], MAPPED[0]):
             await pilot.press("h")
             await pilot.pause()
-            assert f"─ {name}" in screen_text(app), name
+            assert f"─ {figure.label}" in screen_text(app), figure.name
         heat = app.screen.query_one(HeatMap)
         await pilot.click("#heat", offset=(2 + 3 * heat._mesh.cell, 1))  # type: ignore[union-attr]
         await pilot.pause()
@@ -595,7 +592,7 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         steps=(3, 4), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
         live_communication_seconds=2.0, trace_communication_seconds=2.0,
     )  # fmt: skip
-    shown = picture(8)
+    shown = snapshot(8)
     app = make(replace(shown, ranks=(replace(shown.ranks[0], check=check), *shown.ranks[1:])))
     async with running(app, 160, 40) as pilot:
         assert "± 10 % of it" in screen_text(app)
@@ -621,11 +618,11 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
 )
 async def test_where_no_rank_is_let_through_none_is_shown(make: Make, key: str, part: str) -> None:
     """Not the one that was shown before."""
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app, 140, 40) as pilot:
         await pilot.press(*key.split())
         await until(pilot, lambda: part in screen_text(app))
-        app.want("exposed>99")
+        app.filter_ranks("exposed>99")
         await pilot.pause()
         body = "\n".join(screen_text(app).splitlines()[3:])
         assert part not in body
@@ -634,7 +631,7 @@ async def test_where_no_rank_is_let_through_none_is_shown(make: Make, key: str, 
 async def test_what_is_in_flight_opens_its_rank_and_what_opens_nothing_does_not_say_so(
     make: Make,
 ) -> None:
-    app = make(picture(8))
+    app = make(snapshot(8))
     async with running(app, 140, 40) as pilot:
         await pilot.press("3")
         await pilot.pause()
@@ -648,8 +645,8 @@ async def test_what_is_in_flight_opens_its_rank_and_what_opens_nothing_does_not_
 
 
 async def test_a_key_is_seen_on_the_timeline_at_once(make: Make) -> None:
-    """New pictures wait their turn there; what the user asked for does not."""
-    app = make(picture(8))
+    """New snapshots wait their turn there; what the user asked for does not."""
+    app = make(snapshot(8))
     async with running(app, 120, 40) as pilot:
         await pilot.press("4")
         await pilot.pause()
@@ -662,13 +659,13 @@ async def test_a_key_is_seen_on_the_timeline_at_once(make: Make) -> None:
 
 
 async def test_lanes_zoom_and_pan(make: Make) -> None:
-    app = make(picture(8))
+    app = make(snapshot(8))
     async with running(app) as pilot:
         await pilot.press("4")
         await pilot.pause()
         lanes = app.screen.query_one(Lanes)
-        assert app.scene is not None
-        whole = lanes._seconds(app.scene)
+        assert app.model is not None
+        whole = lanes._seconds(app.model)
         await pilot.press("plus")
         assert lanes.seconds == pytest.approx(whole / 2)
         await pilot.press("left")
@@ -680,7 +677,7 @@ async def test_lanes_zoom_and_pan(make: Make) -> None:
         assert lanes.seconds == pytest.approx(2 * whole)
         for _ in range(60):
             lanes.action_pan(1)
-        known = app.scene.ranks[7].recent[-1].end_ns - 10**9
+        known = app.model.ranks[7].recent[-1].end_ns - 10**9
         assert lanes.back <= known / 1e9
         await pilot.press("home")
         assert (lanes.seconds, lanes.back) == (0.0, 0.0)
@@ -694,7 +691,7 @@ async def test_lanes_zoom_and_pan(make: Make) -> None:
 
 
 async def test_the_diff_of_a_finding_is_copied_and_its_rule_explained(make: Make) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         await pilot.press("6")
         await pilot.pause()
@@ -719,7 +716,7 @@ async def test_the_diff_of_a_finding_is_copied_and_its_rule_explained(make: Make
 
 
 async def test_logs_tell_what_happened(make: Make) -> None:
-    source = FixedSource(picture(2))
+    source = FixedSource(snapshot(2))
     source.known = [
         KnownFinding(rule="old", rank=-1, code="ZM999", severity="warning", text="it was so",
                      came=1010.0, gone=1020.0),
@@ -729,11 +726,15 @@ async def test_logs_tell_what_happened(make: Make) -> None:
         await pilot.press("7")
         await until(pilot, lambda: "00:16:50  ZM999 it was so" in screen_text(app))
         assert "00:17:00  ZM999 no longer: old" in screen_text(app)
-        ranks = list(picture(2).ranks)
+        ranks = list(snapshot(2).ranks)
         ranks[1] = replace(ranks[1], alive=False, failed=True, ended="SIGKILL", errors=3, dropped=7,
                            unseen=("torch.x",))  # fmt: skip
         source.answer = replace(
-            picture(2), ranks=tuple(ranks), findings=(), taken_wall=1072.0, history_note="disk full"
+            snapshot(2),
+            ranks=tuple(ranks),
+            findings=(),
+            taken_wall=1072.0,
+            history_note="disk full",
         )
         await until(pilot, lambda: "rank 1 ended: SIGKILL" in screen_text(app))
         text = screen_text(app)
@@ -751,7 +752,7 @@ async def test_the_newest_note_stays_in_sight(make: Make) -> None:
         Finding(rule=f"r{n}", code="ZM999", severity="info", rank=0, text=f"it is so {n} " * 9)
         for n in range(60)
     )
-    source = FixedSource(replace(picture(2), findings=notes[:30]))
+    source = FixedSource(replace(snapshot(2), findings=notes[:30]))
     app = make(source)
     async with running(app, 100, 30) as pilot:
         await pilot.press("7")
@@ -775,7 +776,7 @@ async def test_the_newest_note_stays_in_sight(make: Make) -> None:
 
 
 async def test_units_shares_and_windows(make: Make) -> None:
-    source = FixedSource(picture(8))
+    source = FixedSource(snapshot(8))
     app = make(source)
     async with running(app) as pilot:
         assert "limit 80.0 GiB" in screen_text(app)
@@ -791,7 +792,7 @@ async def test_units_shares_and_windows(make: Make) -> None:
         while app.look.window != WHOLE:
             await pilot.press("w")
         await until(pilot, lambda: bool(source.asked) and "━ rank 3" in screen_text(app))
-        assert source.asked[-1] == [0, 3, 7]  # the most exposed, the fullest, the slowest
+        assert source.asked[-1] == (0, 3, 7)  # the most exposed, the fullest, the slowest
         assert "step 1 " in screen_text(app)
         await pilot.press("w")
         await until(pilot, lambda: "median" in screen_text(app))
@@ -803,10 +804,10 @@ def marked(app: ZeromonApp) -> bool:
 
 
 async def test_a_mark_is_kept_beside_the_run(make: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "store" / "runs" / picture(2).run
+    folder = tmp_path / "store" / "runs" / snapshot(2).run
     folder.mkdir(parents=True)
     for _ in range(2):  # the second view finds the mark of the first
-        app = make(picture(2))
+        app = make(snapshot(2))
         async with running(app) as pilot:
             await pilot.press("m", *"new data", "enter")
             await says(pilot, "step 160 is marked, in ")
@@ -816,23 +817,23 @@ async def test_a_mark_is_kept_beside_the_run(make: Make, tmp_path: Path) -> None
     assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == ["new data"] * 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("broken\n" + path.read_text() + '{"wall": "no"}\n')
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         await pilot.press("7")
         await until(pilot, lambda: screen_text(app).count("mark at step 160: new data") == 2)
 
 
 async def test_a_mark_of_a_run_elsewhere_is_kept_in_memory(make: Make, tmp_path: Path) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         await pilot.press("m", "enter")
-        await says(pilot, "as long as this view is open")
+        await says(pilot, "only until this view is closed")
         assert [(mark.wall, mark.step) for mark in app._marks.all] == [(1070.0, 160)]
     assert not list(tmp_path.rglob("marks.jsonl"))
 
 
 async def test_a_tick_before_the_screen_is_laid_out_is_nothing(make: Make) -> None:
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app):
         view = app._view()
         assert view is not None
@@ -845,7 +846,7 @@ async def test_tables_and_the_screen_are_written(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = make(picture(2))
+    app = make(snapshot(2))
     async with running(app) as pilot:
         for key in "1234567":
             await pilot.press(key, "x")
@@ -866,14 +867,14 @@ async def test_tables_and_the_screen_are_written(
     ]  # fmt: skip
     rows = list(csv.DictReader(next(tmp_path.glob("*steps*.csv")).open()))
     assert len(rows) == 2 * 160
-    step = picture(2).ranks[0].recent[0]
+    step = snapshot(2).ranks[0].recent[0]
     assert float(rows[0]["duration_seconds"]) == pytest.approx(step.seconds)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.glob("zeromon-*"))
     assert "@font-face" not in next(tmp_path.glob("*.svg")).read_text()
 
 
 class Collector:
-    """Takes a request for a trace, and goes on with it picture by picture."""
+    """Takes a request for a trace, and goes on with it snapshot by snapshot."""
 
     def __init__(self) -> None:
         self.view = (run(rank(0)),)
@@ -930,27 +931,27 @@ async def test_t_asks_for_a_trace_and_tells_how_far_it_is(make: Make, collector:
 
 
 async def test_without_a_live_run_t_says_why_not(make: Make) -> None:
-    async with running(make(picture(2))) as pilot:
+    async with running(make(snapshot(2))) as pilot:
         await pilot.press("t")
         await says(pilot, "needs a live run")
 
 
 async def test_r_turns_to_another_run(make: Make, collector: Collector, tmp_path: Path) -> None:
     """Live ones and recorded ones; nothing of the first is left."""
-    Store(tmp_path / "store").save(replace(picture(1), run="recorded", ended=True))
-    app = make(picture(8))
+    Store(tmp_path / "store").save(replace(snapshot(1), run="recorded", ended=True))
+    app = make(snapshot(8))
     async with running(app) as pilot:
-        app.want("3")
+        app.filter_ranks("3")
         await pilot.press("r")
         await until(pilot, lambda: bool(app.screen.query("#runs")))
         table: Table[object] = app.screen.query_one("#runs", Table)
         assert [r.run for r in table.rows] == ["train-1", "recorded"]  # type: ignore[attr-defined]
         await pilot.press("down", "enter")
-        await until(pilot, lambda: app.scene is not None and app.scene.run.run == "recorded")
+        await until(pilot, lambda: app.model is not None and app.model.run.run == "recorded")
         await pilot.press("r")
         await until(pilot, lambda: bool(app.screen.query("#runs")))
         await pilot.press("enter")
-        await until(pilot, lambda: app.scene is not None and app.scene.run.run == "train-1")
+        await until(pilot, lambda: app.model is not None and app.model.run.run == "train-1")
         await pilot.press("r")
         await until(pilot, lambda: bool(app.screen.query("#runs")))
         await pilot.press("escape")
@@ -962,7 +963,7 @@ async def test_r_turns_to_another_run(make: Make, collector: Collector, tmp_path
 
 def hostile(text: str) -> RunSnapshot:
     """*text* wherever a run can put a name."""
-    shown = picture(2)
+    shown = snapshot(2)
     flying = InFlight(op=text, group=text, sequence=1, unit=text, phase=text, nbytes=1, issued_ns=0)
     ranks = tuple(
         replace(
@@ -1003,19 +1004,19 @@ async def test_hostile_names_do_not_break_a_screen(make: Make, text: str) -> Non
 
 
 async def test_a_run_without_ranks_and_one_without_steps(make: Make) -> None:
-    bare = tuple(replace(one, recent=()) for one in picture(2).ranks)
-    for made in (run(), replace(picture(2), ranks=bare)):
+    bare = tuple(replace(one, recent=()) for one in snapshot(2).ranks)
+    for made in (run(), replace(snapshot(2), ranks=bare)):
         app = make(made)
         async with running(app, 80, 24) as pilot:
             for key in "1234567":
                 await pilot.press(key, "right_square_bracket", "enter")
                 await pilot.pause()
-            assert app.scene is not None
+            assert app.model is not None
 
 
 @pytest.mark.parametrize("size", [(20, 5), (40, 12), (300, 90)], ids=str)
 async def test_any_size_is_drawn(make: Make, size: tuple[int, int]) -> None:
-    app = make(picture(40))
+    app = make(snapshot(40))
     async with running(app, *size) as pilot:
         for key in "1234567":
             await pilot.press(key)
@@ -1041,7 +1042,7 @@ async def test_only_what_is_on_the_screen_is_drawn(
         formatted += 1
         return original(*arguments)  # type: ignore[arg-type]
 
-    app = make(picture(1024))
+    app = make(snapshot(1024))
     async with running(app, 120, 40) as pilot:
         await pilot.press("5")
         await pilot.pause()
@@ -1052,7 +1053,7 @@ async def test_only_what_is_on_the_screen_is_drawn(
 
 
 async def test_nothing_runs_on_after_it_is_closed(make: Make) -> None:
-    source = FixedSource(picture(2))
+    source = FixedSource(snapshot(2))
     app = make(source)
     async with running(app):
         pass

@@ -1,5 +1,5 @@
-"""Training configurations, looked at before the run: DeepSpeed JSON, accelerate YAML, Python scripts.
+"""Checks training configurations before a run: DeepSpeed JSON, accelerate YAML, Python scripts.
 
-Nothing that is looked at is executed, and no framework is imported. :func:`zeromon.check.run.check` is
-the way in.
+The checks execute no code of a script and import no framework. The entry point is
+:func:`zeromon.check.runner.check`.
 """

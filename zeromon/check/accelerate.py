@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
-from zeromon.check.deepspeed import ZERO, stage_of
+from zeromon.check.deepspeed.settings import ZERO, stage_of
 from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, whole
 from zeromon.check.schema import schema
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
-"""The second is the DeepSpeed file that the first names, where there is one."""
+"""A check of (accelerate configuration, the DeepSpeed configuration that it names or None, machine)."""
 
 DEEPSPEED, FSDP = "deepspeed_config", "fsdp_config"
 
@@ -19,29 +19,30 @@ _BESIDE_A_FILE = (
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
     "zero3_save_16bit_model",
 )  # fmt: skip
-"""DeepSpeedPlugin._deepspeed_config_checks refuses these beside a DeepSpeed file."""
+"""Settings that DeepSpeedPlugin._deepspeed_config_checks refuses together with a DeepSpeed file."""
 
 _OLD = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config"}
-"""Converted by BaseConfig.process_config."""
+"""Old name of a setting -> its new name, as BaseConfig.process_config converts it."""
 
 _NOT_FSDP2 = (
     "fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch",
     "fsdp_use_orig_params", "fsdp_sync_module_states",
 )  # fmt: skip
+"""Settings that only FSDP1 reads."""
 
 
 def kind_of(config: Config) -> str:
-    """DEEPSPEED, FSDP, or what else distributed_type says."""
+    """Returns ``distributed_type`` in capitals, such as DEEPSPEED or FSDP; "" where it is missing."""
     return str(config.get("distributed_type", default="")).upper()
 
 
 def version_of(config: Config) -> int:
-    """FSDP's version: 1 unless it is said."""
+    """Returns the version of FSDP: 2 where ``fsdp_version`` is 2, else 1."""
     return 2 if whole(config.get(FSDP, "fsdp_version", default=1)) == 2 else 1
 
 
 def strategy_of(config: Config) -> str:
-    """FSDP 1's sharding strategy by name."""
+    """Returns the name of FSDP1's sharding strategy, also for a number; FULL_SHARD by default."""
     value = str(config.get(FSDP, "fsdp_sharding_strategy", default="FULL_SHARD")).upper()
     names: list[str] = schema()["accelerate"]["fsdp_sharding_strategy"]
     return names[int(value) - 1] if value in map(str, range(1, len(names) + 1)) else value
@@ -51,14 +52,14 @@ def strategy_of(config: Config) -> str:
 
 
 def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Unknown names: refused at the top, ignored in the sections."""
+    """Yields unknown and old names; accelerate refuses unknown ones at the top, not in sections."""
     known = schema()["accelerate"]
     sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
     for name in () if sagemaker else config.data:
         if str(name) not in known["top"] and str(name) not in _OLD:
             near = get_close_matches(str(name), known["top"], 1, 0.7)
             fix = f"did you mean {near[0]}?" if near else f"remove {name}"
-            message = f"accelerate knows no {name}, and refuses the file"
+            message = f"accelerate has no setting {name}, and refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, fix)
     for part in (DEEPSPEED, FSDP):
         options = set(known["options"]) | set(known[part])
@@ -67,7 +68,7 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
             if prefixed not in options:
                 near = get_close_matches(prefixed, known[part], 1, 0.7)
                 fix = f"did you mean {near[0]}?" if near else f"remove {name}"
-                message = f"{part} has no {name}: it is set, and nothing reads it"
+                message = f"{part} has no {name}: accelerate ignores the setting"
                 yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
     for old, new in _OLD.items():
         if config.has(old):
@@ -77,7 +78,7 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
 
 
 def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Values that accelerate refuses, most of them when it looks up an enum."""
+    """Yields values that accelerate refuses, and processes that do not divide over the machines."""
     known = schema()["accelerate"]
     if not config.has("distributed_type"):
         fix = "distributed_type: FSDP, DEEPSPEED or MULTI_GPU"
@@ -107,8 +108,8 @@ def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Proble
         value = config.get(*path)
         if value is not None and str(value).upper() not in choices:
             message = f"there is no {path[-1]} {value}"
-            shown = [c for c in choices if not c.isdigit()] or choices
-            fix = f"one of {', '.join(c.lower() if c in _LOWER else c for c in shown)}"
+            words = [c for c in choices if not c.isdigit()] or choices
+            fix = f"one of {', '.join(c.lower() if c in _LOWER else c for c in words)}"
             yield config.problem("ZM103", "error", path, message, fix)
     machines, ranks = whole(config.get("num_machines")), whole(config.get("num_processes"))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
@@ -122,36 +123,36 @@ _LOWER = ("NONE", "CPU", "NVME")
 
 def _choices(config: Config) -> dict[Path, list[str]]:
     known = schema()["accelerate"]
-    found: dict[Path, list[str]] = {}
+    allowed: dict[Path, list[str]] = {}
     if kind_of(config) == "FSDP":
         for name in ("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_state_dict_type"):
             if version_of(config) == 1 or name == "fsdp_state_dict_type":
                 choices = known[name]
-                found[FSDP, name] = [*choices, *map(str, range(1, len(choices) + 1))]
+                allowed[FSDP, name] = [*choices, *map(str, range(1, len(choices) + 1))]
         if version_of(config) == 2:  # LOCAL_STATE_DICT is refused
-            found[FSDP, "fsdp_state_dict_type"] = [
+            allowed[FSDP, "fsdp_state_dict_type"] = [
                 "FULL_STATE_DICT",
                 "SHARDED_STATE_DICT",
                 "1",
                 "3",
             ]
-            found[FSDP, "fsdp_reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO"]
-        found[FSDP, "fsdp_auto_wrap_policy"] = known["fsdp_auto_wrap_policy"]
-        found[FSDP, "fsdp_version"] = ["1", "2"]
+            allowed[FSDP, "fsdp_reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO"]
+        allowed[FSDP, "fsdp_auto_wrap_policy"] = known["fsdp_auto_wrap_policy"]
+        allowed[FSDP, "fsdp_version"] = ["1", "2"]
     if kind_of(config) == "DEEPSPEED":
-        found[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
+        allowed[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
         for name in ("offload_optimizer_device", "offload_param_device"):
-            found[DEEPSPEED, name] = list(_LOWER)
+            allowed[DEEPSPEED, name] = list(_LOWER)
         launchers = known["deepspeed_multinode_launcher"]
-        found[DEEPSPEED, "deepspeed_multinode_launcher"] = [name.upper() for name in launchers]
-    return found
+        allowed[DEEPSPEED, "deepspeed_multinode_launcher"] = [name.upper() for name in launchers]
+    return allowed
 
 
 # ---- DeepSpeed ------------------------------------------------------------------------------------
 
 
 def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
-    """What accelerate refuses, or what it takes the last of."""
+    """Yields duplicate keys, settings that a DeepSpeed file excludes, zero3_init_flag below stage 3."""
     for path in config.duplicates:
         message = f"{'.'.join(path)} is given twice, and the last one counts"
         yield config.problem("ZM105", "warning", path, message, "keep one")
@@ -165,7 +166,7 @@ def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator
             given.append(("mixed_precision",))
         for path in given:
             message = f"accelerate refuses {path[-1]} beside deepspeed_config_file"
-            fix = f"remove {path[-1]} here, and say it in the DeepSpeed file"
+            fix = f"remove {path[-1]} here, and set it in the DeepSpeed file"
             yield config.problem("ZM105", "error", path, message, fix)
     stage = _stage(config, other)
     if is_on(config.get(DEEPSPEED, "zero3_init_flag")) and stage is not None and stage < 3:
@@ -177,54 +178,54 @@ def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator
 
 
 def _stage(config: Config, other: Config | None) -> int | None:
-    """The stage of the file, where there is one; else the YAML's own, which is 2 unless said."""
+    """Returns the ZeRO stage of the DeepSpeed file, else of the YAML (2 by default); None if unknown."""
     if config.get(DEEPSPEED, "deepspeed_config_file"):
         return stage_of(other) if other is not None else None
     return whole(config.get(DEEPSPEED, "zero_stage", default=2))
 
 
 def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Settings that the stage, or the version of FSDP, ignores."""
-    found: list[str] = []
+    """Yields one problem for all settings that the ZeRO stage or the version of FSDP ignores."""
+    unused: list[str] = []
     part, why, sections = "", "", config.section(FSDP)
     if kind_of(config) == "DEEPSPEED":
         stage = _stage(config, other)
         if stage is not None and stage < 3:
             part, why = DEEPSPEED, f"at stage {stage}"
             if str(config.get(part, "offload_param_device", default="none")).lower() != "none":
-                found.append("offload_param_device")
+                unused.append("offload_param_device")
             if is_on(config.get(part, "zero3_save_16bit_model")):
-                found.append("zero3_save_16bit_model")
+                unused.append("zero3_save_16bit_model")
     elif kind_of(config) == "FSDP" and version_of(config) == 2:
         part, why = FSDP, "under FSDP2"
-        found = [name for name in _NOT_FSDP2 if name in sections]
+        unused = [name for name in _NOT_FSDP2 if name in sections]
     elif kind_of(config) == "FSDP":
         part, why = FSDP, "under FSDP1, where fsdp_sharding_strategy decides"
-        found = [name for name in ("fsdp_reshard_after_forward",) if name in sections]
-    if found:
-        does = "has" if len(found) == 1 else "have"
-        message = f"{listed(found)} {does} no effect {why}"
-        fix = "remove them" if len(found) > 1 else f"remove {found[0]}"
-        if "fsdp_sharding_strategy" in found and "fsdp_reshard_after_forward" not in sections:
+        unused = [name for name in ("fsdp_reshard_after_forward",) if name in sections]
+    if unused:
+        does = "has" if len(unused) == 1 else "have"
+        message = f"{listed(unused)} {does} no effect {why}"
+        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        if "fsdp_sharding_strategy" in unused and "fsdp_reshard_after_forward" not in sections:
             keeps = strategy_of(config) in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
             fix = f"fsdp_reshard_after_forward: {'false' if keeps else 'true'}"
-        yield config.problem("ZM106", "info", (part, found[0]), message, fix)
+        yield config.problem("ZM106", "info", (part, unused[0]), message, fix)
 
 
 def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """A place is needed; accelerate's own default is a folder called none."""
+    """Yields offloads to NVMe without a path: accelerate would write to a folder called ``none``."""
     if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
         return
     for name in ("optimizer", "param"):
         device, path = f"offload_{name}_device", f"offload_{name}_nvme_path"
         if config.get(DEEPSPEED, device) == "nvme" and not config.get(DEEPSPEED, path):
-            message = f"{device} is nvme, and no {path} says where"
+            message = f"{device} is nvme, but {path} is missing"
             fix = f"{path}: /local_nvme"
             yield config.problem("ZM504", "error", (DEEPSPEED, device), message, fix)
 
 
 def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """FP16 at stage 3, or nothing but fp32."""
+    """Yields fp16 at ZeRO stage 3, and training in fp32."""
     if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
         return
     stage = _stage(config, None)
@@ -240,11 +241,11 @@ def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Pro
 
 
 def save_without_gather(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Stage 3 saves shards unless it is told to gather them."""
+    """Yields stage 3 without gathering of the weights: a saved model consists of shards."""
     name = "zero3_save_16bit_model"
     if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
         return
-    message = "a model is saved as shards, which zero_to_fp32.py must put together"
+    message = "a model is saved as shards, which zero_to_fp32.py must merge"
     if other is not None:
         gather = "stage3_gather_16bit_weights_on_model_save"
         if other.get(ZERO, gather) == AUTO:  # accelerate fills in false
@@ -260,7 +261,7 @@ def save_without_gather(config: Config, other: Config | None, _: Machine) -> Ite
 
 
 def whole_model_unit(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Without a policy that wraps, all parameters are gathered at once."""
+    """Yields a missing wrap policy: FSDP then gathers all parameters of the model at once."""
     if kind_of(config) != "FSDP":
         return
     path = (FSDP, "fsdp_auto_wrap_policy")
@@ -274,17 +275,17 @@ def whole_model_unit(config: Config, _other: Config | None, _: Machine) -> Itera
 
 
 def backward_prefetch(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """FSDP1 gathers the next unit beside the current one's backward only when told to."""
+    """Yields FSDP1 without backward prefetch: no all-gather of backward overlaps computation."""
     path = (FSDP, "fsdp_backward_prefetch")
     off = str(config.get(*path)).upper() in ("NO_PREFETCH", "3")
     if kind_of(config) == "FSDP" and version_of(config) == 1 and off:
-        message = "without prefetch no all-gather of backward runs beside computation"
+        message = "without prefetch no all-gather of backward overlaps computation"
         fix = "fsdp_backward_prefetch: BACKWARD_PRE"
         yield config.problem("ZM304", "warning", path, message, fix)
 
 
 def across_nodes(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Parameters that travel between nodes, in every step twice."""
+    """Yields full sharding over several nodes: each step gathers the parameters twice between nodes."""
     machines = whole(config.get("num_machines", default=1)) or 1
     if kind_of(config) != "FSDP" or machines < 2:
         return
@@ -303,7 +304,7 @@ def across_nodes(config: Config, _other: Config | None, _: Machine) -> Iterator[
 
 
 def full_state_dict(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """A whole model in the memory of one host, while the others wait."""
+    """Yields full state dicts: rank 0 gathers the model in host memory while the other ranks wait."""
     path = (FSDP, "fsdp_state_dict_type")
     is_full = str(config.get(*path)).upper() in ("FULL_STATE_DICT", "1")
     if kind_of(config) == "FSDP" and is_full and (whole(config.get("num_processes")) or 1) > 1:
@@ -313,7 +314,10 @@ def full_state_dict(config: Config, _other: Config | None, _: Machine) -> Iterat
 
 
 def checkpoint_choices(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """What accelerate launch refuses: weights on rank 0 only, and no way to the others."""
+    """Yields loading on rank 0 without a broadcast, and offload of activations without checkpointing.
+
+    accelerate refuses both.
+    """
     loads = config.get(FSDP, "fsdp_cpu_ram_efficient_loading", default=True)
     path = (FSDP, "fsdp_sync_module_states")
     if kind_of(config) == "FSDP" and loads and config.get(*path) is False:

@@ -1,7 +1,7 @@
-"""Files as data, with the line and column of every key. Nothing of a file is executed.
+"""Parses configurations and scripts, with the line and column of every key. No code is executed.
 
-Positions come from the YAML composer's marks; JSON is read by :mod:`json`, and its keys are then found
-by a scan over tokens. Lines and columns count from 1.
+The positions of YAML keys come from the marks of the YAML composer. :mod:`json` parses JSON, and a
+separate scan over its tokens locates the keys. Lines and columns count from 1.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import yaml
 from zeromon.check.problem import Config, Path
 
 MOST_BYTES = 4 << 20
-"""No configuration, and no training script, is larger."""
+"""Largest file that is read, in bytes."""
 _MOST_YAML = 256 << 10
-"""Its reader is slow."""
+"""Largest YAML file that is read, in characters: the YAML parser is slow."""
 _MOST_KEYS = 100_000
 _DEEPEST = 60
 
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".py": "python"}
-"""What is looked at in a folder."""
+"""Suffix of a file -> its dialect; other files of a folder are not read."""
 
 
 class UnreadableError(Exception):
-    """A file that cannot be read, and where that shows."""
+    """A file cannot be read; carries the position of the fault and a fix."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1, fix: str = "") -> None:
         super().__init__(message)
@@ -43,48 +43,52 @@ class UnreadableError(Exception):
 
 
 def read_text(file: File) -> str:
-    """The text of *file*; raises :class:`UnreadableError`."""
+    """Returns the text of *file*.
+
+    Raises :class:`UnreadableError` for a special file, a file of more than :data:`MOST_BYTES`, and a
+    file that is not UTF-8.
+    """
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("this is not a regular file")
-        if found.st_size > MOST_BYTES:
-            size = found.st_size >> 20
-            raise UnreadableError(f"{size} MiB are too much for a configuration or a script")
+        if status.st_size > MOST_BYTES:
+            size = status.st_size >> 20
+            raise UnreadableError(f"{size} MiB is too large for a configuration or a script")
         content = file.read_bytes()
     except OSError as error:
-        raise UnreadableError(f"it cannot be opened: {error.strerror}") from error
+        raise UnreadableError(f"the file cannot be opened: {error.strerror}") from error
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
-        message = f"byte {error.start} is no UTF-8 text"
+        message = f"byte {error.start} is not UTF-8 text"
         raise UnreadableError(message, line, column, "save it as UTF-8") from error
 
 
 def dialect_of(file: File, text: str) -> str:
-    """By its name, else by how it begins."""
+    """Returns json, yaml or python, by the suffix of *file*, else by the first character of *text*."""
     known = SUFFIXES.get(file.suffix.lower())
     return known or ("json" if text.lstrip().startswith("{") else "yaml")
 
 
 def parse(text: str, name: str, dialect: str) -> Config:
-    """JSON or YAML with positions; raises :class:`UnreadableError`."""
+    """Returns the configuration in a JSON or YAML text; raises :class:`UnreadableError`."""
     data, places, duplicates = _parse_json(text) if dialect == "json" else _parse_yaml(text)
     if not isinstance(data, dict):
         what = "nothing" if data is None else f"a {type(data).__name__}"
-        raise UnreadableError(f"it holds {what}, not a configuration")
+        raise UnreadableError(f"the file contains {what}, not a configuration")
     return Config(
         file=name, data=data, places=places, dialect=dialect, duplicates=duplicates, text=text
     )
 
 
 def parse_python(text: str) -> ast.Module:
-    """A script's syntax tree; raises :class:`UnreadableError`."""
+    """Returns the syntax tree of a script; raises :class:`UnreadableError`."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the script's own strings deserve
+            warnings.simplefilter("ignore")  # warnings about escapes in the script's strings
             return ast.parse(text)
     except SyntaxError as error:
         message = f"Python cannot read it: {error.msg}"
@@ -107,7 +111,7 @@ def _parse_json(text: str) -> _Read:
         message = f"not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
         raise UnreadableError(message, error.lineno, error.colno, fix) from error
     except RecursionError as error:
-        raise UnreadableError("it is nested too deep") from error
+        raise UnreadableError("the file is nested too deep") from error
     except ValueError as error:  # a number of thousands of digits
         raise UnreadableError(str(error).partition(":")[0]) from error
     return data, places, duplicates
@@ -117,7 +121,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]')
 
 
 def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ...]]:
-    """Where each key of a text stands that is known to be JSON; keys inside lists are left out."""
+    """Returns the positions of the keys of valid JSON, and duplicate keys; skips keys in lists."""
     places: dict[Path, tuple[int, int]] = {(): (1, 1)}
     duplicates = []
     path: list[str] = []
@@ -149,7 +153,7 @@ def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ..
 
 def _parse_yaml(text: str) -> _Read:
     if len(text) > _MOST_YAML:
-        raise UnreadableError(f"{len(text) >> 10} KiB of YAML are too much for a configuration")
+        raise UnreadableError(f"{len(text) >> 10} KiB of YAML is too large for a configuration")
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -158,7 +162,7 @@ def _parse_yaml(text: str) -> _Read:
         if node is None:
             raise UnreadableError("the file is empty")
         if _expanded(node, {}) > _MOST_KEYS:
-            raise UnreadableError("its aliases expand to too much, or contain themselves")
+            raise UnreadableError("YAML aliases expand to too many nodes, or contain themselves")
         for path, mark in _yaml_keys(node, (), set()):
             if path in places:
                 duplicates.append(path)
@@ -173,14 +177,14 @@ def _parse_yaml(text: str) -> _Read:
     except yaml.YAMLError as error:
         raise UnreadableError(f"not YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
-        raise UnreadableError("it is nested too deep") from error
+        raise UnreadableError("the file is nested too deep") from error
     except (ValueError, OverflowError) as error:  # 2026-99-99, a number of thousands of digits
         raise UnreadableError(f"not YAML: {str(error).partition(':')[0]}") from error
     return data, places, tuple(duplicates)
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """How many nodes there are where every alias is written out; a node in itself has no end."""
+    """Returns the number of nodes with all aliases expanded; infinite for a node inside itself."""
     if id(node) not in sizes:
         sizes[id(node)] = math.inf
         inner: list[yaml.Node] = []
@@ -192,13 +196,13 @@ def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
     return sizes[id(node)]
 
 
-def _yaml_keys(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
-    """The keys of mappings; what an alias repeats is walked once."""
-    if not isinstance(node, yaml.MappingNode) or id(node) in seen or len(path) > _DEEPEST:
+def _yaml_keys(node: yaml.Node, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
+    """Yields the path and mark of each key of nested mappings; visits an aliased node once."""
+    if not isinstance(node, yaml.MappingNode) or id(node) in visited or len(path) > _DEEPEST:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
             here = (*path, str(key.value))
             yield here, key.start_mark
-            yield from _yaml_keys(value, here, seen)
+            yield from _yaml_keys(value, here, visited)

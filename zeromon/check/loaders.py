@@ -1,7 +1,7 @@
-"""Checks of the data loaders of a script: torch's own, and the one that a Trainer makes.
+"""Checks of the data loaders of a script: torch's DataLoader, and the one that a Trainer creates.
 
-A loader without workers may be right, and a script does not say how dear its samples are. So what is
-said here is what is refused, what does nothing, and what was written against a GPU's interest.
+A loader without workers may be right: the cost of a sample is not in the script. The checks therefore
+report settings that torch refuses, settings without effect, and explicit settings that make a GPU wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _POSITIONS = {
     "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "pin_memory": 7,
     "drop_last": 8, "timeout": 9, "multiprocessing_context": 11,
 }  # fmt: skip
-"""Of torch.utils.data.DataLoader's parameters, those that may be given by position."""
+"""Positions of the checked parameters of torch.utils.data.DataLoader."""
 
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 _NOT_BESIDE_A_BATCH_SAMPLER = ("batch_size", "shuffle", "sampler", "drop_last")
@@ -27,20 +27,20 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """A data loader that a call makes, whatever the names of its settings."""
+    """A call that creates a data loader; setting names are those of DataLoader, without *prefix*."""
 
     script: Script
     call: Call
     prefix: str = ""
-    """``dataloader_`` for a Trainer's."""
+    """``dataloader_`` for the arguments of a Trainer, else empty."""
 
     def node(self, name: str) -> ast.expr | None:
-        """The expression that is given for a setting."""
+        """Returns the expression of a setting; None where the call does not give the setting."""
         position = -1 if self.prefix else _POSITIONS.get(name, -1)
         return self.script.argument(self.call, self.prefix + name, position)
 
     def is_set(self, name: str) -> bool:
-        """Whether a setting is given, and is none of what a default may be."""
+        """Returns whether a setting has a known value other than None, False and 0, or is a sampler."""
         node = self.node(name)
         is_made = name in _SAMPLERS and isinstance(node, ast.Call)
         return is_made or (
@@ -49,20 +49,20 @@ class Loader:
 
     @property
     def workers(self) -> float | None:
-        """How many; None where that is open."""
+        """Number of worker processes; 0 by default, None where the script does not determine it."""
         node = self.node("num_workers")
         if node is None:
             return None if is_open(self.call) else 0
         return number(self.script.value(node))
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
-        """A problem of one setting."""
+        """Returns a problem at the setting *name*, or at the call where the setting is missing."""
         node = self.node(name) or self.call.node
         return self.script.problem(code, severity, node, message, fix, self.prefix + name)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is what waits for it."""
+        """Whether the training that uses the loader runs on a GPU, as far as the script shows."""
         if not self.prefix:
             return _uses_gpu(self.script)
         nodes = (self.script.argument(self.call, name) for name in ("use_cpu", "no_cuda"))
@@ -70,7 +70,7 @@ class Loader:
 
 
 def loaders(script: Script) -> Iterator[Loader]:
-    """All of a script."""
+    """Yields all data loaders of a script."""
     for call in script.calls:
         if call.name.startswith("torch.") and call.short == "DataLoader":
             yield Loader(script=script, call=call)
@@ -79,7 +79,7 @@ def loaders(script: Script) -> Iterator[Loader]:
 
 
 def needs_workers(script: Script) -> Iterator[Problem]:
-    """Settings of workers, where there are none: torch refuses them."""
+    """Yields settings of workers in loaders without workers: torch refuses them."""
     for loader in loaders(script):
         for name in _NEED_WORKERS:
             if loader.workers == 0 and loader.is_set(name):
@@ -92,7 +92,7 @@ def needs_workers(script: Script) -> Iterator[Problem]:
 
 
 def order(script: Script) -> Iterator[Problem]:
-    """More than one answer to who chooses the samples: torch refuses that."""
+    """Yields settings that exclude each other in the choice of samples: torch refuses them."""
     for loader in loaders(script):
         if loader.prefix:
             continue
@@ -106,7 +106,7 @@ def order(script: Script) -> Iterator[Problem]:
 
 
 def no_workers(script: Script) -> Iterator[Problem]:
-    """A GPU waits while the training process makes each batch itself, as it was told to."""
+    """Yields an explicit ``num_workers=0``: the training process makes each batch, the GPU waits."""
     for loader in loaders(script):
         if loader.node("num_workers") is not None and loader.workers == 0 and loader.on_gpu:
             message = "each batch is made by the training process, while the GPU waits"
@@ -115,7 +115,7 @@ def no_workers(script: Script) -> Iterator[Problem]:
 
 
 def not_pinned(script: Script) -> Iterator[Problem]:
-    """``non_blocking`` copies from memory that is not page-locked block all the same."""
+    """Yields loaders without pinned memory: ``non_blocking`` copies from pageable memory block."""
     asynchronous = any(_copies_asynchronously(script, node) for node in ast.walk(script.tree))
     for loader in loaders(script):
         node = loader.node("pin_memory")
@@ -137,8 +137,8 @@ def _copies_asynchronously(script: Script, node: ast.AST) -> bool:
     return node.func.attr in ("to", "cuda") and any(script.value(v) is True for v in given)
 
 
-def workers_anew(script: Script) -> Iterator[Problem]:
-    """Workers that are started again in every epoch."""
+def restarted_workers(script: Script) -> Iterator[Problem]:
+    """Yields loaders that start their workers again in every epoch."""
     named = {
         name: loader
         for loader in loaders(script)
@@ -153,14 +153,14 @@ def workers_anew(script: Script) -> Iterator[Problem]:
             loader = named.pop(_iterated(inner), None)
             if loader is None or not loader.workers or loader.node("persistent_workers"):
                 continue
-            message = f"{loader.workers:g} workers are started anew in every epoch"
+            message = f"{loader.workers:g} workers start again in every epoch"
             yield loader.problem(
                 "ZM604", "info", "persistent_workers", message, "persistent_workers=True"
             )
 
 
 def _name_of(script: Script, call: Call) -> str:
-    """The name that a loader is given, where it has only that one."""
+    """Returns the variable that a loader is assigned to; "" for anything but one plain name."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign) and node.value is call.node and len(node.targets) == 1:
             target = node.targets[0]
@@ -169,7 +169,7 @@ def _name_of(script: Script, call: Call) -> str:
 
 
 def _iterated(node: ast.AST) -> str:
-    """The name that a loop goes over, also through enumerate and the like; "" for anything else."""
+    """Returns the variable that a loop iterates, also through ``enumerate``; "" for other nodes."""
     over = node.iter if isinstance(node, ast.For) else None
     while isinstance(over, ast.Call) and over.args:
         over = over.args[0]
@@ -189,4 +189,4 @@ def _uses_gpu(script: Script) -> bool:
 
 Check = Callable[[Script], Iterable[Problem]]
 
-CHECKS: tuple[Check, ...] = (needs_workers, order, no_workers, not_pinned, workers_anew)
+CHECKS: tuple[Check, ...] = (needs_workers, order, no_workers, not_pinned, restarted_workers)

@@ -1,7 +1,7 @@
-"""Checks of a strategy against a model and a machine, for both kinds of configuration.
+"""Checks a sharding strategy against a model and a machine, for DeepSpeed and accelerate.
 
-Only what the model itself keeps is counted: what a configuration does not say, as the length of a
-sequence, cannot be. So a strategy is called too high only where a lower one needs half of a device.
+The estimates count model states without activations: a configuration does not contain the sequence
+length. A stage is therefore reported as too high only where a lower one needs at most half of a device.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zeromon import plan
 from zeromon.check.problem import Config, Machine, Path, Problem, whole
-from zeromon.configs import changes
 from zeromon.errors import PlanError
-from zeromon.model import ShardPlan, ZeroStage
+from zeromon.memory import plan
+from zeromon.memory.config_files import changes
+from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.units import human_bytes
 
 _ROOMY = 0.5
-"""Share of a device that may be planned with, where activations are not known."""
+"""Share of a device that model states may take where activations are unknown."""
 
 
 def stages(config: Config, machine: Machine) -> Iterator[Problem]:
-    """Whether the stage, and the offload, are what the model needs."""
+    """Yields a stage or offload that does not fit, or that the model does not need."""
     setup = _setup(config, machine)
     if setup is None:
         return
@@ -43,7 +43,7 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         yield config.problem("ZM203", "warning", path, message, fix)
         return
     if mine.plan.framework != "deepspeed" and not setup.model.has_units:
-        return  # what FSDP gathers is not known then
+        return  # the peak of gathered parameters under FSDP is unknown
     roomy = setup.usable_bytes * _ROOMY
     if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
         bare = plan.row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
@@ -66,7 +66,7 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         best = max(lower, key=lambda row: row.plan.stage)
         takes = f"{human_bytes(best.device_bytes)} of {human_bytes(setup.usable_bytes)}"
         message = (
-            f"{best.plan.label} fits, too ({takes}, without activations), and sends "
+            f"{best.plan.label} also fits ({takes}, without activations), and sends "
             f"{human_bytes(best.communication_bytes)} a step instead of "
             f"{human_bytes(mine.communication_bytes)}"
         )
@@ -75,22 +75,22 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
 
 
 def _setup(config: Config, machine: Machine) -> plan.Setup | None:
-    """The model under this configuration; None where that is not known."""
+    """Returns the model under *config*; None where the model, the device or the ranks are unknown."""
     model, ranks = machine.model, machine.devices or config.ranks
     if model is None or machine.device_bytes is None:
         return None
     hidden = model.architecture.hidden if model.architecture else 0
     try:
-        found: dict[str, Any] = changes(config.data, hidden)
-        found.pop("micro_batch", None)
-        found["ranks"] = machine.devices or found.get("ranks") or ranks
-        if not found["ranks"]:
+        fields: dict[str, Any] = changes(config.data, hidden)
+        fields.pop("micro_batch", None)
+        fields["ranks"] = machine.devices or fields.get("ranks") or ranks
+        if not fields["ranks"]:
             return None
-        if found["ranks"] % (found.get("shard_ranks") or 1):
-            found["shard_ranks"] = 0
-        found["reshards"] = found.get("stage") == ZeroStage.PARAMETERS
-        chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **found})
-    except (PlanError, TypeError):  # said by the other checks
+        if fields["ranks"] % (fields.get("shard_ranks") or 1):
+            fields["shard_ranks"] = 0
+        fields["reshards"] = fields.get("stage") == ZeroStage.PARAMETERS
+        chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **fields})
+    except (PlanError, TypeError):  # the other checks report it
         return None
     hosts = machine.hosts or whole(config.get("num_machines")) or 0
     return plan.Setup(
@@ -103,7 +103,7 @@ def _setup(config: Config, machine: Machine) -> plan.Setup | None:
 
 
 def _stage_path(config: Config) -> Path:
-    """Where a file says how the model is split."""
+    """Returns the path of the setting that shards the model."""
     return _first_of(
         config,
         ("zero_optimization", "stage"),
@@ -114,7 +114,7 @@ def _stage_path(config: Config) -> Path:
 
 
 def _offload_path(config: Config) -> Path:
-    """Where it says what is kept on the host."""
+    """Returns the path of the setting that offloads to the host."""
     return _first_of(
         config,
         ("zero_optimization", "offload_optimizer"),

@@ -1,4 +1,4 @@
-"""What a check says: one problem, at one place of one file."""
+"""The result of a check, a problem at one place of one file, and the configuration that is checked."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zeromon.model import ModelSpec
-from zeromon.rules import pages
-
-AUTO = "auto"
-"""What a program fills in; also stands for what a script computes, and nobody can know here."""
+from zeromon.diagnosis.pages import pages
+from zeromon.memory.config_values import AUTO as AUTO
+from zeromon.memory.config_values import is_on as is_on
+from zeromon.memory.config_values import number as number
+from zeromon.memory.config_values import whole as whole
+from zeromon.memory.spec import ModelSpec
 
 Path = tuple[str, ...]
-"""The keys that lead to a value."""
+"""The keys from the top of a configuration to a value."""
 
 SEVERITIES = ("error", "warning", "info")
-"""An error does not start, or not as written; a warning costs time or memory; an info is a choice."""
+"""error: training fails or ignores the setting; warning: costs time or memory; info: a trade-off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One finding."""
+    """A problem of a configuration or script, with a fix."""
 
     code: str
     severity: str
@@ -31,15 +32,15 @@ class Problem:
     message: str
     """One sentence without a period."""
     fix: str
-    """What to write instead, or what to do."""
+    """The replacement, or the action that solves the problem."""
     key: str = ""
-    """Like ``zero_optimization.overlap_comm``."""
+    """Dotted path of the setting, such as ``zero_optimization.overlap_comm``; may be empty."""
     quiet: bool = False
-    """It states a fact, and is shown only where everything is asked for."""
+    """The problem only states a fact; ``check --verbose`` prints it."""
 
     @property
     def name(self) -> str:
-        """The rule's name, from its page."""
+        """The name of the rule, from its documentation page."""
         return pages()[self.code].name
 
 
@@ -54,7 +55,7 @@ def problem_at(
     *,
     quiet: bool = False,
 ) -> Problem:
-    """A problem of *file* at *place*, a line and a column."""
+    """Returns a problem of *file* at *place*: (line, column), both from 1."""
     line, column = place
     return Problem(
         code=code,
@@ -71,7 +72,7 @@ def problem_at(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the command line says of the machine and the model."""
+    """The machine and the model from the command line; None where an option was not given."""
 
     devices: int | None = None
     device_bytes: int | None = None
@@ -82,20 +83,20 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A configuration, and where each of its keys stands."""
+    """A configuration, with the line and column of each key."""
 
     file: str
     data: Mapping[str, Any]
     places: Mapping[Path, tuple[int, int]]
     dialect: str = "json"
-    """json, yaml or python: how a fix is written."""
+    """The syntax of fixes: json, yaml or python."""
     duplicates: tuple[Path, ...] = ()
     ranks: int | None = None
-    """As another file, or the command line, says."""
+    """Number of ranks, from the file that names this one; None where unknown."""
     text: str = field(default="", repr=False)
 
     def get(self, *path: str, default: Any = None) -> Any:
-        """The value at *path*; *default* where there is none."""
+        """Returns the value at *path*; *default* where the path does not exist."""
         value: Any = self.data
         for name in path:
             if not isinstance(value, Mapping) or name not in value:
@@ -104,23 +105,23 @@ class Config:
         return value
 
     def section(self, *path: str) -> Mapping[str, Any]:
-        """The section at *path*; an empty one where there is none."""
+        """Returns the section at *path*; an empty mapping where there is no section."""
         value = self.get(*path)
         return value if isinstance(value, Mapping) else {}
 
     def has(self, *path: str) -> bool:
-        """Whether something is said at *path*."""
+        """Returns whether *path* exists, with any value."""
         missing = object()
         return self.get(*path, default=missing) is not missing
 
     def place(self, path: Path) -> tuple[int, int]:
-        """Line and column of *path*, or of the nearest section around it."""
+        """Returns the line and column of *path*, or of the nearest enclosing section."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, (1, 1))
 
     def write(self, name: str, value: Any) -> str:
-        """*name* with *value*, as it is written in this file."""
+        """Returns the setting *name* with *value* in the syntax of the file."""
         if self.dialect == "yaml":
             return f"{name}: {_yaml(value)}"
         return f'"{name}": {_json(value) if self.dialect == "json" else repr(value)}'
@@ -128,12 +129,12 @@ class Config:
     def problem(
         self, code: str, severity: str, path: Path, message: str, fix: str, *, quiet: bool = False
     ) -> Problem:
-        """A problem at *path*."""
+        """Returns a problem at *path*."""
         place, key = self.place(path), ".".join(path)
         return problem_at(self.file, place, code, severity, message, fix, key, quiet=quiet)
 
     def on(self, ranks: int | None) -> Config:
-        """The same, where the number of ranks is known."""
+        """Returns a copy with the number of ranks, unless the configuration already has one."""
         return replace(self, ranks=self.ranks or ranks)
 
 
@@ -149,31 +150,7 @@ def _yaml(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def number(value: Any) -> float | None:
-    """A number as a configuration may write it; None for anything else, and for "auto"."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        found = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return found if -1e18 < found < 1e18 else None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number; None for anything else."""
-    found = number(value)
-    return int(found) if found is not None and found == int(found) else None
-
-
-def is_on(value: Any) -> bool | None:
-    """A switch as DeepSpeed and accelerate take it; None where it is not said, or "auto"."""
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower())
-    return bool(value) if isinstance(value, (bool, int)) else None
-
-
 def listed(names: Iterable[str]) -> str:
-    """``a, b and c``."""
+    """Returns the names as a list in words: ``a, b and c``."""
     known = list(names)
     return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else ""

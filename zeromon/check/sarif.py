@@ -9,15 +9,15 @@ from urllib.parse import quote
 
 from zeromon import __version__
 from zeromon.check.problem import Problem
-from zeromon.rules import pages
+from zeromon.diagnosis.pages import pages
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 
 
 def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
-    """One run, with the rules that it found."""
-    found = list(problems)
-    used = sorted({problem.code for problem in found})
+    """Returns a SARIF log with one run: *problems* and the rules that they violate."""
+    results = list(problems)
+    used = sorted({problem.code for problem in results})
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -31,7 +31,7 @@ def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(problem, used.index(problem.code)) for problem in found],
+                "results": [_result(problem, used.index(problem.code)) for problem in results],
             }
         ],
     }

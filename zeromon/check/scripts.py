@@ -1,7 +1,7 @@
-"""Checks of a training script, read as a syntax tree and never executed.
+"""Checks of a training script by its syntax tree; the script is never executed.
 
-Only what is written as a literal counts, or a name that is assigned one literal in the whole file. A
-check is one function, and one line in :data:`CHECKS`.
+A check uses literals, and names that the whole file assigns only once, to a literal. Each check is
+one function, and one line in :data:`CHECKS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, number, problem_at
 
 FRAMEWORKS = ("torch", "deepspeed", "accelerate", "transformers", "trl")
-"""Whose names are looked for; anything else is the script's own."""
+"""Packages whose calls are checked."""
 
 _FSDP = "FullyShardedDataParallel"
 _WRAPPERS = (_FSDP, "DistributedDataParallel", "fully_shard")
@@ -27,11 +27,11 @@ NONEXISTENT = {
     "deepspeed.Profiling": "deepspeed.profiling.flops_profiler.FlopsProfiler, "
     'or "flops_profiler" in the configuration',
 }
-"""Names that circulate, and what there is instead."""
+"""Names that no framework has though scripts use them -> the replacement."""
 
 
 class _Unknown:
-    """What only running the script would tell."""
+    """A value that is known only when the script runs."""
 
 
 UNKNOWN = _Unknown()
@@ -39,38 +39,38 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a framework's name."""
+    """A call of a function or class of a framework."""
 
     name: str
-    """Like ``torch.distributed.fsdp.FullyShardedDataParallel``."""
+    """Dotted name, such as ``torch.distributed.fsdp.FullyShardedDataParallel``."""
     node: ast.Call
     loops: int
-    """Loops and comprehensions around it."""
+    """Number of loops and comprehensions around the call."""
     parameters: frozenset[str]
-    """Of the functions around it."""
+    """Parameter names of the functions around the call."""
 
     @property
     def short(self) -> str:
-        """The last part of the name."""
+        """The part of the name after the last dot."""
         return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script, with what the checks ask for."""
+    """A parsed script, with the facts that the checks need."""
 
     file: str
     tree: ast.Module
     calls: tuple[Call, ...]
     literals: Mapping[str, Any]
-    """Names with one literal value in the whole file."""
+    """Variable -> its value, for variables with one literal value in the whole file."""
     names: Mapping[str, str]
-    """Imported names, and what they stand for."""
+    """Imported name -> its dotted name."""
     words: frozenset[str]
-    """Every name and attribute that occurs."""
+    """All names and attributes of the script."""
 
     def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
-        """The argument's expression; None where it is not given."""
+        """Returns the expression of an argument; None where the call does not give the argument."""
         for word in call.node.keywords:
             if word.arg == name:
                 return word.value
@@ -80,7 +80,7 @@ class Script:
         return plain[position] if is_there and not starred else None
 
     def value(self, node: ast.expr | None) -> Any:
-        """The literal that *node* is; the dotted name of a framework's; else :data:`UNKNOWN`."""
+        """Returns the literal of *node*, or its dotted name in a framework; else :data:`UNKNOWN`."""
         if node is None:
             return UNKNOWN
         if isinstance(node, ast.Constant):
@@ -92,7 +92,7 @@ class Script:
     def problem(
         self, code: str, severity: str, node: ast.AST, message: str, fix: str, key: str = ""
     ) -> Problem:
-        """A problem at *node*."""
+        """Returns a problem at *node*."""
         place = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
         return problem_at(self.file, place, code, severity, message, fix, key)
 
@@ -101,7 +101,7 @@ Check = Callable[[Script], Iterable[Problem]]
 
 
 def read_script(file: str, tree: ast.Module) -> Script:
-    """What the checks need of a syntax tree."""
+    """Returns the calls, literals, imports and names of a syntax tree."""
     names = dict(_imports(tree))
     words = set()
     for node in ast.walk(tree):
@@ -131,7 +131,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
-    """The dotted name behind an expression, where a framework's import begins it; else ""."""
+    """Returns the dotted name of an expression that starts with an import of a framework; else ""."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.insert(0, node.attr)
@@ -143,7 +143,7 @@ def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
 
 
 def _literals(tree: ast.Module) -> dict[str, Any]:
-    """Names that are bound once, to a number, a text, a truth or a dict."""
+    """Returns the variables that are bound once, to a constant (its value) or a dict (its node)."""
     values: dict[str, list[Any]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -158,14 +158,14 @@ def _literals(tree: ast.Module) -> dict[str, Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             stores[node.id] = stores.get(node.id, 0) + 1
-    found: dict[str, Any] = {}
+    literals: dict[str, Any] = {}
     for name, nodes in values.items():
         if len(nodes) == 1 and stores.get(name) == 1:
             if isinstance(nodes[0], ast.Constant):
-                found[name] = nodes[0].value
+                literals[name] = nodes[0].value
             elif isinstance(nodes[0], ast.Dict):
-                found[name] = nodes[0]
-    return found
+                literals[name] = nodes[0]
+    return literals
 
 
 _LOOPS = (
@@ -180,7 +180,7 @@ _LOOPS = (
 
 
 def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
-    """All calls of frameworks' names, with what is around them; without recursion."""
+    """Yields all calls of frameworks, with their loops and parameters; iterative, for deep trees."""
     stack: list[tuple[ast.AST, int, frozenset[str]]] = [(tree, 0, frozenset())]
     while stack:
         node, loops, parameters = stack.pop()
@@ -197,7 +197,7 @@ def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
 
 
 def is_training(script: Script) -> bool:
-    """Whether there is anything here that these checks know."""
+    """Returns whether the script uses anything that the checks know."""
     shorts = {call.short for call in script.calls}
     trains = any(is_arguments(call) for call in script.calls)
     wraps = shorts & {*_WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
@@ -209,7 +209,7 @@ def is_training(script: Script) -> bool:
 
 
 def is_arguments(call: Call) -> bool:
-    """Whether this makes the arguments of a Trainer: transformers' own, or trl's."""
+    """Returns whether *call* creates the arguments of a Trainer of transformers or trl."""
     top = call.name.partition(".")[0]
     if call.short.endswith("TrainingArguments") and top == "transformers":
         return True
@@ -220,7 +220,7 @@ def is_arguments(call: Call) -> bool:
 
 
 def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
-    """DeepSpeed configurations in the script, or paths of them, each with the call that takes it."""
+    """Yields DeepSpeed configurations of the script, or their paths, each with its call."""
     for call in script.calls:
         node = None
         if call.name == "deepspeed.initialize":
@@ -231,13 +231,13 @@ def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
             node = script.argument(call, "hf_ds_config", 0)
         if node is None:
             continue
-        found = config_at(script, node)
-        if found is not None:
-            yield found, call
+        config = config_at(script, node)
+        if config is not None:
+            yield config, call
 
 
 def config_at(script: Script, node: ast.expr) -> Config | str | None:
-    """The configuration that *node* is, as a dict or a name for one; or the path of a JSON file."""
+    """Returns the configuration of a dict or of a variable for a dict, or the path of a JSON file."""
     literal = node
     if isinstance(node, ast.Name) and isinstance(script.literals.get(node.id), ast.Dict):
         literal = script.literals[node.id]
@@ -252,8 +252,8 @@ def config_at(script: Script, node: ast.expr) -> Config | str | None:
 def _data(
     script: Script, node: ast.Dict, path: Path, places: dict[Path, tuple[int, int]]
 ) -> dict[str, Any]:
-    """A dict display as data; what is computed is as open as "auto"."""
-    found: dict[str, Any] = {}
+    """Returns a dict display as data, with "auto" for computed values."""
+    data: dict[str, Any] = {}
     for key, value in zip(node.keys, node.values, strict=True):
         name = script.value(key) if key is not None else None
         if not isinstance(name, str) or key is None:
@@ -261,10 +261,10 @@ def _data(
         here = (*path, name)
         places[here] = key.lineno, key.col_offset + 1
         if isinstance(value, ast.Dict):
-            found[name] = _data(script, value, here, places)
+            data[name] = _data(script, value, here, places)
         else:
-            found[name] = _plain(script, value)
-    return found
+            data[name] = _plain(script, value)
+    return data
 
 
 def _plain(script: Script, node: ast.expr) -> Any:
@@ -285,20 +285,23 @@ _MATCHED = {
     "fp16": (("fp16", "enabled"), "ZM105"),
     "bf16": (("bf16", "enabled"), "ZM105"),
 }
-"""HfTrainerDeepSpeedConfig.trainer_config_process: what must be the same, where both are written."""
+"""Argument of a Trainer -> (path of the DeepSpeed setting with the same value, rule code).
+
+Source: HfTrainerDeepSpeedConfig.trainer_config_process.
+"""
 
 
 def against_arguments(script: Script, call: Call, config: Config) -> Iterator[Problem]:
-    """What the Trainer refuses: a fixed value in the configuration that its arguments contradict."""
+    """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
     for name, (path, code) in _MATCHED.items():
-        theirs, mine = config.get(*path), script.value(script.argument(call, name))
-        if theirs in (None, AUTO) or isinstance(mine, (_Unknown, str)) or mine is None:
+        fixed, mine = config.get(*path), script.value(script.argument(call, name))
+        if fixed in (None, AUTO) or isinstance(mine, (_Unknown, str)) or mine is None:
             continue
-        same = is_on(theirs) == mine if isinstance(mine, bool) else number(theirs) == number(mine)
+        same = is_on(fixed) == mine if isinstance(mine, bool) else number(fixed) == number(mine)
         if not same:
             where = "" if config.file == script.file else f" in {config.file}"
             message = (
-                f"{name} is {mine} here, and {'.'.join(path)} is {theirs}{where}: Trainer refuses"
+                f"{name} is {mine} here, and {'.'.join(path)} is {fixed}{where}: Trainer refuses"
             )
             node = script.argument(call, name) or call.node
             fix = f"{config.write(path[-1], AUTO)} takes it from here"
@@ -309,7 +312,7 @@ def against_arguments(script: Script, call: Call, config: Config) -> Iterator[Pr
 
 
 def precision(script: Script) -> Iterator[Problem]:
-    """Trainer's arguments take one of fp16 and bf16."""
+    """Yields arguments of a Trainer with both fp16 and bf16."""
     for call in filter(is_arguments, script.calls):
         if all(script.value(script.argument(call, name)) is True for name in ("fp16", "bf16")):
             node = script.argument(call, "fp16") or call.node
@@ -326,7 +329,7 @@ def _nonexistent(script: Script) -> Iterator[tuple[ast.AST, str]]:
 
 
 def nonexistent_api(script: Script) -> Iterator[Problem]:
-    """Names that no version of the framework has."""
+    """Yields names that no version of the framework has."""
     for node, name in _nonexistent(script):
         message = f"there is no {name}"
         yield script.problem("ZM107", "error", node, message, NONEXISTENT[name], name)
@@ -337,12 +340,12 @@ def _of(script: Script, short: str) -> list[Call]:
 
 
 def is_open(call: Call) -> bool:
-    """Whether ``**kwargs`` may hold anything."""
+    """Returns whether *call* passes ``**kwargs``, so that any argument may be given."""
     return any(word.arg is None for word in call.node.keywords)
 
 
 def whole_model_unit(script: Script) -> Iterator[Problem]:
-    """FSDP around the whole model, and around nothing else in the file."""
+    """Yields FSDP around the whole model, where the file wraps no other module."""
     fsdp = _of(script, _FSDP)
     helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
     if len(fsdp) == 1 and not helpers:
@@ -364,13 +367,13 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
 
 
 def _is_parameter(call: Call) -> bool:
-    """Whether the module comes from a caller, who may call this once a block."""
+    """Returns whether the module is a parameter of the function: a caller may pass each block."""
     first = call.node.args[0] if call.node.args else None
     return isinstance(first, ast.Name) and first.id in call.parameters
 
 
 def fp32_reduction(script: Script) -> Iterator[Problem]:
-    """Gradients that are reduced in fp32, beside parameters in less."""
+    """Yields reduction of gradients in fp32 with parameters in a lower precision."""
     for name in ("MixedPrecision", "MixedPrecisionPolicy"):
         for call in _of(script, name):
             low = script.value(script.argument(call, "param_dtype", 0))
@@ -384,7 +387,7 @@ def fp32_reduction(script: Script) -> Iterator[Problem]:
 
 
 def fsdp_arguments(script: Script) -> Iterator[Problem]:
-    """FSDP1's own switches."""
+    """Yields FSDP1 without ``limit_all_gathers``, and without backward prefetch."""
     for call in _of(script, _FSDP):
         node = script.argument(call, "limit_all_gathers", 12)
         if node is not None and script.value(node) is False:
@@ -393,13 +396,13 @@ def fsdp_arguments(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM209", "warning", node, message, fix, "limit_all_gathers")
         node = script.argument(call, "backward_prefetch", 5)
         if node is not None and script.value(node) is None:
-            message = "without prefetch no all-gather of backward runs beside computation"
+            message = "without prefetch no all-gather of backward overlaps computation"
             fix = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
             yield script.problem("ZM304", "warning", node, message, fix, "backward_prefetch")
 
 
 def bucket_size(script: Script) -> Iterator[Problem]:
-    """DDP's buckets, in MiB."""
+    """Yields DDP buckets below 1 MiB."""
     for call in _of(script, "DistributedDataParallel"):
         node = script.argument(call, "bucket_cap_mb")
         size = number(script.value(node))
@@ -411,7 +414,7 @@ def bucket_size(script: Script) -> Iterator[Problem]:
 
 
 def full_state_dict(script: Script) -> Iterator[Problem]:
-    """A whole state dict on every device."""
+    """Yields full state dicts that every rank holds on its device."""
     for call in script.calls:
         if call.short in ("state_dict_type", "set_state_dict_type"):
             kind = script.value(script.argument(call, "state_dict_type", 1))
@@ -434,7 +437,7 @@ def _whole_state(script: Script, call: Call) -> Problem:
 
 
 def accumulation_communicates(script: Script) -> Iterator[Problem]:
-    """Backward that reduces gradients in every micro-step, in a loop that accumulates."""
+    """Yields loops that accumulate gradients and still reduce them in every micro-step."""
     wraps = any(call.short in _WRAPPERS for call in script.calls)
     engine = any(call.name == "deepspeed.initialize" for call in script.calls)
     if not wraps or engine or script.words & _SYNC_NAMES:
@@ -466,7 +469,7 @@ def _calls_method(node: ast.AST, name: str) -> bool:
 
 
 def _every(script: Script, node: ast.AST) -> int:
-    """N of ``if (i + 1) % N == 0: optimizer.step()``; 0 for anything else."""
+    """Returns N of ``if (i + 1) % N == 0: optimizer.step()``; 0 for any other node."""
     if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
         return 0
     left = node.test.left

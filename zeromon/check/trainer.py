@@ -1,6 +1,6 @@
-"""Checks of what a script tells transformers' Trainer: FSDP's options, and its data loader.
+"""Checks of the FSDP arguments that a script passes to transformers' Trainer.
 
-Only literals count. A check is one function, and one line in :data:`CHECKS`.
+Only literal values are checked. A check is one function, and one line in :data:`CHECKS`.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ _OF_FSDP_1 = (
     "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
     "limit_all_gathers",
 )  # fmt: skip
-"""TrainingArguments._process_fsdp_args reads these for version 1 alone."""
+"""Options that TrainingArguments._process_fsdp_args reads only for version 1."""
 
 _REMOVED = {
     "fsdp_min_num_params": "min_num_params",
     "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
 }
-"""Arguments of the past, and the name in fsdp_config."""
+"""Removed argument of TrainingArguments -> its name in ``fsdp_config``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp:
-    """What one call says of FSDP."""
+    """The FSDP arguments of one call."""
 
     script: Script
     call: Call
     given: Any
-    """The value of ``fsdp``: a truth, a list of words; None where it is not given, UNKNOWN if open."""
+    """The value of ``fsdp``, a bool or a list of words; None: not given, UNKNOWN: not a literal."""
     section: Config
-    """``fsdp_config``; empty where it is not given, or not known."""
+    """``fsdp_config``; empty where it is missing or unknown."""
 
     @property
     def words(self) -> list[str]:
-        """The options of the old form."""
+        """The options of the old form of ``fsdp``, a list of words; empty for other forms."""
         return self.given if isinstance(self.given, list) else []
 
     @property
     def version(self) -> int | None:
-        """1 or 2; None where it is open."""
+        """The version of FSDP, 1 or 2; None where unknown."""
         value = self.get("version", schema()["transformers"]["fsdp_version"])
-        return found if (found := whole(value)) in (1, 2) else None
+        version = whole(value)
+        return version if version in (1, 2) else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option, whose name may begin with ``fsdp_``."""
+        """Returns the value of an option of ``fsdp_config``, with or without the prefix ``fsdp_``."""
         return self.section.get(*self.path(name), default=default)
 
     def path(self, name: str) -> Path:
-        """Under which name it stands."""
+        """Returns the path of an option as the configuration writes it: with ``fsdp_`` or without."""
         long = f"fsdp_{name}"
         return (long,) if self.section.has(long) else (name,)
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
-        """A problem of one option."""
+        """Returns a problem at an option of ``fsdp_config``."""
         return self.section.problem(code, severity, self.path(name), message, fix)
 
     def of_argument(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
-        """A problem of an argument of the call."""
+        """Returns a problem at an argument of the call."""
         node = self.script.argument(self.call, name) or self.call.node
         return self.script.problem(code, severity, node, message, fix, name)
 
@@ -74,7 +75,7 @@ Check = Callable[[Fsdp], Iterable[Problem]]
 
 
 def fsdp_of(script: Script, call: Call, section: Config | None) -> Fsdp:
-    """What *call* says; *section*: its ``fsdp_config``, where that is known."""
+    """Returns the FSDP arguments of *call*; *section*: the value of ``fsdp_config``, None if unknown."""
     empty = Config(file=script.file, data={}, places={}, dialect="python")
     return Fsdp(script=script, call=call, given=_given(script, call), section=section or empty)
 
@@ -91,7 +92,7 @@ def _given(script: Script, call: Call) -> Any:
 
 
 def _word(script: Script, node: ast.expr) -> str | None:
-    """A text, or FSDPOption.FULL_SHARD as one; None for anything else."""
+    """Returns a string, or the name of an ``FSDPOption`` in lower case; None for anything else."""
     value = script.value(node)
     if isinstance(node, ast.Attribute) and isinstance(value, str):
         return value.rpartition(".")[2].lower()
@@ -102,13 +103,13 @@ def _word(script: Script, node: ast.expr) -> str | None:
 
 
 def names(fsdp: Fsdp) -> Iterator[Problem]:
-    """Options that nothing reads, and arguments of the past."""
+    """Yields unknown options of ``fsdp_config``, and removed arguments."""
     known: Schema = schema()["transformers"]
     for name in fsdp.section.data:
         bare = str(name).removeprefix("fsdp_")
         if bare not in known["fsdp_config"]:
             near = get_close_matches(bare, known["fsdp_config"], 1, 0.6)
-            message = f"fsdp_config has no {name}: it is set, and nothing reads it"
+            message = f"fsdp_config has no {name}: transformers ignores the option"
             fix = f"did you mean {near[0]}?" if near else f"remove {name}"
             yield fsdp.section.problem("ZM102", "warning", (str(name),), message, fix)
     for old, new in _REMOVED.items():
@@ -121,7 +122,7 @@ def names(fsdp: Fsdp) -> Iterator[Problem]:
 
 
 def values(fsdp: Fsdp) -> Iterator[Problem]:
-    """What transformers, or the accelerate behind it, looks up and does not find."""
+    """Yields values that transformers or accelerate does not know."""
     options: list[str] = schema()["transformers"]["fsdp"]
     for word in fsdp.words:
         if word.lower() not in options:
@@ -130,9 +131,9 @@ def values(fsdp: Fsdp) -> Iterator[Problem]:
             yield fsdp.of_argument("ZM103", "error", "fsdp", f"there is no fsdp option {word}", fix)
     for name, choices in _choices(fsdp).items():
         value = fsdp.get(name)
-        # the policy is compared as it is written, the others are looked up in capitals
-        shown = str(value) if name == "auto_wrap_policy" else str(value).upper()
-        if value not in (None, AUTO) and shown not in choices:
+        # transformers compares the policy case-sensitively, and the other options in capitals
+        compared = str(value) if name == "auto_wrap_policy" else str(value).upper()
+        if value not in (None, AUTO) and compared not in choices:
             message = f"there is no {name} {value}"
             words = [choice for choice in choices if not choice.isdigit()] or choices
             yield fsdp.problem("ZM103", "error", name, message, f"one of {', '.join(words)}")
@@ -140,20 +141,20 @@ def values(fsdp: Fsdp) -> Iterator[Problem]:
 
 def _choices(fsdp: Fsdp) -> dict[str, list[str]]:
     known = schema()["accelerate"]
-    found = {"auto_wrap_policy": known["fsdp_auto_wrap_policy"], "version": ["1", "2"]}
+    allowed = {"auto_wrap_policy": known["fsdp_auto_wrap_policy"], "version": ["1", "2"]}
     for name in ("backward_prefetch", "state_dict_type"):
         choices = known[f"fsdp_{name}"]
-        found[name] = [*choices, *map(str, range(1, len(choices) + 1))]
+        allowed[name] = [*choices, *map(str, range(1, len(choices) + 1))]
     if fsdp.version == 2:
-        found["state_dict_type"] = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
-        found["reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO", "ON", "OFF"]
+        allowed["state_dict_type"] = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
+        allowed["reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO", "ON", "OFF"]
     elif fsdp.version == 1:
-        found["reshard_after_forward"] = known["fsdp_sharding_strategy"]
-    return found
+        allowed["reshard_after_forward"] = known["fsdp_sharding_strategy"]
+    return allowed
 
 
 def deprecated(fsdp: Fsdp) -> Iterator[Problem]:
-    """The old form, and the old version, where transformers says that they go."""
+    """Yields the old form of ``fsdp`` and version 1, which transformers 5 deprecates."""
     if not _is_new():
         return
     if fsdp.words:
@@ -165,7 +166,7 @@ def deprecated(fsdp: Fsdp) -> Iterator[Problem]:
 
 
 def _is_new() -> bool:
-    """Whether ``fsdp`` is a switch, as from transformers 5 on."""
+    """Returns whether ``fsdp`` is a bool, as from transformers 5 on."""
     return (number(schema()["transformers"]["version"].partition(".")[0]) or 0) >= 5
 
 
@@ -179,7 +180,7 @@ def _new_form(words: list[str]) -> str:
 
 
 def contradictions(fsdp: Fsdp) -> Iterator[Problem]:
-    """What the Trainer refuses, or takes one of."""
+    """Yields arguments that exclude each other."""
     chosen = [word for word in fsdp.words if word.lower() in _STRATEGIES]
     if len(chosen) > 1:
         message = f"fsdp names {listed(chosen)}, and one strategy counts"
@@ -203,18 +204,18 @@ def contradictions(fsdp: Fsdp) -> Iterator[Problem]:
 
 
 def no_effect(fsdp: Fsdp) -> Iterator[Problem]:
-    """Options without FSDP, of its other version, or of another policy."""
+    """Yields options without effect: FSDP is off, has the other version, or wraps by another policy."""
     if fsdp.given in (None, False, []) and fsdp.section.data:
         message = "fsdp_config has no effect: fsdp is not given"
         fix = "fsdp=True" if _is_new() else 'fsdp="full_shard auto_wrap"'
         yield fsdp.of_argument("ZM106", "warning", "fsdp_config", message, fix)
         return
-    found = [name for name in _OF_FSDP_1 if fsdp.section.has(*fsdp.path(name))]
-    if found and fsdp.version == 2:
-        does = "has" if len(found) == 1 else "have"
-        message = f"{listed(found)} {does} no effect under FSDP2"
-        fix = "remove them" if len(found) > 1 else f"remove {found[0]}"
-        yield fsdp.problem("ZM106", "info", found[0], message, fix)
+    unused = [name for name in _OF_FSDP_1 if fsdp.section.has(*fsdp.path(name))]
+    if unused and fsdp.version == 2:
+        does = "has" if len(unused) == 1 else "have"
+        message = f"{listed(unused)} {does} no effect under FSDP2"
+        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        yield fsdp.problem("ZM106", "info", unused[0], message, fix)
     by_size = fsdp.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") == "SIZE_BASED_WRAP"
     if _is_new() and (number(fsdp.get("min_num_params")) or 0) > 0 and not by_size:
         message = "min_num_params has no effect: modules are wrapped by their class"
@@ -223,13 +224,13 @@ def no_effect(fsdp: Fsdp) -> Iterator[Problem]:
 
 
 def costly(fsdp: Fsdp) -> Iterator[Problem]:
-    """What is taken as it is written, and costs memory or time."""
+    """Yields valid settings that cost memory or time, and a broadcast that loading on rank 0 needs."""
     no_words = _is_new() or not fsdp.words or "auto_wrap" in fsdp.words
     if fsdp.get("auto_wrap_policy") == "NO_WRAP":
         message = "NO_WRAP makes the whole model one unit: all its parameters are gathered at once"
         fix = fsdp.section.write("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
         yield fsdp.problem("ZM206", "warning", "auto_wrap_policy", message, fix)
-    elif not no_words:  # transformers 4 wraps when it is told to
+    elif not no_words:  # transformers 4 wraps only with auto_wrap
         message = "without auto_wrap the whole model is one unit: it is gathered at once"
         fix = f'fsdp="{" ".join([*fsdp.words, "auto_wrap"])}"'
         yield fsdp.of_argument("ZM206", "warning", "fsdp", message, fix)
@@ -238,7 +239,7 @@ def costly(fsdp: Fsdp) -> Iterator[Problem]:
         fix = fsdp.section.write("limit_all_gathers", True)
         yield fsdp.problem("ZM209", "warning", "limit_all_gathers", message, fix)
     if fsdp.version == 1 and str(fsdp.get("backward_prefetch")).upper() == "NO_PREFETCH":
-        message = "without prefetch no all-gather of backward runs beside computation"
+        message = "without prefetch no all-gather of backward overlaps computation"
         fix = fsdp.section.write("backward_prefetch", "BACKWARD_PRE")
         yield fsdp.problem("ZM304", "warning", "backward_prefetch", message, fix)
     if str(fsdp.get("state_dict_type")).upper() == "FULL_STATE_DICT":

@@ -1,7 +1,7 @@
 """The ``zeromon`` command: one file a verb.
 
-Data goes to stdout, narration to stderr. Exit codes: 0 fine, 1 findings, 2 usage or an error with
-a way out.
+Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 findings, 2 usage or an error with a
+hint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPILOG = """\
 examples:
   zeromon run -- torchrun --nproc-per-node 2 train.py    watch a run; the script is unchanged
   zeromon attach                                         the live view, from another terminal
-  zeromon attach PID                                     join a run that never loaded zeromon
+  zeromon attach PID                                     attach to a run without zeromon
   zeromon report                                         what the last run did, and how it ended
   zeromon plan 7B --devices 8 --memory h100              what fits, before the run
   curl localhost:9417/metrics                            what Prometheus scrapes
@@ -28,28 +28,28 @@ examples:
 
 VERBS = {
     "run": "watch the ranks of any command",
-    "attach": "the live view of a run; one that is running already is joined",
-    "detach": "take zeromon out of a run that goes on",
+    "attach": "the live view of a run; attaches to a running process by its pid",
+    "detach": "remove zeromon from a run that continues",
     "dash": "the dashboard in the browser: live and recorded runs",
     "replay": "play a recorded run in the live views",
-    "report": "print what a run did and how it ended",
-    "compare": "runs side by side: what differs by more than noise, and which to take",
-    "export": "the steps of a run for other tools: Parquet, CSV, Perfetto, TensorBoard, wandb",
-    "doctor": "this machine and its runs: what is in the way, what hangs, who is missing",
-    "plan": "what fits on which devices, under which stage, and at what cost",
-    "check": "look at training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
+    "report": "print what a run did, and how it ended",
+    "compare": "runs side by side: significant differences, and which run to take",
+    "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",
+    "doctor": "examine this machine and its runs: problems, hangs, missing ranks",
+    "plan": "predict memory: what fits on which devices, under which stage, at what cost",
+    "check": "check training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
-    "prometheus": "recording rules, alerts and a scrape configuration",
-    "grafana": "dashboards for Grafana",
+    "prometheus": "print recording rules, alerts and a scrape configuration",
+    "grafana": "write dashboards for Grafana",
     "otlp": "push the metrics to an OpenTelemetry endpoint",
-    "trace": "record steps of a live run, read Kineto traces: compute, exposed, idle",
+    "trace": "record steps of a live run; analyse Kineto traces: compute, exposed, idle",
 }
 
 
-def build_parser(only: str = "") -> argparse.ArgumentParser:
-    """The parser; of verbs other than *only*, where one is named, it knows no more than the name.
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Returns the parser with all verbs; with *only*, other verbs have a name and nothing more.
 
-    What a verb needs is imported when it is called: the others' libraries cost time and memory.
+    A verb is imported when it is called: the libraries of the others cost time and memory.
     """
     parser = argparse.ArgumentParser(
         prog="zeromon",
@@ -60,7 +60,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"zeromon {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in VERBS.items():
-        if only in VERBS and name != only:
+        if only is not None and name != only:
             verbs.add_parser(name, help=text)
             continue
         verb = importlib.import_module(f"zeromon.cli.{name}")
@@ -95,8 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+def positive(text: str) -> int:
+    """Parses the value of an option that is a positive whole number."""
+    number = int(text)
+    if not 0 < number < 1 << 40:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
+    return number
+
+
 def say(text: str) -> None:
-    """A line of narration."""
+    """Prints a message to stderr."""
     sys.stderr.write(f"zeromon: {text}\n" if not text.startswith(" ") else f"{text}\n")
 
 

@@ -1,20 +1,21 @@
-"""Joins a live run with the terminal view.
+"""Opens the terminal view of a live run.
 
-TARGET is a run id (or its beginning), the pid of a rank, or host:port of a collector; without one,
-the live runs of this user on this node are offered. `?` shows all keys, `q` leaves; the run is not
+TARGET is a run id (or its beginning), the pid of a rank, or host:port of a collector. Without TARGET,
+zeromon lists the live runs of this user on this node. `?` shows all keys, `q` quits; the run is not
 disturbed.
 
-Where there is no terminal, or for a screen reader: --plain prints a line a step, --json the picture
-once. In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
+Without a terminal, or for a screen reader: --plain prints one line per step, --json prints one snapshot.
+In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 
-A process that was not started under zeromon is joined first: TARGET is its pid or its launcher's
-(torchrun, deepspeed, accelerate, srun), and --all means all ranks of the job on this node. It goes on
-meanwhile, needs no preparation, and can be left again with zeromon detach. Needed is the same user and
-the right to trace: docs/attach.md.
+zeromon first attaches to a process that was not started under it: TARGET is the pid of the process or of
+its launcher (torchrun, deepspeed, accelerate, srun), and --all means all ranks of the job on this node.
+Training continues meanwhile and needs no preparation; zeromon detach removes the agent again. It needs
+the same user and the permission to trace: docs/attach.md.
 
-Past one node: --prometheus URL reads the run from the Prometheus that scrapes its collectors, or from
-what speaks its API (VictoriaMetrics, Mimir, Thanos), however many ranks there are. ZEROMON_PROMETHEUS is
-its default where no TARGET is given; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer token.
+For a run on several nodes, --prometheus URL reads it from the Prometheus that scrapes its collectors, or
+from a server with the same API (VictoriaMetrics, Mimir, Thanos), with any number of ranks.
+ZEROMON_PROMETHEUS is the default of URL where no TARGET is given; ZEROMON_PROMETHEUS_TOKEN is sent as a
+bearer token.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zeromon.cli import join, servers
+from zeromon.cli import attach_process, servers
 from zeromon.errors import SourceError
-from zeromon.fleet import source as fleet
-from zeromon.fleet.api import Server
-from zeromon.fleet.source import PrometheusSource
-from zeromon.source import LiveSource, Source, StoreSource, find, node_runs, only
-from zeromon.store import Store, encode
-from zeromon.tui.look import Look
+from zeromon.sources.base import Source
+from zeromon.sources.live import LiveRun, find, node_runs, only
+from zeromon.sources.prometheus import runs as fleet
+from zeromon.sources.prometheus.client import Server
+from zeromon.sources.recorded import StoreSource
+from zeromon.storage.run_store import Store, encode
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.units import printable
 
 
@@ -39,82 +41,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--plain", action="store_true", help="one line a step, until the run ends")
-    how.add_argument("--json", action="store_true", help="print the picture once and leave")
-    join.add_arguments(parser)
+    how.add_argument(
+        "--plain", action="store_true", help="print one line per step until the run ends"
+    )
+    how.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
+    attach_process.add_arguments(parser)
     servers.add_argument(parser)
     parser.add_argument(
         "--run", metavar="R",
-        help="with --prometheus: its name or the beginning of it, or 'NAME{cluster=\"a\"}'",
+        help="with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
     add_view_arguments(parser)
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every verb takes that shows the terminal view."""
+    """Adds the options of every verb that opens the terminal view."""
     parser.add_argument(
-        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between pictures (1)"
+        "--every",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="refresh interval in seconds (default: 1)",
     )
     parser.add_argument(
         "--theme",
         default=os.environ.get("ZEROMON_THEME", ""),
-        help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (ZEROMON_THEME)",
+        help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (default: ZEROMON_THEME)",
     )
     parser.add_argument(
         "--tokens-per-step", type=int, default=0, metavar="N",
-        help="tokens that all ranks together train on in a step: shows tokens/s",
+        help="tokens per step of all ranks together: shows tokens/s",
     )  # fmt: skip
     parser.add_argument(
         "--peak-tflops", type=float, default=0.0, metavar="X",
-        help="dense peak of one device in the type that is trained in: shows MFU with the former",
+        help="dense peak of one device in the training data type: with --tokens-per-step, shows MFU",
     )  # fmt: skip
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("between 0.1 and 3600 seconds")
+        raise argparse.ArgumentTypeError("the interval must be between 0.1 and 3600 seconds")
     return value
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the run, joins it first where it never loaded us, and shows it."""
+    """Finds the run, attaches to it first where it has no agent, and shows it."""
     local = bool(options.target or options.all)
     server = servers.server_of(options, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:
         if local:
-            raise SourceError("TARGET and --all are of this node", "Use --run with --prometheus.")
+            raise SourceError(
+                "TARGET and --all name runs of this node", "Use --run with --prometheus."
+            )
         return _see(_listed(server, options), options)
-    code = join.join_first(options)
+    code = attach_process.attach_first(options)
     return _see(_found(options), options) if code is None else code
 
 
-def _found(options: argparse.Namespace) -> LiveSource:
-    """The run of this node that is meant."""
-    found = find(options.target)
-    if isinstance(found, LiveSource) or options.json:
-        return only(found)
-    lines = [
-        f"{run.run}  {'ended' if run.ended else f'{run.ranks} ranks, step {run.steps}'}"
-        f"  {' '.join(run.command)[:60]}"
-        for run in found
-    ]
-    at = _choose(lines)
-    return only(found) if at is None else LiveSource(found[at].address, found[at].run)
+def _found(options: argparse.Namespace) -> Source:
+    """The run of this node that TARGET names; lets the user choose among several."""
+    runs = find(options.target)
+    at = None if options.json else _choose([_as_line(run) for run in runs])
+    return (only(runs) if at is None else runs[at]).open()
 
 
-def _listed(server: Server, options: argparse.Namespace) -> PrometheusSource:
-    """The run of a Prometheus that is meant."""
-    found = fleet.find(server, options.run)
-    if isinstance(found, PrometheusSource) or options.json:
-        return fleet.only(found)
-    at = _choose([f"{run.run}  {run.state}" for run in found])
-    return fleet.only(found) if at is None else PrometheusSource(server, found[at].run)
+def _as_line(run: LiveRun) -> str:
+    state = "ended" if run.ended else f"{run.ranks} ranks, step {run.steps}"
+    return f"{run.run}  {state}  {' '.join(run.command)[:60]}"
 
 
-def _see(source: LiveSource | PrometheusSource, options: argparse.Namespace) -> int:
+def _listed(server: Server, options: argparse.Namespace) -> Source:
+    """The run of *server* that --run names; lets the user choose among several."""
+    runs = fleet.find(server, options.run)
+    at = None if options.json else _choose([f"{run.run}  {run.state}" for run in runs])
+    return (fleet.only(runs) if at is None else runs[at]).open(server)
+
+
+def _see(source: Source, options: argparse.Namespace) -> int:
     if options.json:
         run = source.latest()
         sys.stdout.write(encode(run).decode() + "\n")
@@ -122,13 +128,15 @@ def _see(source: LiveSource | PrometheusSource, options: argparse.Namespace) -> 
     return _plain(source, options) if options.plain else show(source, options)
 
 
-def look_of(options: argparse.Namespace) -> Look:
-    """What the options say of how things are shown."""
-    return Look(tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12)
+def look_of(options: argparse.Namespace) -> DisplayOptions:
+    """The display options that the command line gives."""
+    return DisplayOptions(
+        tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12
+    )
 
 
 def show(source: Source, options: argparse.Namespace) -> int:
-    """The terminal view of *source*."""
+    """Opens the terminal view of *source*; returns the exit code."""
     # Textual draws on stderr; in a browser, its own driver has pipes instead
     if not (sys.stdout.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise SourceError(
@@ -149,14 +157,14 @@ def show(source: Source, options: argparse.Namespace) -> int:
 
 
 def again(run: str, gone: bool) -> Source | None:
-    """*run* where it is to be found now: at a collector that came back, else, if *gone*, recorded."""
+    """A new source of *run*: a collector that follows it now, else, if *gone*, its record; or None."""
     for known in node_runs():
         if known.run == run:
-            return LiveSource(known.address, run)
+            return known.open()
     return StoreSource(run) if gone and run in Store().names() else None
 
 
-def _plain(source: LiveSource | PrometheusSource, options: argparse.Namespace) -> int:
+def _plain(source: Source, options: argparse.Namespace) -> int:
     from zeromon.tui.plain import follow
 
     def write(line: str) -> None:
@@ -165,19 +173,19 @@ def _plain(source: LiveSource | PrometheusSource, options: argparse.Namespace) -
 
     run = follow(
         source, write, look_of(options), every_seconds=options.every,
-        reconnect=(lambda gone: again(source.run, gone)) if isinstance(source, LiveSource) else None,
+        reconnect=(lambda gone: again(source.run, gone)) if source.relocatable else None,
     )  # fmt: skip
     return 1 if run is not None and run.findings else 0
 
 
 def _choose(lines: Sequence[str]) -> int | None:
-    """Asks which of *lines* is meant; None where nobody answers."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    """Lets the user choose one of *lines*; None for a single line, and without a terminal."""
+    if len(lines) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for number, line in enumerate(lines, 1):
         sys.stderr.write(f"  {number}  {printable(line)}\n")
     while True:
-        sys.stderr.write(f"which one? [1-{len(lines)}] ")
+        sys.stderr.write(f"Which run? [1-{len(lines)}] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if not answer:

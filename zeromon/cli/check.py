@@ -1,15 +1,15 @@
-"""Looks at training configurations before the run: DeepSpeed JSON, accelerate YAML, Python scripts.
+"""Checks training configurations before the run: DeepSpeed JSON, accelerate YAML, Python scripts.
 
-Scripts are read, never executed. Of a folder, all .json, .yaml, .yml and .py below it are looked at that
-are training configurations. With a model and a machine, the strategy itself is checked, too.
+Scripts are parsed, never executed. In a folder, all .json, .yaml, .yml and .py files that are training
+configurations are checked. With a model and a machine, the strategy itself is checked, too.
 
   zeromon check ds_config.json accelerate.yaml train.py
   zeromon check configs/ --ignore ZM208,ZM7
   zeromon check ds_z3.json --model 7B --devices 8 --memory h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors
-  zeromon rule ZM302                            explains one of them
+  zeromon rule ZM302                            explains a rule
 
-Exit code 0 where there is no error and no warning, 1 where there is, 2 for a wrong call.
+Exit code 0 without errors and warnings, 1 with any, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.check.problem import SEVERITIES, Machine, Problem
-from zeromon.check.run import Result, check, chosen, codes
+from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
+from zeromon.cli import positive
 from zeromon.errors import CheckError, PlanError
-from zeromon.hostmemory import capacity
-from zeromon.model import ModelSpec
-from zeromon.plan import parse_size
+from zeromon.memory.plan import parse_size
+from zeromon.memory.spec import ModelSpec
+from zeromon.probes.host_memory import capacity
 
 _COLOURS = {"error": "31", "warning": "33", "info": "36"}
 _GIB_AT_MOST = 4096
@@ -36,30 +37,29 @@ _GIB_AT_MOST = 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon check PATH... [--json] [--sarif FILE] [--model SPEC ...]``"""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file or a folder")
-    parser.add_argument("--select", default="", metavar="CODES", help="only these: ZM302,ZM5")
-    parser.add_argument("--ignore", default="", metavar="CODES", help="all but these")
-    parser.add_argument("--verbose", action="store_true", help="also what only states a fact")
+    parser.add_argument(
+        "--select", default="", metavar="CODES", help="check only these rules: ZM302,ZM5"
+    )
+    parser.add_argument("--ignore", default="", metavar="CODES", help="check all rules but these")
+    parser.add_argument("--verbose", action="store_true", help="also print information")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="the same as JSON")
-    output.add_argument("--sarif", metavar="FILE", help="SARIF 2.1.0 into a file; - for stdout")
+    output.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 to a file; - for stdout")
     machine = parser.add_argument_group("model and machine")
     machine.add_argument("--model", metavar="SPEC", help="7B, or a Hugging Face config.json")
-    machine.add_argument("--devices", type=_positive, metavar="N", help="how many")
-    machine.add_argument("--memory", metavar="GIB", help="of one: 80, 80GiB, h100, ...")
+    machine.add_argument("--devices", type=positive, metavar="N", help="number of devices")
     machine.add_argument(
-        "--host-memory", metavar="GIB", help="of one host: 512, 1TiB; here: as on this machine"
+        "--memory", metavar="GIB", help="memory of one device: 80, 80GiB, h100, ..."
     )
     machine.add_argument(
-        "--hosts", type=_positive, metavar="N",
-        help="how many (default: num_machines of the launch file, else one for 8 devices)",
+        "--host-memory",
+        metavar="GIB",
+        help="memory of one host: 512, 1TiB; here: that of this machine",
+    )
+    machine.add_argument(
+        "--hosts", type=positive, metavar="N",
+        help="number of hosts (default: num_machines of the launch file, else one for 8 devices)",
     )  # fmt: skip
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 1 << 40:
-        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
-    return number
 
 
 def call(options: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def call(options: argparse.Namespace) -> int:
     select, ignore = codes(options.select), codes(options.ignore)
     found = check(options.paths, _machine(options))
     everything = options.verbose or options.json
-    result = chosen(found, select, ignore, all=everything)
+    result = select_problems(found, select, ignore, all=everything)
     if options.json and options.sarif == "-":
         raise CheckError("--json and --sarif - both write to stdout")
     if options.sarif:
@@ -80,7 +80,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    """What is said of the model and of the machine."""
+    """The model and the machine of the command line."""
     if options.model and not options.memory:
         raise CheckError("--model is compared with a machine", "Add --memory h100, or 80GiB.")
     if options.host_memory and not options.model:
@@ -107,7 +107,7 @@ def _host_memory(text: str) -> int:
     """Of this machine for "here"."""
     nbytes = capacity(os.getpid()) if text == "here" else _memory(text)
     if nbytes < 0:
-        raise CheckError("this machine does not say how much memory it has", "Give a size.")
+        raise CheckError("the memory size of this machine is unknown", "Give a size.")
     return nbytes
 
 
@@ -138,14 +138,14 @@ def _is_coloured() -> bool:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """For scripts."""
+    """The problems as JSON."""
     names = ("code", "name", "severity", "file", "line", "column", "message", "fix", "key")
     rows = [{name: getattr(problem, name) for name in names} for problem in result.problems]
     return {"files": result.files, "problems": rows}
 
 
 def as_text(result: Result, *, coloured: bool = False) -> str:
-    """One problem a line, its fix below it, then how many there are."""
+    """One problem a line, its fix below it, then the counts."""
     lines = [_line(problem, coloured=coloured) for problem in result.problems]
     return "\n".join([*lines, summary(result)]) + "\n"
 

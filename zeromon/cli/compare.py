@@ -1,17 +1,16 @@
-"""Puts runs side by side: what differs by more than noise, and which to take.
+"""Compares runs side by side: significant differences, and which run to take.
 
-RUN is a run id or its beginning, or a file that zeromon report --json has written. The others are
-measured against the first. Repeats of one program are joined by commas: then the noise is what they
-differ by.
+RUN is a run id or its beginning, or a file written by zeromon report --json. The others are compared
+with the first. Separate repeats of one program by commas: the noise is then the spread of the repeats.
 
   zeromon compare ddp zero2 zero3
   zeromon compare base.1,base.2,base.3 new.1,new.2,new.3
   zeromon compare main.json new --fail-on "step_time>+10%" --fail-on "peak_memory>+5%"
 
-A * marks a difference that is larger than the noise. A limit is METRIC, > or <, and an amount: +5% or
--5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or 20% of the figure itself.
-It is broken when the figure is beyond it by more than the noise; the same runs always give the same
-answer. What cannot be judged is an error. A run that died breaks every limit.
+A * marks a difference that is larger than the noise. A threshold is METRIC, > or <, and an amount: +5%
+or -5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or 20% of the figure
+itself. It is exceeded when the figure is beyond it by more than the noise; the same runs always give
+the same answer. An unknown figure is an error. A run that died exceeds every threshold.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zeromon.cli.report import picture_of, recent
-from zeromon.compare import (
+from zeromon.cli.report import recent, snapshot_of
+from zeromon.compare.comparison import (
     Column,
     Comparison,
     Row,
-    change,
     compare,
+    format_change,
+    format_figure,
     grouped,
-    is_shown,
+    has_content,
     letter,
-    shown,
 )
+from zeromon.compare.figures import RunFigures, figures_of
+from zeromon.compare.thresholds import NAMES, exceeded, parse
 from zeromon.errors import CompareError
-from zeromon.history import by_step, steps
-from zeromon.limits import NAMES, broken, parse
-from zeromon.measures import Measured, measured
-from zeromon.report import table
-from zeromon.store import Store
+from zeromon.report.table import table
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import by_step, steps
 from zeromon.units import human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
@@ -51,26 +50,26 @@ _LONGEST = 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json]``"""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or its repeats: a,b,c")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or repeats of one: a,b,c")
     parser.add_argument(
         "--fail-on", action="append", default=[], metavar="LIMIT",
-        help="exit code 1 when it is broken; may be given again",
+        help="exit code 1 when the threshold is exceeded; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
     parser.epilog = (
-        f"metrics for limits:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
-        "exit code: 0 fine, 1 a limit is broken, 2 a wrong call or a limit that cannot be judged"
+        f"metrics for thresholds:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
+        "exit code: 0 success, 1 a threshold is exceeded, 2 wrong usage or an unknown figure"
     )
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the runs, compares, prints."""
     if len(options.runs) < 2:
-        raise CompareError("there is nothing to compare with", "Like: zeromon compare ddp zero2")
+        raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     limits = [parse(text) for text in options.fail_on]
     found = compare([[find(name) for name in names.split(",")] for names in options.runs])
-    failures = list(broken(found, limits)) if limits else []
+    failures = list(exceeded(found, limits)) if limits else []
     if options.json:
         content = {"comparison": found, "broken": failures}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
@@ -83,23 +82,23 @@ def call(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def find(name: str) -> Measured:
-    """The run that *name* means, with its history."""
-    picture, is_kept = picture_of(name)
-    kept = steps(Store().history(picture.run)) if is_kept else None
+def find(name: str) -> RunFigures:
+    """The run called *name*, with its history."""
+    snapshot, is_kept = snapshot_of(name)
+    kept = steps(Store().history(snapshot.run)) if is_kept else None
     if kept is None or kept.is_empty():
-        kept = by_step(recent(picture).lazy()).collect()
-    return measured(picture, kept.to_dict(as_series=False))
+        kept = by_step(recent(snapshot).lazy()).collect()
+    return figures_of(snapshot, kept.to_dict(as_series=False))
 
 
 # ---- text -----------------------------------------------------------------------------------------
 
 Text = tuple[str, str]
-"""What is shown, and in which colour ("" for none)."""
+"""The text of a cell, and its colour ("" for none)."""
 
 
 def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
-    """The runs, the table in as many parts as *width* asks for, and which run to take."""
+    """The runs, the table in as many parts as *width* requires, and the recommendation."""
     parts = [_runs(found), *_tables(found, width, coloured=coloured)]
     if any(cell.marked for row in found.rows for cell in row.cells):
         parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
@@ -185,18 +184,18 @@ def _line(label: str, row: Row, columns: Sequence[int], *, detailed: bool) -> li
         cell = row.cells[number]
         mark = "*" if cell.marked else " "
         colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
-        value = shown(cell.value, row.unit)
+        value = format_figure(cell.value, row.unit)
         if not number:
             cells.append((value, ""))
         elif detailed:
-            cells += [(value, ""), (change(row, number) + mark, colour)]
+            cells += [(value, ""), (format_change(row, number) + mark, colour)]
         else:
             cells.append((value + mark, colour))
     return cells
 
 
 def _noise(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
-    """What each figure is uncertain by, as a share of it."""
+    """The uncertainty of each figure, as a share of the figure."""
     cells: list[Text] = [("    noise (99 %)", "")]
     for number in columns:
         cell = row.cells[number]
@@ -221,7 +220,7 @@ def _widths(rows: Sequence[Sequence[Text]]) -> list[int]:
 
 
 def _laid_out(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
-    """Like :func:`zeromon.report.table`, with colours."""
+    """Like :func:`zeromon.report.table.table`, with colours."""
     widths = _widths(rows)
     lines = []
     for row in rows:
@@ -237,11 +236,11 @@ def _laid_out(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
 
 
 def _unknown(found: Comparison) -> list[str]:
-    """What is not known, by reason."""
+    """The unknown figures, by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     count = len(found.columns)
     for row in found.rows:
-        if "." in row.name and not is_shown(row):
+        if "." in row.name and not has_content(row):
             continue
         whys: dict[str, list[int]] = {}
         for number, cell in enumerate(row.cells):

@@ -1,17 +1,17 @@
 """Opens the dashboard in the browser: live and recorded runs, their past, and runs side by side.
 
-With --prometheus URL runs are those that a Prometheus knows (or VictoriaMetrics, Mimir, Thanos), of any
-number of nodes and ranks; ZEROMON_PROMETHEUS_TOKEN is sent to it as a bearer token.
+With --prometheus URL the dashboard shows the runs that a Prometheus server knows (or VictoriaMetrics,
+Mimir, Thanos), with any number of nodes and ranks; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer token.
 
-Without RUN it begins with the list of all runs. It listens on this machine only; from elsewhere, forward
-the port over ssh, or give --host: then every request needs the token that is printed once.
+Without RUN the dashboard opens the list of all runs. It listens on this machine only. To reach it from
+another machine, forward the port over ssh, or set --host: then every request needs the token that
+zeromon prints once.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import ipaddress
 import os
 import secrets
 import socket
@@ -23,7 +23,8 @@ from urllib.parse import quote
 
 from zeromon.cli import servers
 from zeromon.errors import CollectorError, SourceError
-from zeromon.fleet.api import Server
+from zeromon.sources.access import is_loopback
+from zeromon.sources.prometheus.client import Server
 
 DEFAULT_PORT = 9418
 _PORTS_TO_TRY = 20
@@ -31,24 +32,26 @@ _PORTS_TO_TRY = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon dash [RUN] [--prometheus URL] [--host H] [--port P] [--no-browser]``"""
-    parser.add_argument("run", nargs="?", help="run id or its beginning: open on it")
+    parser.add_argument("run", nargs="?", help="run id or its beginning: open this run")
     servers.add_argument(parser)
     add_server_arguments(parser)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the dashboard listens."""
+    """Adds the options of the dashboard's server."""
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
     )
     parser.add_argument(
-        "--port", type=int, help=f"default {DEFAULT_PORT}, or the next that is free"
+        "--port",
+        type=int,
+        help=f"port to listen on (default: {DEFAULT_PORT}, or the next free port)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
 def call(options: argparse.Namespace) -> int:
-    """Serves until Ctrl-C."""
+    """Serves the dashboard until Ctrl-C."""
     return serve(options, options.run, server=servers.server_of(options))
 
 
@@ -58,14 +61,14 @@ def serve(
     at: float | None = None,
     server: Server | None = None,
 ) -> int:
-    """The dashboard, opened on *run* as it was *at* a moment."""
+    """Serves the dashboard and opens it on *run*, at the moment *at* (seconds since the epoch)."""
     try:
         app_module: Any = importlib.import_module("zeromon_dashboard.app")
         hub_module: Any = importlib.import_module("zeromon_dashboard.hub")
         uvicorn: Any = importlib.import_module("uvicorn")
     except ImportError as error:
         raise SourceError(
-            f"the dashboard needs what is not installed ({error.name})",
+            f"the dashboard needs a package that is not installed: {error.name}",
             "pip install 'zeromon[dashboard]'",
         ) from error
     loopback = is_loopback(options.host)
@@ -91,21 +94,13 @@ def serve(
 
 
 def resolved(hub: Any, name: str) -> str:
-    """The full name of a run; raises :class:`~zeromon.errors.RunNotFound`."""
+    """The full name of the run whose name begins with *name*; raises ``RunNotFound``."""
     live = [item.manifest.run for item in hub.runs() if item.manifest.run.startswith(name)]
     return str(live[0] if len(live) == 1 else hub.store.resolve(name))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach *host*."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket on *port*, or on the first free one from the usual on."""
+    """A socket that listens on *port*, or without one on the first free port from the default on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (
         [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY)
@@ -120,5 +115,5 @@ def listen(host: str, port: int | None) -> socket.socket:
         made.listen(128)
         return made
     raise CollectorError(
-        f"port {port or DEFAULT_PORT} of {host} is taken", "Choose another with --port."
+        f"port {port or DEFAULT_PORT} of {host} is in use", "Choose another with --port."
     )

@@ -1,7 +1,8 @@
-"""Takes the agent out of a run, which goes on as if it had never been there.
+"""Removes the agent from a run, which continues unchanged.
 
 TARGET is a run id (or its beginning), the pid of a rank or of its launcher; with --all every watched
-rank of this user on this node. The record stays: zeromon report. It can be joined again: zeromon attach.
+rank of this user on this node. The record stays: zeromon report. zeromon attach can attach to the run
+again.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ import sys
 
 import msgspec
 
-from zeromon import paths
+from zeromon.attach.loader import Outcome, detach
+from zeromon.attach.rank_processes import Process, processes
 from zeromon.cli import say
-from zeromon.cli.join import meant, watched_pids
+from zeromon.cli.attach_process import selected_processes, watched_pids
 from zeromon.errors import AttachRefused, RunNotFound
-from zeromon.jobs import Process, processes
-from zeromon.joining import Outcome, leave
-from zeromon.source import find, only
+from zeromon.ring import paths
+from zeromon.sources.live import find, only
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon detach TARGET | --all``"""
     parser.add_argument("target", nargs="?", help="run id or pid")
     parser.add_argument("--all", action="store_true", help="every watched rank of this user")
-    parser.add_argument("--json", action="store_true", help="what became of each rank, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
     parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the ranks and takes the agent out of each."""
-    outcomes = leave(_meant(options), paths.choose_root(), method=options.method or "")
+    """Finds the ranks and removes the agent from each."""
+    outcomes = detach(_ranks(options), paths.choose_root(), method=options.method or "")
     if options.json:
         sys.stdout.write(msgspec.json.encode(outcomes).decode() + "\n")
     for outcome in outcomes:
@@ -38,7 +39,7 @@ def call(options: argparse.Namespace) -> int:
     return 2 if any(outcome.refused for outcome in outcomes) else 0
 
 
-def _meant(options: argparse.Namespace) -> list[Process]:
+def _ranks(options: argparse.Namespace) -> list[Process]:
     table = processes()
     if options.all:
         found = [table[pid] for pid in watched_pids() if pid in table]
@@ -46,10 +47,10 @@ def _meant(options: argparse.Namespace) -> list[Process]:
             raise RunNotFound("no rank of this user is watched on this node")
         return found
     if options.target is None:
-        raise AttachRefused("nothing to detach from", "zeromon detach RUN, PID or --all")
+        raise AttachRefused("nothing to detach from", "Like: zeromon detach RUN, PID or --all")
     if options.target.isdigit():
-        return meant(options.target, everything=False)
-    ranks = only(find(options.target)).latest().ranks
+        return selected_processes(options.target, everything=False)
+    ranks = only(find(options.target)).open().latest().ranks
     return [table[rank.pid] for rank in ranks if rank.alive and rank.pid in table]
 
 
@@ -59,6 +60,8 @@ def _say(outcome: Outcome) -> None:
         if outcome.hint:
             say(f"  {outcome.hint}")
         return
-    say(f"left rank {outcome.rank} (pid {outcome.pid})")
+    say(f"detached from rank {outcome.rank} (pid {outcome.pid})")
     for name in outcome.kept:
-        say(f"  {name} stays: another tool has replaced it since; what is under it does nothing")
+        say(
+            f"  {name} stays: another tool has patched it since; zeromon's hook below it is inactive"
+        )

@@ -1,13 +1,12 @@
-"""Looks at this machine and at the runs on it: what they need, what zeromon can see, and what hangs.
+"""Examines this machine and its runs: requirements, what zeromon can measure here, and hangs.
 
 Without TARGET: torch, NCCL, driver, DeepSpeed, launchers, links, shared memory, limits, ptrace, and
-what the agent can and cannot see here; then each live run. With a TARGET, a run id (or its beginning),
-the pid of a rank, or host:port: that run only.
+what the agent can and cannot measure here; then each live run. With a TARGET, a run id (or its
+beginning), the pid of a rank, or host:port: that run only.
 
-For a run that stands still it says which collective hangs, who waits and where the missing ranks are;
-when py-spy is installed with the Python stack of each: it reads the process's memory from outside and
-stops it for a moment only. Exit code 1 when something hangs, or something here is in the way of runs,
-else 0.
+For a run without progress it names the hanging collective, the waiting ranks and the missing ranks; with
+py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
+briefly. Exit code 1 when something hangs or a problem of this machine affects runs, else 0.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import sys
 
 import msgspec
 
-from zeromon.advice import doing, hang_in_words
-from zeromon.environment import Fact, survey
-from zeromon.report import verdict
+from zeromon.cli.machine import Fact, survey
+from zeromon.readout.hang import hang_text
+from zeromon.readout.text import doing, finding_text, stall_finding, verdict
 from zeromon.snapshot import Hang, NodeView, RunSnapshot
-from zeromon.source import LiveSource, find, node_runs, only
+from zeromon.sources.live import LiveSource, find, node_runs, only
 from zeromon.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0
@@ -33,21 +32,21 @@ _MOST_STACKS = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon doctor [TARGET] [--no-stacks] [--json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
-    parser.add_argument("--no-stacks", action="store_true", help="do not ask py-spy")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--no-stacks", action="store_true", help="do not run py-spy")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def call(options: argparse.Namespace) -> int:
-    """Surveys the machine, or finds the run and says what is wrong with it."""
+    """Examines the machine, or one run."""
     if options.target is None:
         return _survey(options)
-    return _examine(only(find(options.target)).latest(), options)
+    return _examine(only(find(options.target)).open().latest(), options)
 
 
 def _survey(options: argparse.Namespace) -> int:
     """The machine, then its live runs."""
     if sys.stderr.isatty():
-        sys.stderr.write("zeromon: asking torch ...")
+        sys.stderr.write("zeromon: importing torch ...")
         sys.stderr.flush()
     facts = survey()
     if sys.stderr.isatty():
@@ -69,7 +68,7 @@ _MARKS = {"fine": " ", "note": "·", "warning": "!"}
 
 
 def facts_as_text(facts: list[Fact]) -> str:
-    """One screen: a line a fact, and below it what to do."""
+    """One screen: a line per fact, and below it what to do."""
     width = max((len(fact.name) for fact in facts), default=0)
     lines = []
     for fact in facts:
@@ -80,7 +79,7 @@ def facts_as_text(facts: list[Fact]) -> str:
 
 
 def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
-    """What hangs in one run."""
+    """What hangs or is stalled in one run."""
     found = run.hangs
     asked = [] if options.no_stacks else _suspects(found, run)
     told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
@@ -90,20 +89,22 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
         sys.stdout.write(as_text(run, found, stacks))
-    return 1 if found else 0
+    return int(bool(found) or stall_finding(run) is not None)
 
 
 def _suspects(found: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]]:
-    """(rank, pid) of those whose stack says most: who is missing, else one that waits."""
+    """(rank, pid) of the ranks whose stacks help most: the missing ones, else a waiting one."""
     wanted: dict[int, None] = {}
     for hang in found:
         wanted.update(dict.fromkeys(hang.missing or hang.waiting[:2]))
+    if not found and stall_finding(run) is not None:
+        wanted.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.stack))
     pids = {rank.rank: rank.pid for rank in run.ranks if rank.alive}
     return [(rank, pids[rank]) for rank in wanted if rank in pids][:_MOST_STACKS]
 
 
 def stack_of(pid: int) -> str:
-    """The Python stacks of a process, or why they cannot be had."""
+    """The Python stacks of a process, or why they are unavailable."""
     spy = shutil.which("py-spy")
     if spy is None:
         return "py-spy is not installed: pip install py-spy"
@@ -123,14 +124,14 @@ def stack_of(pid: int) -> str:
 
 
 def _node_line(node: NodeView) -> str:
-    """``zm1  ranks 2-3  heard 0.7 s ago  round trip 0.6 ms  clock ±0.5 ms``."""
+    """``zm1  ranks 2-3  reported 0.7 s ago  round trip 0.6 ms  clock ±0.5 ms``."""
     parts = [f"  {node.node}", f"ranks {node.first_rank}-{node.first_rank + node.ranks - 1}"]
     if node.here:
         parts.append("this node")
     elif node.heard_seconds is None:
-        parts.append("not heard yet")
+        parts.append("no report yet")
     else:
-        parts.append(f"heard {human_seconds(node.heard_seconds)} ago")
+        parts.append(f"reported {human_seconds(node.heard_seconds)} ago")
     if node.round_trip_seconds is not None:
         parts.append(f"round trip {human_seconds(node.round_trip_seconds)}")
     if node.clock_error_seconds is not None:
@@ -142,11 +143,14 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     """The hangs, what each rank does, and the stacks."""
     lines = [f"run {run.run}: {verdict(run)}"]
     where = {rank.rank: doing(rank) for rank in run.ranks}
-    if not found:
+    stalled = stall_finding(run)
+    if not found and stalled is not None:
+        lines.append(f"!! {finding_text(stalled)}")
+    elif not found:
         lines.append("no collective hangs")
-    lines += [f"!! {hang_in_words(run, hang)}" for hang in found]
+    lines += [f"!! {hang_text(run, hang)}" for hang in found]
     if run.nodes:
-        lines += ["", "Nodes, as seen from here", *map(_node_line, run.nodes)]
+        lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     lines += [f"  {run.nodes_note}"] if run.nodes_note else []
     lines += ["", "What each rank does"]
     lines += [

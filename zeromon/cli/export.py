@@ -1,13 +1,10 @@
-"""Writes the steps of a run for other tools; live runs up to now.
+"""Writes the steps of a run for other tools; of a live run the steps so far.
 
-  zeromon export RUN --to parquet         a table, a row a rank and step: polars, pandas, DuckDB
-  zeromon export RUN --to csv             the same for spreadsheets
-  zeromon export RUN --to chrome-trace    for ui.perfetto.dev and chrome://tracing
-  zeromon export RUN --to tensorboard     event files, a run a rank; needs tensorboard
-  zeromon export RUN --to wandb           an offline run for wandb sync; needs wandb
+{formats}
 
 RUN is a run id or its beginning, or a file that zeromon report --json has written. docs/export.md has
-the columns with their units. Files are for you alone (mode 0600), and replace others only with --force.
+the columns with their units. The files are readable by you only (mode 0600). Existing files are
+replaced only with --force.
 """
 
 from __future__ import annotations
@@ -15,59 +12,69 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeromon import paths
-from zeromon.cli.report import picture_of, recent
+from zeromon.cli.report import recent, snapshot_of
 from zeromon.errors import ExportError
-from zeromon.exports import boards, chrome, rings, table
-from zeromon.exports.files import Progress, replaced
-from zeromon.history import pieces
+from zeromon.export import ring_slices
+from zeromon.export.files import Progress
+from zeromon.export.formats import FORMATS, Export
+from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
-from zeromon.store import Store
+from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import pieces
 from zeromon.units import human_bytes, printable
 
 if TYPE_CHECKING:
     import polars as pl
 
-_NAMES = {
-    "parquet": ".parquet", "csv": ".csv", "chrome-trace": ".trace.json",
-    "wandb": "-wandb", "tensorboard": "-tensorboard",
-}  # fmt: skip
-"""Form -> what the name of the output ends with."""
+__doc__ = (__doc__ or "").format(
+    formats="\n".join(
+        f"  zeromon export RUN --to {name:<16}{fmt.description}" for name, fmt in FORMATS.items()
+    )
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon export RUN --to FORM [-o PATH] [--force]``"""
+    """``zeromon export RUN --to FORMAT [-o PATH] [--force]``"""
     parser.add_argument("run", metavar="RUN", help="run id or its beginning, or a file")
-    parser.add_argument("--to", required=True, choices=tuple(_NAMES), help="the form")
+    parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format")
     parser.add_argument(
         "-o", "--output", metavar="PATH",
         help="a file, for wandb and tensorboard a folder (default: named after the run); a "
-        "chrome-trace that ends in .gz is packed",
+        "chrome-trace that ends in .gz is compressed",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="replace what is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing export")
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the run, writes it, says where it is."""
-    run, is_kept = picture_of(options.run)
-    found, broken = pieces(Store().history(run.run)) if is_kept else ([], ())
-    if not found:
-        found = [recent(run).lazy()]
-    rows = sum(_height(piece) for piece in found)
+    """Writes the run that the user named; returns the exit code."""
+    run, is_recorded = snapshot_of(options.run)
+    steps, broken = pieces(Store().history(run.run)) if is_recorded else ([], ())
+    if not steps:
+        steps = [recent(run).lazy()]
+    rows = sum(_height(piece) for piece in steps)
     if not rows:
-        raise ExportError(f"{run.run} has no step yet", "It ended before its first one, or waits.")
+        raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
-        sys.stderr.write(f"zeromon: {name} of its history cannot be read and is left out\n")
-    path = Path(options.output or f"{_stem(run)}{_NAMES[options.to]}")
-    os.umask(0o077)  # also for what libraries write
-    kept = rings.of_run(run.run, Store().folder(run.run)) if is_kept else ()
-    write(run, found, kept, path, options, Progress(rows))
+        _say(f"segment {name} of the history cannot be read and is left out")
+    fmt = FORMATS[options.to]
+    path = Path(options.output or f"{_stem(run)}{fmt.suffix}")
+    os.umask(0o077)  # also for the files that libraries write
+    export = Export(
+        run=run,
+        steps=steps,
+        rings=ring_slices.of_run(run.run, Store().folder(run.run)) if is_recorded else (),
+        path=path,
+        force=options.force,
+        progress=Progress(rows),
+    )
+    note = write(options.to, export)
+    if note:
+        _say(note)
     size = f", {human_bytes(path.stat().st_size)}" if path.is_file() else ""
-    sys.stderr.write(f"zeromon: wrote {printable(str(path))}: {rows:,} rows{size}\n")
+    _say(f"wrote {printable(str(path))}: {rows:,} rows{size}")
     return 0
 
 
@@ -78,45 +85,28 @@ def _height(piece: pl.LazyFrame) -> int:
 
 
 def _stem(run: RunSnapshot) -> str:
-    """The run's name, where that may name a file."""
+    """Returns the run's name, or "run" where the name may not name a file."""
     return run.run if paths.is_run_id(run.run) else "run"
 
 
-def write(
-    run: RunSnapshot,
-    found: Sequence[pl.LazyFrame],
-    kept: Iterable[rings.RingEvents],
-    path: Path,
-    options: argparse.Namespace,
-    progress: Progress,
-) -> None:
-    """Writes *found*, and what the rings *kept*, as it is asked for; raises :class:`ExportError`."""
+def write(format: str, export: Export) -> str:
+    """Writes *export* in a format of :data:`FORMATS`; returns the note of the format, "" for none.
+
+    Raises :class:`ExportError` for whatever the disk, polars or the format refuses.
+    """
     import polars as pl
 
     try:
-        if options.to == "tensorboard":
-            boards.write_tensorboard(found, path, progress, force=options.force)
-        elif options.to == "wandb":
-            boards.write_wandb(run, found, path, progress, force=options.force)
-        else:
-            with replaced(path, force=options.force) as temporary:
-                if options.to == "chrome-trace":
-                    packed = path.suffix == ".gz"
-                    merged = chrome.write(run, found, kept, temporary, progress, packed=packed)
-                    _tell_merged(merged)
-                else:
-                    table.write(run, found, temporary, packed=options.to == "parquet")
+        return FORMATS[format].write(export)
     except pl.exceptions.PolarsError as error:
-        text = f"the history of {run.run} cannot be read: {error}"
-        raise ExportError(
-            text, "Of a live run, try again: it is rewritten now and then."
-        ) from error
+        text = f"the history of {export.run.run} cannot be read: {error}"
+        hint = "The history of a live run is rewritten now and then: try again."
+        raise ExportError(text, hint) from error
     except OSError as error:
-        raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ExportError(f"cannot write {export.path}: {error.strerror or error}") from error
     finally:
-        progress.end()
+        export.progress.end()
 
 
-def _tell_merged(rows: int) -> None:
-    if rows:
-        sys.stderr.write(f"zeromon: {rows:,} rows are of many steps each: counters, no slices\n")
+def _say(text: str) -> None:
+    sys.stderr.write(f"zeromon: {text}\n")

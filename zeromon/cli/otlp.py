@@ -2,11 +2,11 @@
 
   zeromon otlp --endpoint http://gateway:4318/v1/metrics
   zeromon otlp node0:9417 --every 30              the runs of another node's collector
-  zeromon otlp --once                             once, and exit
+  zeromon otlp --once                             push once, and exit
 
-For those who do not scrape /metrics: the same names (without _total), the same labels, the same values,
-as cumulative sums, gauges and histograms over HTTP. OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS are
-heeded. What cannot be sent is said and sent anew the next time. Needs pip install 'zeromon[otlp]'.
+Instead of a scrape of /metrics: the same names (without _total), labels and values, as cumulative sums,
+gauges and histograms over HTTP. OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS are used. A failed push is
+reported, and the next one sends all data. Needs pip install 'zeromon[otlp]'.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from zeromon.cli import say
 from zeromon.errors import ExportError, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
-from zeromon.source import LiveSource, node_runs, runs_at
+from zeromon.sources.live import LiveSource, node_runs, runs_at
 
 _DEFAULT = "http://localhost:4318/v1/metrics"
 _PATIENCE_SECONDS = 10.0
@@ -39,21 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", metavar="SECONDS", type=_seconds, default=15.0, help="default 15"
     )
-    parser.add_argument("--once", action="store_true", help="push once; 1 where that fails")
+    parser.add_argument("--once", action="store_true", help="push once; exit code 1 when it fails")
 
 
 def call(options: argparse.Namespace) -> int:
     """Pushes until every run has ended and its end was sent, or until Ctrl-C."""
     try:
-        otlp: Any = importlib.import_module("zeromon.otlp")
+        otlp: Any = importlib.import_module("zeromon.export.prometheus.otlp")
         exporters: Any = importlib.import_module(
             "opentelemetry.exporter.otlp.proto.http.metric_exporter"
         )
     except ImportError as error:
         raise ExportError(
-            f"pushing needs what is not installed ({error.name})", "pip install 'zeromon[otlp]'"
+            f"pushing needs a package that is not installed ({error.name})",
+            "pip install 'zeromon[otlp]'",
         ) from error
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are said in our words
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # zeromon reports failures itself
     exporter = exporters.OTLPMetricExporter(
         endpoint=options.endpoint, timeout=_PATIENCE_SECONDS, max_export_batch_size=_LARGEST_BATCH
     )
@@ -69,12 +70,12 @@ def _push(options: argparse.Namespace, exporter: Any, otlp: Any) -> int:
     waiting = threading.Event()
     failing = False
     while True:
-        runs = _pictures(options.address, sources)
+        runs = _snapshots(options.address, sources)
         sent = exporter.export(otlp.data(runs, since)).name == "SUCCESS"
         if not sent and not failing:
-            say(f"{options.endpoint or 'the endpoint'} does not take the metrics; trying on")
+            say(f"{options.endpoint or 'the endpoint'} does not accept the metrics; retrying")
         if sent and failing:
-            say("the metrics are taken again")
+            say("the metrics are accepted again")
         failing = not sent
         if options.once:
             return int(failing)
@@ -83,8 +84,8 @@ def _push(options: argparse.Namespace, exporter: Any, otlp: Any) -> int:
         waiting.wait(options.every)
 
 
-def _pictures(address: str | None, sources: dict[str, LiveSource]) -> list[RunSnapshot]:
-    """The pictures of all runs; raises :class:`RunNotFound` where there never was one."""
+def _snapshots(address: str | None, sources: dict[str, LiveSource]) -> list[RunSnapshot]:
+    """The snapshots of all runs; raises :class:`RunNotFound` when there was never a run."""
     try:
         found = runs_at(address) if address else node_runs()
     except SourceError:
@@ -93,11 +94,11 @@ def _pictures(address: str | None, sources: dict[str, LiveSource]) -> list[RunSn
         found = []
     if not found and not sources:
         raise RunNotFound("no run is live on this node" if not address else f"no run at {address}")
-    pictures = []
+    snapshots = []
     for run in found:
         source = sources.setdefault(run.run, LiveSource(run.address, run.run))
-        pictures.append(source.latest())
-    return pictures
+        snapshots.append(source.latest())
+    return snapshots
 
 
 def _seconds(text: str) -> float:

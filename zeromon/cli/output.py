@@ -1,12 +1,12 @@
-"""Where verbs put a document: standard output, or a file that is replaced as a whole."""
+"""The output of verbs that make a document: standard output, or a file that is replaced atomically."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from zeromon.errors import ExportError
+from zeromon.ring.atomic import replace_file
 from zeromon.units import printable
 
 
@@ -15,12 +15,8 @@ def write(text: str, output: str | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    path = Path(output)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
-        temporary.replace(path)
+        replace_file(Path(output), text, private=False)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ExportError(f"cannot write {printable(output)}: {error.strerror}") from error
     sys.stderr.write(f"zeromon: wrote {printable(output)}\n")

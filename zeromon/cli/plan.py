@@ -1,15 +1,16 @@
-"""Says what a model needs on the devices given, under every ZeRO stage, and which to choose.
+"""Predicts the memory of a model on the given devices under every ZeRO stage, and recommends one.
 
-MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python entry
-module:factory, which is built on the meta device. --config takes a DeepSpeed JSON or an accelerate YAML.
+MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python
+entry module:factory, which zeromon builds on the meta device. --config takes a DeepSpeed JSON or an
+accelerate YAML.
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
   zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB --html plan.html
   zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
-  zeromon plan --from RUN --devices 16 --micro-batch 8       what if: calibrated on a run
+  zeromon plan --from RUN --devices 16 --micro-batch 8       a changed setup, calibrated on a run
 
-Exit code 0 when something fits, 1 when nothing does.
+Exit code 0 when a stage fits, 1 when none does.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from typing import Any
 
 import msgspec
 
-from zeromon import plan
-from zeromon.configs import changes, deepspeed_changes, parse
+from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
+from zeromon.cli import positive
 from zeromon.errors import PlanError
-from zeromon.hostmemory import capacity
-from zeromon.memory import ACTIVATION, Batch
-from zeromon.model import (
+from zeromon.memory import plan
+from zeromon.memory.config_files import changes, deepspeed_changes
+from zeromon.memory.predict import ACTIVATION, Batch
+from zeromon.memory.spec import (
     FRAMEWORKS,
     OPTIMIZERS,
     PLACES,
@@ -44,7 +46,8 @@ from zeromon.model import (
     from_count,
     from_units,
 )
-from zeromon.report import table
+from zeromon.probes.host_memory import capacity
+from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_params
 
@@ -52,19 +55,26 @@ from zeromon.units import human_bytes, human_params
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon plan MODEL --devices N --memory SIZE [...]``"""
     parser.add_argument("model", nargs="?", help="7B, a config.json, or module:factory")
-    parser.add_argument("--from", dest="run", metavar="RUN", help="the model and figures of a run")
+    parser.add_argument(
+        "--from", dest="run", metavar="RUN", help="take model and figures from a run"
+    )
     parser.add_argument("--config", help="a DeepSpeed JSON or accelerate YAML file")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--devices", type=_positive, metavar="N", help="how many (default: 8)")
     machine.add_argument(
-        "--memory", metavar="SIZE", default=None, help="of one: 80GiB, h100, ... (default: a100)"
+        "--devices", type=positive, metavar="N", help="number of devices (default: 8)"
+    )
+    machine.add_argument(
+        "--memory",
+        metavar="SIZE",
+        default=None,
+        help="of one device: 80GiB, h100, ... (default: a100)",
     )
     machine.add_argument(
         "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
         help="share for contexts, NCCL, fragmentation (default: %(default)s)",
     )  # fmt: skip
     add_host_arguments(machine)
-    how = parser.add_argument_group("strategy (over what --config says)")
+    how = parser.add_argument_group("strategy (overrides --config)")
     how.add_argument("--framework", choices=FRAMEWORKS)
     how.add_argument("--stage", type=int, choices=range(4))
     how.add_argument("--precision", choices=tuple(PRECISIONS))
@@ -72,55 +82,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--offload-optimizer", choices=PLACES)
     how.add_argument("--offload-params", choices=PLACES)
     how.add_argument(
-        "--shard-ranks", type=_positive, metavar="N", help="hybrid sharding: ranks a copy"
+        "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
     )
-    how.add_argument("--accumulation", type=_positive, metavar="N")
+    how.add_argument("--accumulation", type=positive, metavar="N")
     what = parser.add_argument_group("batch")
     what.add_argument(
-        "--micro-batch", type=_positive, metavar="N", help="sequences on a rank at once"
+        "--micro-batch", type=positive, metavar="N", help="sequences per rank and micro-step"
     )
     what.add_argument(
-        "--length", type=_positive, metavar="TOKENS", help="of a sequence (default: 2048)"
+        "--length", type=positive, metavar="TOKENS", help="tokens of a sequence (default: 2048)"
     )
     what.add_argument("--checkpointing", action="store_true", help="activation checkpointing")
-    what.add_argument("--no-fused-attention", action="store_true", help="scores go to memory")
+    what.add_argument(
+        "--no-fused-attention", action="store_true", help="attention scores are written to memory"
+    )
     parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
-    parser.add_argument("--html", metavar="FILE", help="the same as a picture (needs plotly)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
+    )
 
 
 def add_host_arguments(group: argparse._ArgumentGroup) -> None:
-    """What is known of the hosts."""
+    """Adds the options of the hosts."""
     group.add_argument(
         "--host-memory", metavar="SIZE",
-        help="of one host, shared by its ranks: 512GiB; here: as on this machine",
+        help="memory of one host, shared by its ranks: 512GiB; here: that of this machine",
     )  # fmt: skip
     group.add_argument(
-        "--hosts", type=_positive, metavar="N", help="how many (default: one for 8 devices)"
+        "--hosts", type=positive, metavar="N", help="number of hosts (default: one for 8 devices)"
     )
 
 
 def host_memory(text: str | None) -> int | None:
-    """The size that *text* says; raises :class:`PlanError` where it says none."""
+    """The size in *text*; raises :class:`PlanError` for anything else."""
     if text is None:
         return None
     nbytes = capacity(os.getpid()) if text == "here" else plan.parse_size(text)
     if nbytes < 0:
-        raise PlanError(
-            "this machine does not say how much memory it has", "Give --host-memory 512GiB."
-        )
+        raise PlanError("the memory size of this machine is unknown", "Give --host-memory 512GiB.")
     return nbytes
 
 
 DESCRIBED = "zeromon: "
-"""Before the line that the child prints: a model may print, too."""
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 1 << 40:
-        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
-    return number
+"""Marks the line that the child process prints: a model may print, too."""
 
 
 def _share(text: str) -> float:
@@ -149,7 +154,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def from_model(options: argparse.Namespace) -> plan.Setup:
-    """The setup of a model that is described on the command line."""
+    """The setup of a model on the command line."""
     if not options.model:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
     traced: dict[str, Any] = {}
@@ -205,39 +210,40 @@ def read_model(text: str) -> ModelSpec:
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
-        return from_config(parse(read_text(path), path.name), name=str(path))
+        return from_config(read_config(path), name=str(path))
     count = plan.parse_count(text)
     if count is None:
         raise PlanError(
-            f"{text!r} is no number of parameters, no file, and no module:factory",
+            f"{text!r} is neither a number of parameters nor a file nor module:factory",
             hint="Like: 7B, path/to/config.json, mymodel:build",
         )
     return from_count(count, name=text)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, or an error that says why not."""
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Returns the content of a JSON or YAML file; raises :class:`PlanError` for anything else."""
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise PlanError(f"cannot read {path}: {reason}") from error
+        text = read_text(path)
+        return parse(text, str(path), dialect_of(path, text)).data
+    except UnreadableError as error:
+        line = f", line {error.line}" if error.line > 1 else ""
+        raise PlanError(f"cannot read {path}{line}: {error.message}", hint=error.fix) from error
 
 
 def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
-    """What --config says."""
+    """The configuration of --config."""
     if not options.config:
         return {}
     path = Path(options.config)
-    config = parse(read_text(path), options.config)
+    config = read_config(path)
     section = config.get("deepspeed_config")
     inner = section.get("deepspeed_config_file") if isinstance(section, dict) else None
     found = changes(config, hidden)
-    if isinstance(inner, str):  # accelerate takes everything but the launch from that file
+    if isinstance(inner, str):  # accelerate reads everything but the launch settings from that file
         beside = path.parent / inner
         other = beside if beside.is_file() else Path(inner)
         ranks = {"ranks": found["ranks"]} if "ranks" in found else {}
-        found = changes(parse(read_text(other), other.name), hidden) | ranks
+        found = changes(read_config(other), hidden) | ranks
     return found
 
 
@@ -272,7 +278,7 @@ def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespa
 
 
 def describe(options: argparse.Namespace, batch: Batch | None, ranks: int) -> dict[str, Any]:
-    """Builds the model in a process of its own: the core never imports torch, nor a user's code."""
+    """Builds the model in a separate process: the core never imports torch or user code."""
     command = [sys.executable, "-m", "zeromon_agents.describe", options.model]
     if options.trace and batch is not None:
         command += ["--trace", "--micro-batch", str(batch.sequences)]
@@ -295,10 +301,10 @@ def describe(options: argparse.Namespace, batch: Batch | None, ranks: int) -> di
 
 
 def from_run(options: argparse.Namespace) -> plan.Setup:
-    """What if: the model, the strategy and the activations of a recorded or live run."""
-    from zeromon.cli.report import newest_picture
+    """The model, the strategy and the activations of a recorded or live run."""
+    from zeromon.cli.report import newest_snapshot
 
-    run = newest_picture(options.run)
+    run = newest_snapshot(options.run)
     return setup_of_run(run, options)
 
 
@@ -432,7 +438,7 @@ def as_json(
 
 
 def write_html(found: dict[str, Any], path: str) -> None:
-    """The picture of what ``--json`` says."""
+    """The HTML page with the data of ``--json``."""
     try:
         figures = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:

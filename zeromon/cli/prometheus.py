@@ -1,12 +1,12 @@
-"""Prints what Prometheus is to be told: recording rules and alerts, and what to scrape.
+"""Prints configuration for Prometheus: recording rules and alerts, and a scrape configuration.
 
   zeromon prometheus rules -o zeromon-rules.yml
   zeromon prometheus config --sd http://node0:9417/sd --rules zeromon-rules.yml -o prometheus.yml
   prometheus --config.file=prometheus.yml
 
-One /sd lists the collectors of all nodes of its job. Rules add ranks up by run and by node; alerts name
-the run, the rank, the node, and the page that explains them (zeromon rule ZM201). docs/prometheus.md has
-recipes for one machine, Slurm and Kubernetes.
+The /sd of any collector lists the collectors of all nodes of the job. Rules aggregate ranks by run and
+by node; alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201).
+docs/prometheus.md describes one machine, Slurm and Kubernetes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 
 from zeromon.cli.output import write
 from zeromon.errors import ExportError
-from zeromon.prometheus import config, rules
+from zeromon.export.prometheus import config, rules
 
 _DURATION = re.compile(r"([1-9][0-9]*(ms|[smhdwy]))+")
 _HELP = {
-    "oom_warning": "risk of running out of memory, 0..1, that is warned of",
-    "oom_critical": "risk that is critical",
-    "exposed": "share of a step that waits for communication",
-    "silent": "for how long a collector is missed that has gone with its ranks alive",
-    "patience": "for how long what may pass must hold",
-    "memory": "for how long a death, an error or a loss is told of",
+    "oom_warning": "OOM risk of the warning, 0..1",
+    "oom_critical": "OOM risk of the critical alert, 0..1",
+    "exposed": "exposed communication of the alert, as a share of a step",
+    "silent": "how long a missing collector whose ranks were alive raises an alert",
+    "patience": "how long a condition that may pass must hold",
+    "memory": "how long an alert about a death, an error or a loss lasts",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon prometheus rules|config``"""
     what = parser.add_subparsers(metavar="WHAT", required=True)
-    made = what.add_parser("rules", help="recording rules and alerts")
+    made = what.add_parser("rules", help="print recording rules and alerts")
     made.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
     for field in fields(rules.Thresholds):
         made.add_argument(
@@ -45,21 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{_HELP[field.name]} (default {field.default})",
         )
     made.set_defaults(document=_rules)
-    made = what.add_parser("config", help="a scrape configuration")
+    made = what.add_parser("config", help="print a scrape configuration")
     made.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
     made.add_argument(
         "--sd", metavar="URL", action="append", default=[],
-        help="/sd of any collector of a job, once a job",
+        help="/sd of any collector of a job; once per job",
     )  # fmt: skip
     made.add_argument(
-        "--target", metavar="HOST:PORT", action="append", default=[], help="a collector, once each"
+        "--target",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help="a collector; once per collector",
     )
     made.add_argument(
         "--token-file", metavar="FILE", default="",
-        help="holds the ZEROMON_TOKEN of collectors that do not listen on loopback",
+        help="file with the ZEROMON_TOKEN of collectors that do not listen on loopback",
     )  # fmt: skip
-    made.add_argument("--rules", metavar="FILE", action="append", default=[], help="a rule file")
-    made.add_argument("--interval", type=_duration, default="15s", help="between scrapes")
+    made.add_argument(
+        "--rules", metavar="FILE", action="append", default=[], help="rule file to load"
+    )
+    made.add_argument("--interval", type=_duration, default="15s", help="scrape interval")
     made.set_defaults(document=_config)
 
 
@@ -80,7 +86,7 @@ def _rules(options: argparse.Namespace) -> dict[str, Any]:
 def _config(options: argparse.Namespace) -> dict[str, Any]:
     if not options.sd and not options.target:
         raise ExportError(
-            "nothing to scrape",
+            "no target to scrape",
             "Name a job's --sd http://node0:9417/sd, or each --target HOST:PORT.",
         )
     return config.document(
@@ -95,11 +101,11 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
 def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no ratio: 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a ratio from 0 to 1")
     return value
 
 
 def _duration(text: str) -> str:
     if not _DURATION.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 30s, 5m, 1h30m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 30s, 5m, 1h30m")
     return text

@@ -1,8 +1,8 @@
-"""Plays a recorded run: the live views on what they showed then, at any speed.
+"""Replays a recorded run in the live views, at any speed.
 
-RUN is a run id or its beginning; without one, the newest. In the terminal, space stops and goes on, the
-arrows go back and forth, < and > change the speed. With --dash the dashboard opens at the run's
-beginning; its bar at the bottom plays.
+RUN is a run id or its beginning (default: the newest run). In the terminal, space pauses and continues,
+the arrow keys move to earlier and later snapshots, < and > change the speed. With --dash, the dashboard
+opens at the beginning of the run; the bar at its bottom plays the run.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import argparse
 
 from zeromon.cli import dash
 from zeromon.cli.attach import add_view_arguments, show
-from zeromon.replay import ReplaySource
+from zeromon.sources.replay import ReplaySource
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon replay [RUN] [--speed X] [--dash]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     parser.add_argument(
-        "--speed", type=_speed, default=10.0, metavar="X", help="seconds of the run a second (10)"
+        "--speed",
+        type=_speed,
+        default=10.0,
+        metavar="X",
+        help="speed: seconds of the run per second (default: 10)",
     )
-    parser.add_argument("--dash", action="store_true", help="in the dashboard instead")
+    parser.add_argument(
+        "--dash", action="store_true", help="open the dashboard instead of the terminal view"
+    )
     dash.add_server_arguments(parser)
     add_view_arguments(parser)
 
@@ -28,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _speed(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError("more than 0, at most 1,000,000")
+        raise argparse.ArgumentTypeError("the speed must be above 0 and at most 1,000,000")
     return value
 
 
 def call(options: argparse.Namespace) -> int:
-    """Shows the run from its first moment on."""
+    """Opens the view on the run's first snapshot."""
     source = ReplaySource(options.run, speed=options.speed)
     if options.dash:
-        return dash.serve(options, source.run, source.begin)
+        return dash.serve(options, source.run, source.playback.begin)
     return show(source, options)

@@ -1,10 +1,9 @@
 """Prints what a run did, and how it ended: steps, exposed communication, memory, deaths.
 
-RUN is a run id or its beginning; without one, the newest run. Works on a run that is live, that has
-ended, and that was killed together with its collector. With -o it becomes one HTML file with charts of
-every step, which opens without a network, or, where Chromium or Chrome is installed, a PNG of it. Exit
-code 1 when there are findings. With --prometheus URL it is read from the server that scrapes its
-collectors, however many nodes it has.
+RUN is a run id or its beginning; without RUN, the newest run. The run may be live, ended, or killed
+together with its collector. -o writes one HTML file with charts of every step, which opens without a
+network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when there are findings. With
+--prometheus URL the run is read from the server that scrapes its collectors, for any number of nodes.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeromon import paths
 from zeromon.cli import servers
-from zeromon.collector import read_folder
+from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
-from zeromon.fleet.source import find, only
-from zeromon.history import Series, frame, row_of, slices
-from zeromon.record import Past
-from zeromon.report import render
-from zeromon.snapshot import RunSnapshot, Stretch
-from zeromon.source import LiveSource, node_runs
-from zeromon.store import Store, decode, encode
+from zeromon.report.render import render
+from zeromon.ring import paths
+from zeromon.snapshot import RunSnapshot, Severity, StepRange
+from zeromon.sources.live import LiveSource, node_runs
+from zeromon.sources.prometheus.runs import find, only
+from zeromon.storage.recorder import Past
+from zeromon.storage.run_store import Store, decode, encode
+from zeromon.storage.step_history import Series, frame, row_of, step_ranges
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,44 +39,44 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     servers.add_argument(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="an HTML page, or .png")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write an HTML page, or .png")
     parser.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
     )
 
 
 def call(options: argparse.Namespace) -> int:
-    """Finds the run, alive or dead, and prints it."""
+    """Finds the run, live or ended, and prints its report."""
     server = servers.server_of(options, named=bool(options.run))
-    source = only(find(server, options.run)) if server is not None else None
-    look = source.latest if source is not None else lambda: newest_picture(options.run)
+    source = only(find(server, options.run)).open(server) if server is not None else None
+    look = source.latest if source is not None else lambda: newest_snapshot(options.run)
     deadline = time.monotonic() + options.wait
     run = look()
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
         run = look()
     if options.output:
-        write = write_picture if options.output.lower().endswith(".png") else write_page
+        write = write_png if options.output.lower().endswith(".png") else write_page
         write(run, options.output, steps=source.series() if source is not None else None)
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
     else:
         sys.stdout.write(render(run, over_time(run)))
-    return 1 if any(f.severity != "info" for f in run.findings) else 0
+    return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
 
 
 def write_page(
     run: RunSnapshot, path: str, *, still: bool = False, steps: Series | None = None
 ) -> None:
-    """The run as one HTML file, with its *steps*, else those that are kept here.
+    """The run as one HTML file, with its *steps*, else those of its history.
 
     Raises :class:`SourceError` when it cannot be made.
     """
     try:
-        pages = importlib.import_module("zeromon_dashboard.pages")
+        pages = importlib.import_module("zeromon_dashboard.html_report")
     except ImportError as error:
         raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
     known = series(run) if steps is None else steps
@@ -93,8 +92,8 @@ _WIDE, _MOST_HIGH, _FIGURES_HIGH, _LINE_HIGH = 1160, 16_000, 2200, 19
 _PATIENCE_SECONDS = 60
 
 
-def write_picture(run: RunSnapshot, path: str, *, steps: Series | None = None) -> None:
-    """The page as a PNG, drawn by a browser without a window; raises :class:`SourceError`."""
+def write_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> None:
+    """The page as a PNG, rendered by a headless browser; raises :class:`SourceError`."""
     browser = next((found for found in map(shutil.which, _BROWSERS) if found), None)
     if browser is None:
         raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
@@ -102,27 +101,27 @@ def write_picture(run: RunSnapshot, path: str, *, steps: Series | None = None) -
     lines += sum(10 if finding.remedy else 3 for finding in run.findings)
     high = min(_MOST_HIGH, _FIGURES_HIGH + _LINE_HIGH * lines)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
-        page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
+        page, snapshot = Path(folder) / "page.html", Path(folder) / "page.png"
         write_page(run, str(page), still=True, steps=steps)
         command = [
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/b",
             f"--window-size={_WIDE},{high}", "--virtual-time-budget=10000",
-            f"--screenshot={picture}", page.as_uri(),
+            f"--screenshot={snapshot}", page.as_uri(),
         ]  # fmt: skip
-        if os.geteuid() == 0:  # its sandbox refuses root
+        if os.geteuid() == 0:  # the browser's sandbox refuses root
             command.insert(1, "--no-sandbox")
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS, check=False)
-        if not picture.exists():
-            raise SourceError(f"{browser} made no picture", "Write FILE.html instead.")
+        if not snapshot.exists():
+            raise SourceError(f"{browser} wrote no image", "Write FILE.html instead.")
         try:
-            shutil.copyfile(picture, path)
+            shutil.copyfile(snapshot, path)
         except OSError as error:
             raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 
 
 def series(run: RunSnapshot) -> Series:
-    """The steps of a run by column: from its history, else the last ones that the picture has."""
+    """The steps of a run by column: from its history, else the last ones that the snapshot has."""
     kept = Past(Store().folder(run.run)).series()
     if kept["step"]:
         return kept
@@ -130,38 +129,38 @@ def series(run: RunSnapshot) -> Series:
 
 
 def recent(run: RunSnapshot) -> pl.DataFrame:
-    """The last steps, as the picture has them."""
+    """The last steps, as the snapshot has them."""
     return frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
 
 
 _LONG_STEPS = 1000
 
 
-def over_time(run: RunSnapshot) -> list[Stretch]:
-    """The run in ten stretches, where it is so long that its last steps do not tell it."""
+def over_time(run: RunSnapshot) -> list[StepRange]:
+    """The run in ten ranges of steps, where it is too long to be described by its last steps."""
     if run.origin or max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
         return []
-    return slices(Store().history(run.run))
+    return step_ranges(Store().history(run.run))
 
 
-def newest_picture(name: str | None) -> RunSnapshot:
-    """The best picture there is: from a collector, from orphaned rings, or from the store."""
-    pictures = [*_live(name), *_orphans(name)]
+def newest_snapshot(name: str | None) -> RunSnapshot:
+    """The newest snapshot of a run: from a collector, from orphaned rings, or from the store."""
+    snapshots = [*_live(name), *_orphans(name)]
     try:
-        pictures.append(Store().load(name))
+        snapshots.append(Store().load(name))
     except (RunNotFound, RunAmbiguous):
-        if not pictures:
+        if not snapshots:
             raise
-    exact = [run for run in pictures if run.run == name]
-    # the same run may be both kept and live: what was taken last is the fuller one
-    return max(exact or pictures, key=lambda run: (run.started_wall, run.taken_wall))
+    exact = [run for run in snapshots if run.run == name]
+    # the same run may be stored and live: the newer snapshot is the more complete one
+    return max(exact or snapshots, key=lambda run: (run.started_wall, run.taken_wall))
 
 
-def picture_of(name: str) -> tuple[RunSnapshot, bool]:
-    """The run *name*, or the picture in the JSON file *name*; and whether a record of it may be here."""
+def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
+    """The run *name*, or the snapshot in the file *name*, and whether its record may be here."""
     path = Path(name)
     if path.suffix != ".json" or not path.is_file():
-        return newest_picture(name), True
+        return newest_snapshot(name), True
     try:
         return decode(path.read_bytes()), False
     except OSError as error:
@@ -177,7 +176,7 @@ def _live(name: str | None) -> list[RunSnapshot]:
 
 
 def _orphans(name: str | None) -> list[RunSnapshot]:
-    """Runs whose rings lie there while no collector follows them."""
+    """Runs with rings that no collector follows."""
     followed = {live.run for live in node_runs()}
     folders: list[Path] = []
     for root in paths.ring_roots():

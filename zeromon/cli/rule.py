@@ -1,7 +1,7 @@
-"""Explains a rule: what is meant, why it matters, what to change, and what that costs.
+"""Explains a rule: its meaning, why it matters, what to change, and the cost of the change.
 
-CODE is what findings and zeromon check print (ZM302), or the rule's name (overlap_comm_off); without
-one, all rules are listed, one a line.
+CODE is the code in findings and in zeromon check (ZM302), or the name of the rule (overlap_comm_off);
+without CODE, all rules are listed, one per line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from zeromon.rules import page, pages
+from zeromon.diagnosis.pages import page, pages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

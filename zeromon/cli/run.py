@@ -1,11 +1,11 @@
 """Runs a training command and watches every rank it starts.
 
-The command takes this process's place: same pid, same signals, same exit code, same terminal. Any
-launcher works that passes its environment on: torchrun, python -m torch.distributed.run,
+The command replaces this process: same pid, same signals, same exit code, same terminal. Any launcher
+works that passes its environment on: torchrun, python -m torch.distributed.run,
 accelerate launch, deepspeed, srun, bash, or plain python.
 
 Under a launcher that starts one copy of `zeromon run` per rank (srun zeromon run -- python train.py)
-the ranks of a node find one another by SLURM_JOB_ID and SLURM_STEP_ID, or MASTER_ADDR and MASTER_PORT.
+the ranks of a node find each other by SLURM_JOB_ID and SLURM_STEP_ID, or MASTER_ADDR and MASTER_PORT.
 
 environment:
   ZEROMON_PORT   port of the collector (default 9417; the next free one if it is taken)
@@ -27,10 +27,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from zeromon import paths
 from zeromon.errors import LaunchError, RingError
-from zeromon.process import ProcessWatch
-from zeromon.source import collector_address
+from zeromon.probes.process import ProcessWatch
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.sources.live import collector_address
 
 _COLLECTOR_PATIENCE_SECONDS = 5.0
 _SHARED_BY_TASKS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
@@ -44,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sd-file",
         type=Path,
         metavar="FILE",
-        help="the collectors of all nodes, kept there for Prometheus's file_sd",
+        help="file to keep the list of all nodes' collectors in, for Prometheus's file_sd",
     )
-    parser.add_argument("--quiet", action="store_true", help="do not say where to look")
+    parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 
@@ -174,22 +175,20 @@ def _describe(folder: Path, command: list[str]) -> None:
     }
     if _is_one_of_many():
         del facts["pid"]  # one of several tasks: the run ends with its ranks, not with this one
-    temporary = folder / f".run.{os.getpid()}"
-    temporary.write_text(json.dumps(facts))
-    temporary.replace(folder / "run.json")
+    replace_file(folder / "run.json", json.dumps(facts))
 
 
 def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, str]:
     """The environment that makes every Python below the command load the shim first."""
     child = dict(environment)
-    shim = str(Path(__file__).resolve().parents[1] / "shim")
+    shim = str(paths.SHIM)
     others = [p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p and p != shim]
     child["PYTHONPATH"] = os.pathsep.join([shim, *others])
     agents = find_spec("zeromon_agents")
     if agents is None or agents.origin is None:
         raise LaunchError("this installation has no zeromon_agents", "Reinstall zeromon.")
     child["ZEROMON_SHIM"] = "1"
-    child["ZEROMON_CORE"] = str(Path(__file__).resolve().parents[2])
+    child["ZEROMON_CORE"] = str(paths.CORE)
     child["ZEROMON_AGENTS"] = str(Path(agents.origin).resolve().parents[1])
     child["ZEROMON_RUN_DIR"] = str(folder)
     child["ZEROMON_PYTHON"] = sys.executable

@@ -1,11 +1,11 @@
-"""The Prometheus that a verb is to read from."""
+"""The option ``--prometheus`` of several verbs."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from zeromon.fleet.api import Server
+from zeromon.sources.prometheus.client import Server
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def server_of(options: argparse.Namespace, *, named: bool = False) -> Server | None:
-    """What is meant; the environment's only where no run of this node is *named*."""
+    """The server that the options name; that of the environment only where no local run is *named*."""
     default = "" if named else os.environ.get("ZEROMON_PROMETHEUS", "")
     url = options.prometheus or default
     return Server(url) if url else None

@@ -1,4 +1,4 @@
-"""Takes traces of a live run, and reads Kineto traces of any: where the time of each rank's device went.
+"""Takes traces of a live run, and analyses Kineto traces: the time of each rank's device by activity.
 
 zeromon trace capture                               two steps of the only live run, all ranks
 zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
@@ -20,29 +20,30 @@ from typing import Any
 
 import msgspec
 
-from zeromon.capture import is_open, progress
 from zeromon.errors import CaptureRefused, TraceError
-from zeromon.report import table
-from zeromon.snapshot import Capture
-from zeromon.source import LiveSource, find, only
-from zeromon.tracefile import read
-from zeromon.traces import RankTrace, TraceData, analyze, lanes, waits
+from zeromon.readout.text import capture_text
+from zeromon.report.table import table
+from zeromon.snapshot import Capture, CaptureState
+from zeromon.sources.live import LiveSource, find, only
+from zeromon.traces.analysis import RankTrace, TraceData, analyze, lanes, waits
+from zeromon.traces.kineto import read
+from zeromon.traces.results import encode_result, read_result
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
-ANALYZE = """Where the time of each rank's device went, to the nanosecond.
+ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 
-The parts add up: compute + exposed communication + exposed copies + idle = span. Exposed is what no
-compute hides. A file that is cut short gives what is whole, and says so. Exit code 2 when one is none.
+The parts add up: compute + exposed communication + exposed copies + idle = span. Exposed time is not
+hidden by compute. A truncated file is analysed as far as it is complete, with a note. Exit code 2 when a
+file is not a trace.
 """
 
 CAPTURE = """Records exactly the next steps of a live run with torch.profiler, and analyses them.
 
-RUN is a run id (or its beginning), the pid of a rank, or host:port; without one, the only live run. All
-ranks record the same steps; only those steps pay for it. The files (Kineto JSON, for Perfetto and for
-zeromon trace analyze) lie in the run's own folder, which is printed. The live figures of the same steps
-stand beside the trace's: that is their error. One capture at a time; a rank whose script has a profiler
-of its own running is left alone. Ctrl-C stops the waiting, not the capture. Exit code 1 when no rank
-could record.
+RUN is a run id (or its beginning), the pid of a rank, or host:port; without RUN, the only live run. All
+ranks record the same steps; only those steps take longer. The files (Kineto JSON, for Perfetto and for
+zeromon trace analyze) are in the run's folder, which is printed. The output compares the live figures of
+the same steps with the trace. One capture runs at a time; a rank whose script runs its own profiler is
+skipped. Ctrl-C stops the waiting, not the capture. Exit code 1 when no rank could record.
 """
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -61,21 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    sub.add_argument("--steps", type=int, default=2, metavar="N", help="how many (default: 2)")
     sub.add_argument(
-        "--ranks", type=_ranks, default=(), metavar="0,3", help="which (default: all of this node)"
+        "--steps", type=int, default=2, metavar="N", help="number of steps (default: 2)"
     )
-    sub.add_argument("--json", action="store_true", help="the outcome as JSON")
+    sub.add_argument(
+        "--ranks",
+        type=_ranks,
+        default=(),
+        metavar="0,3",
+        help="ranks to trace (default: all of this node)",
+    )
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
     sub.set_defaults(call=capture)
     sub = verbs.add_parser(
         "analyze",
-        help="where the time went",
+        help="analyse the time of the devices",
         description=ANALYZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip")
-    sub.add_argument("--json", action="store_true", help="the same as JSON")
-    sub.add_argument("--html", metavar="FILE", help="a timeline by rank (needs plotly)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--html", metavar="FILE", help="write a timeline by rank (needs plotly)")
     sub.set_defaults(call=call)
 
 
@@ -87,36 +94,36 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def capture(options: argparse.Namespace) -> int:
-    """Asks for a trace, waits for it, and says what it shows."""
-    source = only(find(options.target))
+    """Requests a trace, waits for it, and prints the result."""
+    source = only(find(options.target)).open()
     number = source.trace(options.steps, options.ranks)
     made = _await(source, number)
-    ranks = [] if made.state == "failed" else _read_ranks(made)
+    ranks = [] if made.state == CaptureState.FAILED else read_result(Path(made.folder))
     if options.json:
         content = {"run": source.run, "capture": made, "ranks": ranks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
         sys.stdout.write(captured(made, ranks))
-    return 1 if made.state == "failed" else 0
+    return 1 if made.state == CaptureState.FAILED else 0
 
 
 def _await(source: LiveSource, number: int) -> Capture:
-    """Follows capture *number* to its end, with a line that says how far it is."""
+    """Follows capture *number* to its end, with a line of progress."""
     told, unknown = "", 0
     while True:
         run = source.latest()
         made = run.capture
         if made is None or made.number != number:
-            unknown += 1  # its next picture will have it, unless the collector was started again
+            unknown += 1  # the next snapshot has the capture, unless the collector was restarted
             if unknown > _MOST_UNKNOWN:
-                raise CaptureRefused(f"the collector knows nothing of trace {number} any more")
+                raise CaptureRefused(f"the collector has no trace {number}")
             time.sleep(_LOOK_SECONDS)
             continue
-        if not is_open(made):
+        if not made.is_open:
             if told and sys.stderr.isatty():
                 sys.stderr.write("\r\x1b[K")
             return made
-        text = progress(made, max((rank.step for rank in run.ranks), default=0))
+        text = capture_text(made, max((rank.step for rank in run.ranks), default=0))
         if text != told:
             ahead, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
             sys.stderr.write(f"{ahead}zeromon: {text}{end}")
@@ -125,18 +132,9 @@ def _await(source: LiveSource, number: int) -> Capture:
         time.sleep(_LOOK_SECONDS)
 
 
-def _read_ranks(made: Capture) -> list[RankTrace]:
-    """The analysis, where its folder can be read from here."""
-    try:
-        content = (Path(made.folder) / "analysis.json").read_bytes()
-        return msgspec.json.decode(content, type=dict[str, list[RankTrace]])["ranks"]
-    except (OSError, msgspec.DecodeError, KeyError):
-        return []
-
-
 def captured(made: Capture, ranks: list[RankTrace]) -> str:
-    """What came of a capture."""
-    if made.state == "failed":
+    """Prints the result of a capture."""
+    if made.state == CaptureState.FAILED:
         return f"trace {made.number} failed: {made.note}\n"
     last = made.first + made.steps - 1
     steps = f"step {made.first}" if made.steps == 1 else f"steps {made.first} to {last}"
@@ -171,7 +169,7 @@ def checks(made: Capture) -> str:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Reads each file, then says what they hold."""
+    """Reads each file, then prints the analysis."""
     traces, ranks = [], []
     many = len(options.files) > 1
     for number, file in enumerate(options.files, 1):
@@ -187,14 +185,14 @@ def call(options: argparse.Namespace) -> int:
         write_html([(r.rank, data) for r, data in zip(ranks, traces, strict=True)], options.html)
     ranks = _told_apart(ranks)
     if options.json:
-        sys.stdout.write(msgspec.json.encode({"ranks": ranks}).decode() + "\n")
+        sys.stdout.write(encode_result(ranks).decode() + "\n")
     else:
         sys.stdout.write(as_text(ranks))
     return 0
 
 
 def _rank_of(data: TraceData, otherwise: int) -> int:
-    """As the trace says, else as its name says, else by its place on the command line."""
+    """The rank in the trace, else in the file name, else the position on the command line."""
     if data.rank is not None:
         return data.rank
     found = _RANK_IN_NAME.search(data.name)
@@ -202,11 +200,11 @@ def _rank_of(data: TraceData, otherwise: int) -> int:
 
 
 def _told_apart(ranks: list[RankTrace]) -> list[RankTrace]:
-    """In order of ranks; two files of one rank are both kept, and say so."""
+    """In order of ranks; two files of one rank are both kept, with a note."""
     seen: set[int] = set()
     found = []
     for rank in sorted(ranks, key=lambda r: r.rank):
-        note = f"another file says that it is of rank {rank.rank}, too"
+        note = f"another file is of rank {rank.rank}, too"
         is_twin = rank.rank in seen
         seen.add(rank.rank)
         found.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
@@ -224,7 +222,7 @@ def _with_waits(traces: list[TraceData], ranks: list[RankTrace]) -> list[RankTra
 
 
 def as_text(ranks: list[RankTrace]) -> str:
-    """The split by rank, then of the rank with most exposed communication what is behind it."""
+    """The breakdown by rank, then the details of the rank with the most exposed communication."""
     header = (
         "rank",
         "span",

@@ -1,4 +1,4 @@
-"""The app: what is looked at, and what every key does; pictures come from a thread of their own."""
+"""The terminal application: one run, its screens and its keys. A thread reads the snapshots."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any, ClassVar
 
 from textual.app import App, ScreenStackError, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from zeromon import report
 from zeromon.errors import ZeromonError
-from zeromon.fleet.source import PrometheusSource
+from zeromon.focus import nearest_oom
+from zeromon.report.render import render
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
-from zeromon.source import LiveSource, Source, StoreSource, node_runs
-from zeromon.store import Store
+from zeromon.sources.base import Source
+from zeromon.storage.run_store import Store
+from zeromon.tui.display_options import WHOLE, WINDOWS, DisplayOptions
+from zeromon.tui.event_log import LogEntry
 from zeromon.tui.export import csv_text, save, without_fonts
 from zeromon.tui.feed import Feed, Reconnect
-from zeromon.tui.line import clean
-from zeromon.tui.look import WHOLE, WINDOWS, Look
 from zeromon.tui.marks import Mark, Marks
-from zeromon.tui.messages import Arrived, Choices, RunChoice, RunGone, SourceFailed, Told
-from zeromon.tui.notes import Note, changes, opening
-from zeromon.tui.playhead import Playhead, Span, stride
+from zeromon.tui.messages import Announced, Choices, RunGone, SnapshotArrived, SourceFailed
+from zeromon.tui.observed_run import ObservedRun, reduce
+from zeromon.tui.playhead import Playhead, stride
 from zeromon.tui.plots import Trends, steps_of, telling
-from zeromon.tui.scene import Scene
+from zeromon.tui.rank_filter import test_of
+from zeromon.tui.runs import RunChoice, choices
 from zeromon.tui.screens.communication import Communication
 from zeromon.tui.screens.dialogs import Prompt, Runs
 from zeromon.tui.screens.findings import Findings
@@ -43,19 +45,18 @@ from zeromon.tui.screens.ranks import Ranks
 from zeromon.tui.screens.text import TextScreen, configuration
 from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
-from zeromon.tui.tones import THEMES
-from zeromon.tui.wanted import test_of
+from zeromon.tui.status_text import clock
+from zeromon.tui.styles import THEMES
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.table import Table
-from zeromon.tui.words import clock, worst_risk
 
 _TRACED_STEPS = 2
-_MOST_NOTES = 2000
 _SCREENS = (Overview, Memory, Communication, Timeline, Ranks, Findings, Logs)
 _OWN_THEMES = (*(theme.name for theme in THEMES), "ansi-dark", "ansi-light")
 
 
 class ZeromonApp(App[int]):
-    """The view of one run, live or recorded."""
+    """One run, live or recorded; the :class:`~zeromon.tui.screens.view.Host` of its screens."""
 
     TITLE = "zeromon"
     CSS_PATH = "zeromon.tcss"
@@ -73,23 +74,23 @@ class ZeromonApp(App[int]):
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
         Binding("space", "pause", "Pause"),
-        Binding("left", "seek(-1)", "Back in time", show=False),
-        Binding("right", "seek(1)", "Forth in time", show=False),
-        Binding("shift+left", "seek(-10)", "Far back", show=False),
-        Binding("shift+right", "seek(10)", "Far forth", show=False),
-        Binding("l", "follow", "To the newest", show=False),
+        Binding("left", "seek(-1)", "Previous snapshot", show=False),
+        Binding("right", "seek(1)", "Next snapshot", show=False),
+        Binding("shift+left", "seek(-10)", "Jump back", show=False),
+        Binding("shift+right", "seek(10)", "Jump forward", show=False),
+        Binding("l", "follow", "Newest snapshot", show=False),
         Binding("less_than_sign", "speed(-1)", "Replay slower", show=False),
         Binding("greater_than_sign", "speed(1)", "Replay faster", show=False),
-        Binding("left_square_bracket", "rank(-1)", "The rank before", show=False),
-        Binding("right_square_bracket", "rank(1)", "The next rank", show=False),
-        Binding("a", "rank(0)", "The rank that matters most", show=False),
+        Binding("left_square_bracket", "rank(-1)", "Previous rank", show=False),
+        Binding("right_square_bracket", "rank(1)", "Next rank", show=False),
+        Binding("a", "rank(0)", "Most important rank", show=False),
         Binding("t", "trace", "Trace"),
         Binding("m", "mark", "Mark"),
         Binding("w", "window", "Window", show=False),
         Binding("u", "units", "Units: GiB or GB", show=False),
         Binding("percent_sign", "shares", "Shares, or time and bytes", show=False),
-        Binding("x", "csv", "Table as CSV", show=False),
-        Binding("p", "picture", "Screen as SVG", show=False),
+        Binding("x", "csv", "Save table as CSV", show=False),
+        Binding("p", "save_screen", "Save screen as SVG", show=False),
         Binding("r", "runs", "Runs", show=False),
         Binding("c", "configuration", "Configuration", show=False),
         Binding("R", "report", "Report", show=False),
@@ -102,7 +103,7 @@ class ZeromonApp(App[int]):
         source: Source,
         *,
         every_seconds: float = 1.0,
-        look: Look | None = None,
+        look: DisplayOptions | None = None,
         theme: str = "",
         store: Store | None = None,
         reconnect: Callable[[str, bool], Source | None] | None = None,
@@ -115,95 +116,69 @@ class ZeromonApp(App[int]):
         plain = no_color or self.console.color_system in ("standard", None)
         self.theme = theme or ("ansi-dark" if plain else THEMES[0].name)
         self.now = now
-        self.look = replace(look or Look(), letters=no_color)
-        self.wanted = ""
-        self.trouble = ""
-        self.scene: Scene | None = None
+        self.look = replace(look or DisplayOptions(), letters=no_color)
+        self.rank_filter = ""
         self._store = store or Store()
         self._every_seconds = every_seconds
         self._reconnect = reconnect
+        self._open(source)
+
+    def _open(self, source: Source) -> None:
+        """Turns to the run of *source*; forgets everything about another run."""
+        again: Reconnect | None = None
+        if self._reconnect is not None and source.relocatable:
+            again = partial(self._reconnect, source.run)
+        self._head = Playhead(source)
+        self._feed = Feed(self._head, self.post_message, self._every_seconds, again)
+        self._known: ObservedRun | None = None
+        self._marks = Marks(None)
+        self._was_live = False
         self._chosen: int | None = None
         self._node = ""
         self._trends = Trends()
-        self._begin(source)
-
-    def _begin(self, source: Source) -> None:
-        """Turns to a run: nothing of another is left."""
-        again: Reconnect | None = None
-        if self._reconnect is not None and isinstance(source, LiveSource):
-            find, name = self._reconnect, source.run
-            again = lambda gone: find(name, gone)  # noqa: E731
-        self._head = Playhead(source)
-        self._feed = Feed(self._head, self.post_message, self._every_seconds, again)
-        self._last: Arrived | None = None
-        self._newest: RunSnapshot | None = None
-        self._moment: RunSnapshot | None = None
-        self._span: Span | None = None
-        self._first: RunSnapshot | None = None
-        self._opening: tuple[Note, ...] = ()
-        self._news: tuple[Note, ...] = ()
-        self._marks = Marks(None)
-        self._was_live = False
-        self._chosen, self._trends, self.scene, self.trouble = None, Trends(), None, ""
-        self._node = ""
+        self.model: ViewModel | None = None
+        self.trouble = ""
 
     def on_mount(self) -> None:
-        """Begins to ask, and to say how old the picture is."""
+        """Starts to read snapshots, and to show how old the newest one is."""
         self._feed.start()
         self.set_interval(1.0, self._show_age)
 
     def on_unmount(self) -> None:
-        """Stops asking."""
+        """Stops reading snapshots."""
         self._feed.stop()
 
-    # ---- what comes ------------------------------------------------------------------------------
+    # ---- messages ---------------------------------------------------------------------------------
 
-    def on_arrived(self, message: Arrived) -> None:
-        """Shows it, and notes what has changed."""
-        if message.head is not self._head or self._says_nothing_new(message):
+    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
+        """Shows the snapshot, and adds what has changed to the log."""
+        if message.head is not self._head:
             return
-        self.trouble, self._span = "", message.span
-        before, self._newest = self._newest, message.newest
+        before, known = self._known, reduce(self._known, message)
+        if known is before and not self.trouble:
+            return
+        self.trouble = ""
         if before is None:
-            self._marks = Marks(self._store.folder(message.newest.run))
-        self._note(before, message)
-        self._trends.whole = steps_of(message.series) if message.series is not None else {}
-        # the playhead may have been moved on since
-        self._moment = message.moment if self._head.wall is not None else None
-        self._follow_to_the_end(message.newest)
-        self._look_closer()
-        self.refresh_scene()
+            self._marks = Marks(self._store.folder(known.newest.run))
+        if before is None or known.series is not before.series:
+            self._trends.whole = steps_of(known.series) if known.series is not None else {}
+        if known is not before:
+            self._notify_of_traces(known.fresh)
+        # the playhead may have moved since the thread read the snapshots
+        self._known = known if self._head.wall is not None else replace(known, moment=None)
+        self._show_report_at_the_end(known.newest)
+        self._request_detail()
+        self.refresh_model()
 
-    def _says_nothing_new(self, message: Arrived) -> bool:
-        """A source that is asked more often than it has pictures costs no drawing."""
-        last, self._last = self._last, message
-        if last is None or self.trouble or last.head is not message.head:
-            return False
-        return (
-            _moment_of(last.newest) == _moment_of(message.newest)
-            and _moment_of(last.moment) == _moment_of(message.moment)
-            and last.span == message.span
-            and last.series is message.series
-            and last.past is message.past
-        )
+    def _notify_of_traces(self, entries: Iterable[LogEntry]) -> None:
+        """Announces how a trace ended; its progress is in the first line."""
+        for entry in entries:
+            if entry.text.startswith("trace ") and entry.tone:
+                severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
+                self.notify(entry.text, severity=severity, markup=False)
 
-    def _note(self, before: RunSnapshot | None, message: Arrived) -> None:
-        if before is None:
-            self._first = message.newest
-        if self._first is not None and (before is None or message.past is not None):
-            self._opening = opening(self._first, message.past or ())
-            self._first = None if message.past is not None else self._first
-        # a replay may have gone back: what it says anew is not news
-        forth = before is not None and message.newest.taken_wall > before.taken_wall
-        fresh = changes(before, message.newest) if forth else []
-        self._news = (*self._news, *fresh)[-_MOST_NOTES:]
-        for note in fresh:
-            if note.text.startswith("trace ") and note.tone:  # the first line shows how far it is
-                self.notify(note.text, severity="warning" if note.tone == "warn" else "information",
-                            markup=False)  # fmt: skip
-
-    def _follow_to_the_end(self, run: RunSnapshot) -> None:
-        """A run that was seen alive, and has ended, shows its report."""
+    def _show_report_at_the_end(self, run: RunSnapshot) -> None:
+        """Opens the report of a run that ended while this view was open."""
         if run.ended and self._was_live and self._head.replay is None:
             self._was_live = False
             self.action_report()
@@ -211,30 +186,27 @@ class ZeromonApp(App[int]):
             self._was_live = True
 
     def on_source_failed(self, message: SourceFailed) -> None:
-        """What is shown is old, and why."""
+        """Shows why there is no newer snapshot."""
         self.trouble = message.reason
-        self.refresh_scene()
+        self.refresh_model()
 
     def on_run_gone(self, message: RunGone) -> None:
-        """The collector has forgotten the run."""
-        self.trouble = "the run has ended: zeromon report" if self._newest else message.reason
-        self.refresh_scene()
+        """Shows that the collector no longer has the run."""
+        self.trouble = "the run has ended: zeromon report" if self._known else message.reason
+        self.refresh_model()
 
-    def on_told(self, message: Told) -> None:
-        """Says it in a corner of the screen."""
+    def on_announced(self, message: Announced) -> None:
+        """Shows the text in a corner of the screen."""
         self.notify(message.text, severity=message.severity, markup=False)
 
-    def refresh_scene(self) -> None:
-        """Makes the scene anew, and has it shown."""
-        run = self._moment or (self._newest if self._head.wall is None else None)
-        if run is None and self.scene is not None:
-            run = self.scene.run  # held
-        newest = self._newest
-        if run is not None and newest is not None:
-            self.scene = Scene(
-                run=run, ranks=self._let_through(run), look=self.look, trends=self._trends,
-                marks=tuple(self._marks.all), notes=self._opening + self._news, wanted=self.wanted,
-                chosen=self._chosen, newest_wall=newest.taken_wall, span=self._span,
+    def refresh_model(self) -> None:
+        """Makes the view model anew, and draws it."""
+        known, run = self._known, self._shown_run()
+        if known is not None and run is not None:
+            self.model = ViewModel(
+                run=run, ranks=self._filtered(run), look=self.look, trends=self._trends,
+                marks=tuple(self._marks.all), log=known.entries, rank_filter=self.rank_filter,
+                chosen=self._chosen, newest_wall=known.newest.taken_wall, span=known.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
                 speed=self._head.speed, trouble=self.trouble,
             )  # fmt: skip
@@ -242,14 +214,22 @@ class ZeromonApp(App[int]):
         if view is not None:
             view.show()
 
+    def _shown_run(self) -> RunSnapshot | None:
+        """A recorded moment, the newest snapshot, or, while a moment is still read, what was shown."""
+        if self._known is None:
+            return None
+        if self._known.moment is not None or self._head.wall is None:
+            return self._known.moment or self._known.newest
+        return self.model.run if self.model is not None else None
+
     def _view(self) -> View | None:
-        """The screen on top; None for a dialog, or when the app is closing."""
+        """The screen on top; None while it is a dialog, or when the app closes."""
         with suppress(ScreenStackError):
             return self.screen if isinstance(self.screen, View) else None
         return None
 
-    def _let_through(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-        test = test_of(self.wanted)
+    def _filtered(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
+        test = test_of(self.rank_filter)
         return run.ranks if test is None else tuple(rank for rank in run.ranks if test(rank))
 
     def _show_age(self) -> None:
@@ -257,136 +237,130 @@ class ZeromonApp(App[int]):
         if view is not None:
             view.show_age()
 
-    # ---- where and when ----------------------------------------------------------------------------
+    # ---- which moment, which rank -----------------------------------------------------------------
 
     def action_switch(self, name: str) -> None:
         """Opens a screen."""
         self.switch_mode(name)
 
     def action_pause(self) -> None:
-        """Holds the picture, or lets it go on."""
-        if self.scene is not None:
-            self._head.toggle(self.scene.run.taken_wall)
-            self._moment = self.scene.run if self._head.wall is not None else None
+        """Holds the snapshot that is shown, or follows the newest one again."""
+        if self.model is not None and self._known is not None:
+            self._head.toggle(self.model.run.taken_wall)
+            held = self.model.run if self._head.wall is not None else None
+            self._known = replace(self._known, moment=held)
             self._moved()
 
     def action_seek(self, steps: int) -> None:
-        """Goes back or forth in what is kept of the run."""
-        if self.scene is None:
+        """Shows an earlier or a later snapshot of the record."""
+        if self.model is None:
             return
-        shown = self._head.wall if self._head.wall is not None else self.scene.run.taken_wall
-        if not self._head.move(shown, steps * stride(self._span), self._span):
-            self.notify("nothing of this run is kept to go back to", severity="warning")
+        span = self.model.span
+        shown = self._head.wall if self._head.wall is not None else self.model.run.taken_wall
+        if not self._head.move(shown, steps * stride(span), span):
+            self.notify("this run has no record to go back in", severity="warning")
         self._moved()
 
     def action_follow(self) -> None:
-        """Shows the newest picture again."""
+        """Shows the newest snapshot again."""
         self._head.follow()
         self._moved()
 
     def action_speed(self, by: int) -> None:
-        """Lets a replay go faster or slower."""
+        """Makes a replay faster or slower."""
         if not self._head.faster(by):
             self.notify("only a replay has a speed: zeromon replay RUN", severity="warning")
         self._moved()
 
     def _moved(self) -> None:
         self._feed.wake()
-        self.refresh_scene()
+        self.refresh_model()
 
     def action_rank(self, by: int) -> None:
-        """The rank that screens of one rank show; 0: they choose by themselves."""
-        if self.scene is None or not self.scene.ranks:
+        """Chooses the rank that screens of one rank show; 0: each screen chooses by itself."""
+        if self.model is None or not self.model.ranks:
             return
-        numbers = [rank.rank for rank in self.scene.ranks]
+        numbers = [rank.rank for rank in self.model.ranks]
         if not by:
             self._chosen = None
         elif self._chosen in numbers:
             self._chosen = numbers[(numbers.index(self._chosen) + by) % len(numbers)]
         else:
             self._chosen = numbers[0 if by > 0 else -1]
-        self._look_closer()
-        self.refresh_scene()
+        self._request_detail()
+        self.refresh_model()
 
     def open_rank(self, rank: int) -> None:
-        """Shows everything of a rank."""
+        """Opens the screen of one rank."""
         self._chosen = rank
-        self._look_closer()
-        self.refresh_scene()
+        self._request_detail()
+        self.refresh_model()
         self.push_screen(RankView())
 
     def open_node(self, node: FleetNode) -> None:
-        """Shows the ranks of a node of a large run."""
-        self.want(node.node)
+        """Shows the ranks of one node of a large run."""
+        self.filter_ranks(node.node)
         self._node = node.address
-        self._look_closer()
+        self._request_detail()
         self._feed.wake()
 
-    def _look_closer(self) -> None:
-        """Has a source that does not read all ranks read those that are looked at."""
-        source = self._head.source
-        if isinstance(source, PrometheusSource):
-            source.want([] if self._chosen is None else [self._chosen], self._node)
+    def _request_detail(self) -> None:
+        """Makes a source that does not read all ranks read those that are shown."""
+        ranks = [] if self._chosen is None else [self._chosen]
+        self._head.source.request_detail(ranks, self._node)
 
-    def want(self, text: str) -> None:
-        """Filters ranks."""
-        if text != self.wanted:
+    def filter_ranks(self, text: str) -> None:
+        """Shows only the ranks that *text* selects; see :mod:`zeromon.tui.rank_filter`."""
+        if text != self.rank_filter:
             self._node = ""
-            self.wanted, whole = text, self._trends.whole
-            self._trends = Trends(whole=whole)  # bands are of the ranks that are let through
-            self.refresh_scene()
+            self.rank_filter = text
+            self._trends = Trends(whole=self._trends.whole)  # bands are of the ranks that are shown
+            self.refresh_model()
 
-    # ---- how ---------------------------------------------------------------------------------------
+    # ---- display options --------------------------------------------------------------------------
 
     def action_units(self) -> None:
-        """GiB, or GB."""
-        self._look_anew(replace(self.look, decimal=not self.look.decimal))
+        """Switches between GiB and GB."""
+        self._show_as(replace(self.look, decimal=not self.look.decimal))
 
     def action_shares(self) -> None:
-        """Shares of a step and of a limit, or time and bytes."""
-        self._look_anew(replace(self.look, shares=not self.look.shares))
-        shown = (
-            "shares of a step, and of a limit that is known"
-            if self.look.shares
-            else "time and bytes"
-        )
+        """Switches between shares (of a step, of a limit) and time and bytes."""
+        self._show_as(replace(self.look, shares=not self.look.shares))
+        shown = "shares of a step, and of a known limit" if self.look.shares else "time and bytes"
         self.notify(f"charts show {shown}", timeout=2)
 
     def action_window(self) -> None:
-        """How many steps charts show."""
+        """Chooses how many steps charts show."""
         window = WINDOWS[(WINDOWS.index(self.look.window) + 1) % len(WINDOWS)]
-        self._look_anew(replace(self.look, window=window))
+        self._show_as(replace(self.look, window=window))
         self._trends.whole = {}
-        whole = window == WHOLE and self.scene is not None
+        whole = window == WHOLE and self.model is not None
         self._feed.series_of = (
-            telling(self.scene.ranks, self._chosen) if whole and self.scene else None
+            telling(self.model.ranks, self._chosen) if whole and self.model else None
         )
         self._feed.wake(wholly=whole)
         names = {0: "as many steps as fit", WHOLE: "the whole run"}
         self.notify(f"charts show {names.get(window, f'{window} steps')}", timeout=2)
 
-    def _look_anew(self, look: Look) -> None:
+    def _show_as(self, look: DisplayOptions) -> None:
         self.look = look
-        self.refresh_scene()
+        self.refresh_model()
 
     def action_next_theme(self) -> None:
-        """The next of zeromon's themes; the palette has all."""
+        """Chooses the next of zeromon's themes; the palette offers all themes."""
         at = _OWN_THEMES.index(self.theme) if self.theme in _OWN_THEMES else -1
         self.theme = _OWN_THEMES[(at + 1) % len(_OWN_THEMES)]
 
     def watch_theme(self) -> None:
-        """Tones are drawn anew."""
+        """Draws everything in the new theme's colours."""
         if self.is_running:
-            self.call_after_refresh(self.refresh_scene)
+            self.call_after_refresh(self.refresh_model)
 
-    # ---- what it does ------------------------------------------------------------------------------
+    # ---- actions ----------------------------------------------------------------------------------
 
     def action_trace(self) -> None:
-        """Asks for a trace of the next steps of all ranks; the first line shows how far it is."""
+        """Requests a trace of the next steps of all ranks; the first line shows its progress."""
         source = self._head.source
-        if not isinstance(source, LiveSource):
-            self.notify("a trace needs a live run", severity="warning")
-            return
         self._in_thread(lambda: source.trace(_TRACED_STEPS))
 
     def _in_thread(self, do: Callable[[], object]) -> None:
@@ -394,84 +368,85 @@ class ZeromonApp(App[int]):
             try:
                 do()
             except ZeromonError as error:
-                self.post_message(Told(str(error), "warning"))
+                text = f"{error}. {error.hint}" if error.hint else str(error)
+                self.post_message(Announced(text, "warning"))
 
         threading.Thread(target=run, daemon=True).start()
 
     def action_mark(self) -> None:
-        """Marks the moment that is shown."""
-        if self.scene is None:
+        """Marks the moment that is shown, with a text of the user."""
+        if self.model is None:
             return
-        wall = self.scene.run.taken_wall
-        step = max((rank.step for rank in self.scene.run.ranks), default=0)
+        wall = self.model.run.taken_wall
+        step = max((rank.step for rank in self.model.run.ranks), default=0)
 
         def keep(text: str | None) -> None:
             if text is None:
                 return
             kept = self._marks.add(Mark(wall, step, text))
-            where = f"in {self._marks.path}" if kept else "as long as this view is open"
+            where = f"in {self._marks.path}" if kept else "only until this view is closed"
             self.notify(f"step {step} is marked, {where}", markup=False)
-            self.refresh_scene()
+            self.refresh_model()
 
         title = f"mark {clock(wall)}, step {step}"
-        self.push_screen(Prompt(title, "what happened? (may be empty)"), keep)
+        self.push_screen(Prompt(title, "description (may be empty)"), keep)
 
     def action_csv(self) -> None:
         """Writes the screen's table to a file."""
-        if self.scene is None or not isinstance(self.screen, View):
+        if self.model is None or not isinstance(self.screen, View):
             return
-        sheet = self.screen.sheet(self.scene)
+        sheet = self.screen.sheet(self.model)
         if sheet is None:
             self.notify("this screen has no table", severity="warning")
         else:
             self._save(csv_text(sheet), sheet.name, ".csv")
 
-    def action_picture(self) -> None:
-        """Writes the screen to a file, without what was said on top of it."""
+    def action_save_screen(self) -> None:
+        """Writes the screen to a file, without notifications."""
         self.clear_notifications()
-        self.call_later(self.screen.call_after_refresh, self._picture)
+        self.call_later(self.screen.call_after_refresh, self._snapshot)
 
-    def _picture(self) -> None:
+    def _snapshot(self) -> None:
         self._save(without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
 
     def _save(self, text: str, what: str, suffix: str) -> None:
-        run = self.scene.run.run if self.scene is not None else "run"
+        run = self.model.run.run if self.model is not None else "run"
         try:
             self.notify(f"written: {save(text, run, what, suffix)}", markup=False)
         except OSError as error:
             self.notify(f"cannot write: {error}", severity="warning", markup=False)
 
     def action_runs(self) -> None:
-        """Offers the runs of this machine."""
-        self._in_thread(lambda: self.post_message(Choices(_choices(self._store))))
+        """Opens the list of this machine's runs."""
+        self._in_thread(lambda: self.post_message(Choices(choices(self._store))))
 
     def on_choices(self, message: Choices) -> None:
-        """Shows them."""
+        """Shows the list of runs."""
         self.push_screen(Runs(message.runs), self._turn_to)
 
     def _turn_to(self, choice: RunChoice | None) -> None:
         if choice is None:
             return
         try:
-            source = _opened(choice, self._store)
+            source = choice.open(self._store)
         except ZeromonError as error:
             self.notify(str(error), severity="warning", markup=False)
             return
         self._feed.stop()
-        self._begin(source)
+        self._open(source)
         self._feed.start()
-        self.refresh_scene()
+        self.refresh_model()
 
     def action_configuration(self) -> None:
-        """Engines, roles, offload, and every setting."""
+        """Opens the configuration: engines, roles, offload, and every setting."""
         self.push_screen(TextScreen("configuration", configuration))
 
     def action_report(self) -> None:
-        """The run as `zeromon report` prints it."""
-        self.push_screen(TextScreen("report", lambda scene: report.render(scene.run)))
+        """Opens the report, as `zeromon report` prints it."""
+        self.push_screen(TextScreen("report", lambda model: render(model.run)))
 
     def action_help(self) -> None:
-        """Every key."""
+        """Opens the list of all keys."""
         groups: list[tuple[str, Iterable[BindingType]]] = [
             ("everywhere", [*self.BINDINGS, View.BINDINGS[0], *_PALETTE_KEY]),
             ("in a table", Table.BINDINGS), ("timeline", Lanes.BINDINGS),
@@ -481,8 +456,8 @@ class ZeromonApp(App[int]):
         self.push_screen(TextScreen("keys", lambda _scene: keys(groups)))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every key's action, those of the screen too, and the rank that matters most."""
-        yield SystemCommand("Theme", "choose among all themes", self.action_change_theme)
+        """The command palette: every key's action, and the rank closest to its memory limit."""
+        yield SystemCommand("Theme", "choose a theme", self.action_change_theme)
         for owner, prefix in ((self, "app"), (screen, "screen")):
             for binding in type(owner).BINDINGS:
                 if isinstance(binding, Binding) and binding.description:
@@ -490,7 +465,7 @@ class ZeromonApp(App[int]):
                     yield SystemCommand(
                         binding.description, f"key {sign(binding.key)}", partial(self._run, action)
                     )
-        worst = worst_risk(self.scene.ranks) if self.scene is not None else None
+        worst = nearest_oom(self.model.ranks) if self.model is not None else None
         if worst is not None:
             open_it = partial(self.open_rank, worst[0].rank)
             yield SystemCommand(f"Rank {worst[0].rank}", "the closest to its limit", open_it)
@@ -499,33 +474,4 @@ class ZeromonApp(App[int]):
         self.run_worker(self.run_action(action))
 
 
-def _moment_of(run: RunSnapshot | None) -> tuple[float, int, bool] | None:
-    """What tells a picture from the next one of its run."""
-    return None if run is None else (run.taken_wall, run.taken_ns, run.ended)
-
-
 _PALETTE_KEY = (Binding("ctrl+p", "command_palette", "Every command, by name"),)
-
-
-def _opened(choice: RunChoice, store: Store) -> Source:
-    if choice.address:
-        return LiveSource(choice.address, choice.run)
-    return StoreSource(choice.run, store)
-
-
-def _choices(store: Store) -> tuple[RunChoice, ...]:
-    """Live runs, then recorded ones."""
-    live = [
-        RunChoice(
-            run.run, "ended" if run.ended else f"live, step {run.steps}", clean(" ".join(run.command)),
-            run.address,
-        )
-        for run in node_runs()
-    ]  # fmt: skip
-    known = {choice.run for choice in live}
-    kept = [
-        RunChoice(one.run, clean(one.verdict), clean(" ".join(one.command)), "")
-        for one in store.manifests()
-        if one.run not in known
-    ]
-    return (*live, *kept)

@@ -1,4 +1,4 @@
-"""What a user takes away: a table as CSV, the screen as SVG."""
+"""Files that the user saves: a table as CSV, the screen as SVG."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zeromon.tui.columns import Row, TableExport
 from zeromon.tui.line import clean
-from zeromon.tui.tables import Row, Sheet
 from zeromon.units import no_formula
 
 _FONTS = re.compile(r"@font-face\s*{[^}]*}")
 
 
-def csv_text(sheet: Sheet[Row]) -> str:
+def csv_text(sheet: TableExport[Row]) -> str:
     """*sheet* as CSV: base units, empty where unknown.
 
     Text that a spreadsheet would take for a formula gets an apostrophe in front.
@@ -37,7 +37,7 @@ def _cell(value: Any) -> Any:
 
 
 def without_fonts(svg: str) -> str:
-    """*svg* without the fonts that it would have a viewer load from elsewhere."""
+    """*svg* without the fonts that a viewer would download."""
     return _FONTS.sub("", svg)
 
 

@@ -1,4 +1,4 @@
-"""Asks a source for pictures in a thread of its own, and posts what comes: the view never waits."""
+"""Reads snapshots from a source in a thread of its own, and posts them: the view never waits."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from contextlib import suppress
 from textual.message import Message
 
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.history import Series
-from zeromon.record import KnownFinding
 from zeromon.snapshot import RunSnapshot
-from zeromon.source import Source
-from zeromon.tui.messages import Arrived, RunGone, SourceFailed
+from zeromon.sources.base import Source
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.step_history import Series
+from zeromon.storage.step_query import StepQuery
+from zeromon.tui.messages import RunGone, SnapshotArrived, SourceFailed
 from zeromon.tui.playhead import Playhead, Span
 
 _MOST_SHARE = 0.06
-"""Of a core, for reading pictures: a large run is asked more rarely."""
+"""The largest share of a core for reading snapshots: a large run is read less often."""
 _MOST_SECONDS = 10.0
 _SLOWLY_SECONDS = 5.0
-"""How often it asks for what changes slowly: the span, the whole run's steps."""
+"""How often the feed reads what changes slowly: the span, the steps of the whole run."""
 _REPLAY_SECONDS = 0.25
 
 Reconnect = Callable[[bool], Source | None]
-"""Finds a run again that was lost; gets whether it is over: gone from its collector, or ended."""
+"""Finds the run of a lost source; gets whether the run is over: gone from its collector, or ended."""
 
 
 class Feed:
-    """One thread. *post* takes messages from it."""
+    """The thread that reads snapshots. *post* is called from it, with messages."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Feed:
     ) -> None:
         self.head = head
         self.series_of: Sequence[int] | None = None
-        """Ranks whose steps are wanted over the whole run; None: they are not."""
+        """Ranks whose steps of the whole run are read; (): all together, None: no steps."""
         self._post = post
         self._every = every_seconds
         self._reconnect = reconnect
@@ -52,16 +53,16 @@ class Feed:
         self._slowly = -_SLOWLY_SECONDS
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Starts the thread."""
         threading.Thread(target=self._ask, name="source", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends soon; does not wait for an answer that is still to come."""
+        """Ends the thread soon; does not wait for an answer that is under way."""
         self._stopping = True
         self._awake.set()
 
     def wake(self, *, wholly: bool = False) -> None:
-        """Asks at once: the playhead was moved; *wholly*: also for what changes slowly."""
+        """Reads at once, because the playhead was moved; *wholly*: reads also what changes slowly."""
         if wholly:
             self._slowly = -_SLOWLY_SECONDS
         self._awake.set()
@@ -78,19 +79,19 @@ class Feed:
             except ZeromonError as error:
                 self._post(SourceFailed(str(error)))
                 self._renew(gone=self._ended)  # a collector ends after its last run
-            except Exception as error:  # it is ours, and no reason to stop asking
-                self._post(SourceFailed(f"this view failed: {error!r}"))
+            except Exception as error:  # a bug of ours is no reason to stop reading
+                self._post(SourceFailed(f"the terminal view failed: {error!r}"))
             self._awake.wait(wait)
 
     def _look(self) -> float:
-        """Posts what is there; returns when to look again."""
+        """Posts what the source has; returns the seconds until the next reading."""
         began = time.thread_time()
         newest, moment = self.head.look()
         self._ended = newest.ended
         self._arrived(newest, moment)
         if time.monotonic() - self._slowly >= _SLOWLY_SECONDS:
             self._slowly = time.monotonic()
-            with suppress(ZeromonError):  # the picture is there; what was before may not be
+            with suppress(ZeromonError):  # a snapshot without a record is still worth showing
                 self._look_slowly(newest)
                 self._arrived(newest, moment)
         spent = time.thread_time() - began
@@ -100,18 +101,18 @@ class Feed:
         return min(_MOST_SECONDS, max(every, spent / _MOST_SHARE))
 
     def _arrived(self, newest: RunSnapshot, moment: RunSnapshot | None) -> None:
-        self._post(Arrived(newest, moment, self._span, self._series, self._past, self.head))
+        self._post(SnapshotArrived(newest, moment, self._span, self._series, self._past, self.head))
 
     def _look_slowly(self, newest: RunSnapshot) -> None:
-        source, wanted = self.head.source, self.series_of
-        if wanted is None and newest.origin:
-            wanted = ()  # its pictures have no steps of before
+        source, ranks = self.head.source, self.series_of
+        if ranks is None and newest.origin:
+            ranks = ()  # its snapshots have no earlier steps
         self._span = source.span()
         if self._past is None:
             self._past = tuple(source.findings())
-        self._series = None if wanted is None else source.series(ranks=wanted)
+        self._series = None if ranks is None else source.series(StepQuery(ranks=tuple(ranks)))
 
     def _renew(self, *, gone: bool) -> None:
-        found = self._reconnect(gone) if self._reconnect is not None else None
-        if found is not None:
-            self.head.source = found
+        source = self._reconnect(gone) if self._reconnect is not None else None
+        if source is not None:
+            self.head.source = source

@@ -1,7 +1,8 @@
-"""Lines of toned text: what every drawing function returns. Pure; measured in terminal cells.
+"""Lines of styled text: what every drawing function returns. Pure; measured in terminal cells.
 
-A tone is a name (``warn``, ``s0``, ``forward``); :mod:`zeromon.tui.tones` says how it looks. ``a|b`` is
-the ink of *a* on the ink of *b*. Names that come from a run pass :func:`clean` before they are drawn.
+A tone is a name (``warn``, ``s0``, ``forward``); :mod:`zeromon.tui.styles` says how it looks. ``a|b`` is
+the colour of *a* on the colour of *b*. Texts that come from a run pass :func:`clean` before they are
+drawn.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from functools import lru_cache
 from rich.cells import cell_len, set_cell_size
 
 Span = tuple[str, str]
-"""Text and tone."""
+"""Text and style."""
 Line = list[Span]
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def clean(text: str) -> str:
-    """*text* with everything that does not stand for itself replaced: controls, joiners, overrides."""
+    """*text* without control characters, joiners and direction overrides: each is replaced."""
     return text if text.isascii() and text.isprintable() else _cleaned(text)
 
 
@@ -31,7 +32,7 @@ def _cleaned(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """How many cells *text* takes."""
+    """The width of *text* in cells."""
     return len(text) if text.isascii() else cell_len(text)
 
 
@@ -45,19 +46,19 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """The end of a name that is too long: it tells more than the beginning."""
+    """The end of *text* in at most *width* cells: ends of names differ more than beginnings."""
     while cells(text) > width:
         text = "…" + text.removeprefix("…")[1:]
     return text
 
 
 def length(line: Iterable[Span]) -> int:
-    """How many cells a line takes."""
+    """The width of a line in cells."""
     return sum(cells(text) for text, _ in line)
 
 
 def cut(line: Line, width: int) -> Line:
-    """*line* in at most *width* cells, with an ellipsis where something is missing."""
+    """*line* in at most *width* cells, with an ellipsis where it is cut."""
     if length(line) <= width:
         return line
     made: Line = []
@@ -78,7 +79,7 @@ def padded(line: Line, width: int) -> Line:
 
 
 def spread(left: Line, right: Line, width: int) -> Line:
-    """*left* and *right* at the two ends; the left gives way."""
+    """*left* and *right* at the two ends; cuts *left* where there is no room."""
     right = cut(right, width)
     room = width - length(right)
     return [*padded(left, room), *right]
@@ -98,7 +99,7 @@ def beside(blocks: Iterable[tuple[list[Line], int]], gap: int = 2) -> list[Line]
 
 
 def merged(line: Line) -> Line:
-    """*line* with neighbours of one tone joined."""
+    """*line* with neighbours of one style joined."""
     made: Line = []
     for text, tone in line:
         if made and made[-1][1] == tone:
@@ -109,7 +110,7 @@ def merged(line: Line) -> Line:
 
 
 def plain(line: Iterable[Span]) -> str:
-    """Without tones."""
+    """The text of a line without styles."""
     return "".join(text for text, _ in line)
 
 

@@ -1,4 +1,4 @@
-"""Moments that the user marks.
+"""Moments that the user marked.
 
 They are in the run's folder of the store where that is on this machine, so that they are there the next
 time; else they are kept as long as the view is open.
@@ -22,7 +22,7 @@ _MOST_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment."""
+    """One marked moment."""
 
     wall: float
     """Seconds since the epoch."""
@@ -31,14 +31,14 @@ class Mark:
 
 
 class Marks:
-    """The marks of one run. *folder*: that of the run in the store, where it is on this machine."""
+    """The marks of one run. *folder*: the run's folder in the store; None for a run elsewhere."""
 
     def __init__(self, folder: Path | None) -> None:
         self.path = folder / "marks.jsonl" if folder is not None and folder.is_dir() else None
         self.all: list[Mark] = sorted(_read(self.path), key=lambda mark: mark.wall)
 
     def add(self, mark: Mark) -> bool:
-        """Keeps *mark*; returns whether on disk."""
+        """Adds *mark*; returns whether it was written to disk."""
         mark = Mark(mark.wall, mark.step, clean(mark.text)[:_MOST_TEXT])
         self.all = sorted([*self.all, mark], key=lambda other: other.wall)
         if self.path is None:
@@ -55,7 +55,7 @@ class Marks:
 
 
 def _read(path: Path | None) -> Iterator[Mark]:
-    """The marks in a file; lines that are none are passed over."""
+    """The marks in a file; skips lines that are no mark."""
     if path is None:
         return
     with suppress(OSError):
@@ -66,6 +66,6 @@ def _read(path: Path | None) -> Iterator[Mark]:
             content = file.read(_MOST_BYTES)
         for line in content.splitlines():
             with suppress(ValueError, KeyError, TypeError):
-                found = json.loads(line)
-                text = clean(str(found["text"]))[:_MOST_TEXT]
-                yield Mark(float(found["wall"]), int(found["step"]), text)
+                fields = json.loads(line)
+                text = clean(str(fields["text"]))[:_MOST_TEXT]
+                yield Mark(float(fields["wall"]), int(fields["step"]), text)

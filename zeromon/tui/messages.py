@@ -1,58 +1,57 @@
-"""Every message of the app that comes from a thread."""
+"""The messages that threads post to the application. Each handler is ``on_`` and the message's name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from textual.message import Message
 
-from zeromon.history import Series
-from zeromon.record import KnownFinding
 from zeromon.snapshot import RunSnapshot
-
-if TYPE_CHECKING:
-    from zeromon.tui.playhead import Playhead, Span
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.step_history import Series
+from zeromon.tui.playhead import Playhead, Span
+from zeromon.tui.runs import RunChoice
 
 
 @dataclass
-class Arrived(Message):
-    """A new picture. Only the newest matters, so a waiting older one is replaced."""
+class SnapshotArrived(Message):
+    """A new snapshot. Only the newest matters: it replaces one that waits in the queue."""
 
     newest: RunSnapshot
     moment: RunSnapshot | None
-    """The kept one that is looked at instead."""
+    """The recorded snapshot that is shown instead of the newest one."""
     span: Span | None
-    """What is kept."""
+    """The first and the last recorded moment."""
     series: Series | None
-    """Steps of the whole run, where they are wanted."""
+    """Steps of the whole run, where charts show it."""
     past: tuple[KnownFinding, ...] | None
-    """Findings that the record knows of; None while they are not read."""
+    """The findings in the record; None until they are read."""
     head: Playhead
-    """Whose it is: one of a run that was left is dropped."""
+    """Where it was read; the application drops messages about a run that it has left."""
 
     def can_replace(self, message: Message) -> bool:
-        """A newer picture takes an older one's place in the queue."""
-        return isinstance(message, Arrived)
+        """Whether this message takes the place of *message* in the queue."""
+        return isinstance(message, SnapshotArrived)
 
 
 @dataclass
 class SourceFailed(Message):
-    """The source gave no picture; *reason* is for the user."""
+    """The source gave no snapshot; *reason* is for the user."""
 
     reason: str
 
 
 @dataclass
 class RunGone(Message):
-    """The source does not have the run any more."""
+    """The source no longer has the run; *reason* is for the user."""
 
     reason: str
 
 
 @dataclass
-class Told(Message):
-    """Something that the user should read once."""
+class Announced(Message):
+    """A text to show once in a corner of the screen."""
 
     text: str
     severity: Literal["information", "warning"] = "information"
@@ -60,17 +59,6 @@ class Told(Message):
 
 @dataclass
 class Choices(Message):
-    """The runs that can be looked at."""
+    """The runs that the user can turn to."""
 
     runs: tuple[RunChoice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunChoice:
-    """A run that can be looked at."""
-
-    run: str
-    state: str
-    command: str
-    address: str
-    """Of its collector; "" for one that is only in the store."""

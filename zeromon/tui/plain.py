@@ -1,4 +1,4 @@
-"""A run as lines of text: one a step, for screen readers, logs and CI."""
+"""A run as lines of text, one per step: for screen readers, logs and CI."""
 
 from __future__ import annotations
 
@@ -6,109 +6,112 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from zeromon.errors import RunNotFound, SourceError
-from zeromon.report import verdict
+from zeromon.focus import nearest_oom
+from zeromon.readout.text import verdict
 from zeromon.snapshot import RunSnapshot
-from zeromon.source import Source
+from zeromon.sources.base import Source
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.event_log import LogEntry, changes
 from zeromon.tui.feed import Reconnect
-from zeromon.tui.look import Look
-from zeromon.tui.notes import Note, changes
+from zeromon.tui.status_text import clock
 from zeromon.tui.trend import step_of
-from zeromon.tui.words import clock, worst_risk
 from zeromon.units import human_count, human_ratio, human_seconds
 
 
 def follow(
     source: Source,
     write: Callable[[str], object],
-    look: Look,
+    look: DisplayOptions,
     *,
     every_seconds: float = 1.0,
     reconnect: Reconnect | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> RunSnapshot | None:
-    """Writes steps as they end and what happens, until the run has ended; returns its last picture."""
+    """Writes steps and events until the run has ended; returns the last snapshot."""
     before: RunSnapshot | None = None
-    said, trouble = 0, ""
+    printed, trouble = 0, ""
     while True:
         try:
             run, trouble = source.latest(), ""
         except RunNotFound as error:
-            found = reconnect(True) if reconnect is not None and before is not None else None
-            if found is None:
+            again = reconnect(True) if reconnect is not None and before is not None else None
+            if again is None:
                 write(f"the run is gone: {error}")
                 return before
-            source = found
+            source = again
             continue
         except SourceError as error:
             if str(error) != trouble:
                 trouble = str(error)
-                write(f"{trouble}; waiting for it")
+                write(f"{trouble}; trying again")
             source = (reconnect(False) if reconnect is not None else None) or source
             sleep(every_seconds)
             continue
-        for line in lines(before, run, said, look):
+        for line in lines(before, run, printed, look):
             write(line)
-        said, before = max(said, _whole(run)), run
+        printed, before = max(printed, _whole(run)), run
         if run.ended:
             write(verdict(run))
             return run
         sleep(every_seconds)
 
 
-def lines(before: RunSnapshot | None, run: RunSnapshot, said: int, look: Look) -> Iterator[str]:
-    """What is new: notes, and the steps after *said* that all ranks have ended."""
+def lines(
+    before: RunSnapshot | None, run: RunSnapshot, printed: int, look: DisplayOptions
+) -> Iterator[str]:
+    """The lines for *run*: events since *before*, and the steps after *printed* that all ranks ended."""
     for note in changes(before, run):
         yield note_line(note)
     newest = _whole(run)
     oldest = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
-    first = newest if before is None else max(said + 1, oldest)
-    if before is not None and first > said + 1 and not run.origin:
-        yield f"steps {human_count(said + 1)} to {human_count(first - 1)} went by too fast"
+    first = newest if before is None else max(printed + 1, oldest)
+    if before is not None and first > printed + 1 and not run.origin:
+        yield f"steps {human_count(printed + 1)} to {human_count(first - 1)} were too fast to print"
     steps: Iterable[int] = range(max(1, first), newest + 1)
-    if run.origin:  # a point there is of many steps
+    if run.origin:  # there, a point stands for many steps
         known = {one.step for rank in run.ranks for one in rank.recent}
-        steps = sorted(step for step in known if first <= step <= newest and step > said)
+        steps = sorted(step for step in known if first <= step <= newest and step > printed)
     for step in steps:
         yield step_line(run, step, look)
 
 
 def _whole(run: RunSnapshot) -> int:
-    """The newest step that no living rank is still in."""
+    """The newest step that all living ranks have ended."""
     ends = [rank.recent[-1].step for rank in run.ranks if rank.recent and not rank.ended]
     ends = ends or [rank.recent[-1].step for rank in run.ranks if rank.recent]
     return min(ends, default=0)
 
 
-def note_line(note: Note) -> str:
-    """A note, its gravity in words."""
-    grave = {"bad": "critical: ", "warn": "warning: "}.get(note.tone, "")
-    return f"{clock(note.wall)} {grave}{note.text}"
+def note_line(note: LogEntry) -> str:
+    """An event with its time, and its severity in words."""
+    severe = {"bad": "critical: ", "warn": "warning: "}.get(note.tone, "")
+    return f"{clock(note.wall)} {severe}{note.text}"
 
 
-def step_line(run: RunSnapshot, step: int, look: Look) -> str:
-    """One step of all ranks: the longest, the most exposed, the fullest."""
-    found = [(rank.rank, one) for rank in run.ranks if (one := step_of(rank.recent, step))]
-    if not found:
+def step_line(run: RunSnapshot, step: int, look: DisplayOptions) -> str:
+    """One step over all ranks: the longest, the most exposed, and the fullest rank."""
+    steps = [(rank.rank, one) for rank in run.ranks if (one := step_of(rank.recent, step))]
+    if not steps:
         return f"step {human_count(step)}: not known"
-    slowest = max(found, key=lambda pair: pair[1].seconds)
+    slowest = max(steps, key=lambda pair: pair[1].seconds)
     parts = [
         f"step {human_count(step)}",
         f"{human_seconds(slowest[1].seconds)} (rank {slowest[0]})",
     ]
-    timed = [(rank, one) for rank, one in found if not one.idle and one.seconds > 0]
+    timed = [(rank, one) for rank, one in steps if not one.idle and one.seconds > 0]
     if timed:
         most = max(timed, key=lambda pair: pair[1].exposed_ns / pair[1].seconds)
         share = human_ratio(most[1].exposed_ns / 1e9 / most[1].seconds)
         parts.append(f"exposed {share} (rank {most[0]})")
-    device = [(one.reserved_bytes, rank) for rank, one in found if one.reserved_bytes >= 0]
+    device = [(one.reserved_bytes, rank) for rank, one in steps if one.reserved_bytes >= 0]
     if device:
         parts.append(f"reserved {look.size(max(device)[0])} (rank {max(device)[1]})")
     else:
-        parts.append(f"RSS {look.size(sum(one.rss_bytes for _, one in found))} (all ranks)")
-    worst = worst_risk(run.ranks)
+        parts.append(f"RSS {look.size(sum(one.rss_bytes for _, one in steps))} (all ranks)")
+    worst = nearest_oom(run.ranks)
     if worst is not None:
         parts.append(f"OOM risk {human_ratio(worst[1].ratio)}")
-    skipped = [str(rank) for rank, one in found if one.skipped]
+    skipped = [str(rank) for rank, one in steps if one.skipped]
     if skipped:
         parts.append("skipped: gradients overflowed")
     return "  ".join(parts)

@@ -1,13 +1,13 @@
-"""What is looked at: now, a moment of a run's history, or a replay. One set of verbs for all.
+"""Which snapshot the view shows: the newest, a recorded one, or that of a replay.
 
-Set from the keys, read by the thread that asks the source; every change is one assignment.
+The keys change it and the thread that reads snapshots reads it; every change is one assignment.
 """
 
 from __future__ import annotations
 
-from zeromon.replay import SPEEDS, ReplaySource
 from zeromon.snapshot import RunSnapshot
-from zeromon.source import Source
+from zeromon.sources.base import Source
+from zeromon.sources.playback import SPEEDS, Playback
 
 _STRIDES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 _STRIDES_A_SPAN = 60
@@ -16,40 +16,40 @@ Span = tuple[float, float]
 
 
 def stride(span: Span | None) -> float:
-    """Seconds that one key press moves: a sixtieth of what is kept, rounded."""
+    """Seconds that one key press moves: a sixtieth of the record, rounded up."""
     whole = 0.0 if span is None else span[1] - span[0]
     return next((s for s in _STRIDES if s >= whole / _STRIDES_A_SPAN), _STRIDES[-1])
 
 
 class Playhead:
-    """Where in a source the view is. *wall* is None while it follows the newest picture."""
+    """Where the view is in a source. *wall* is None while the view follows the newest snapshot."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.wall: float | None = None
 
     @property
-    def replay(self) -> ReplaySource | None:
-        """The source, where it goes by itself."""
-        return self.source if isinstance(self.source, ReplaySource) else None
+    def replay(self) -> Playback | None:
+        """The clock of a replay; None for a source whose snapshots are of now."""
+        return self.source.playback
 
     @property
     def paused(self) -> bool:
-        """Whether the picture stands."""
+        """Whether the view stays at one snapshot."""
         return not self.replay.playing if self.replay else self.wall is not None
 
     @property
     def speed(self) -> float:
-        """Seconds of the run a second."""
+        """Seconds of the run per second."""
         return self.replay.speed if self.replay else 1.0
 
     def look(self) -> tuple[RunSnapshot, RunSnapshot | None]:
-        """The newest picture, and the kept one that is looked at instead; raises ZeromonError."""
+        """The newest snapshot, and the recorded one at *wall*; raises ZeromonError."""
         wall = self.wall
         return self.source.latest(), None if wall is None else self.source.at(wall)
 
     def toggle(self, shown: float) -> None:
-        """Holds what is shown (of moment *shown*), or goes on."""
+        """Holds the snapshot of the moment *shown*, or follows the newest one again."""
         if self.replay is None:
             self.wall = shown if self.wall is None else None
         elif self.replay.playing:
@@ -58,9 +58,9 @@ class Playhead:
             self.replay.play()
 
     def move(self, shown: float, seconds: float, span: Span | None) -> bool:
-        """Goes *seconds* from the moment *shown*; False where nothing is kept.
+        """Moves *seconds* from the moment *shown*; False for a run without a record.
 
-        Beyond the end of a live run is now.
+        Beyond the end of a live run, the view follows the newest snapshot.
         """
         if span is None:
             return False
@@ -72,14 +72,14 @@ class Playhead:
         return True
 
     def follow(self) -> None:
-        """Goes to the newest picture, or to the end of a replay."""
+        """Follows the newest snapshot, or goes to the end of a replay."""
         if self.replay is not None:
             self.replay.seek(self.replay.end)
         else:
             self.wall = None
 
     def faster(self, by: int) -> bool:
-        """The next speed up or down; False for what does not go by itself."""
+        """Chooses the next speed up or down; False for a source that is no replay."""
         if self.replay is None:
             return False
         near = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))

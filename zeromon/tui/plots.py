@@ -1,74 +1,63 @@
-"""Pictures of a run as plots: memory with capacity and forecast, exposed communication. Pure."""
+"""The chart specifications of :mod:`zeromon.readout.charts` as plots for the terminal. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from zeromon.history import LEAST, MEDIAN, MOST, NAMES, Series, step_of
-from zeromon.snapshot import RankSnapshot, Risk, StepSummary
+from zeromon.readout import charts
+from zeromon.readout.charts import ChartSpec, Forecast, Read
+from zeromon.readout.figures import BYTES, RATIO
+from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of
+from zeromon.tui.display_options import WHOLE, DisplayOptions, nice_ceiling, short
 from zeromon.tui.draw.chart import Curve, Plot
-from zeromon.tui.look import WHOLE, Look, nice_ceiling, short
-from zeromon.tui.trend import Read, Trend, points
+from zeromon.tui.trend import Trend, points
 from zeromon.units import human_count
 
 MOST_LINES = 4
-"""Up to so many ranks are drawn one by one."""
+"""Up to this many ranks have a line each."""
 _ROOM = 1.05
-_FAR = 0.4  # a capacity that is further away would flatten the lines
-_AHEAD = 0.3  # of the chart's width, for what is to come
-
-
-def _exposed(step: StepSummary) -> float | None:
-    if step.idle or step.end_ns <= step.start_ns:
-        return None
-    return 100 * step.exposed_ns / (step.end_ns - step.start_ns)
-
-
-def _exposed_ms(step: StepSummary) -> float | None:
-    return None if step.idle else step.exposed_ns / 1e6
-
-
-def _seconds(step: StepSummary) -> float | None:
-    return step.seconds
-
-
-def _reserved(step: StepSummary) -> float | None:
-    return step.reserved_bytes if step.reserved_bytes >= 0 else None
-
-
-def _allocated(step: StepSummary) -> float | None:
-    return step.allocated_bytes if step.allocated_bytes >= 0 else None
-
-
-def _resident(step: StepSummary) -> float | None:
-    return step.rss_bytes if step.rss_bytes >= 0 else None
+_FAR = 0.4  # a capacity further away than this share of it would flatten the lines
+_AHEAD = 0.3  # of the chart's width, for the forecast
 
 
 @dataclass(slots=True)
 class Trends:
-    """What is kept from picture to picture; one for each choice of ranks."""
+    """What is known of earlier snapshots; one for each choice of ranks."""
 
     whole: dict[int, tuple[StepSummary, ...]] = field(default_factory=dict)
     """Steps of the whole run, of a few ranks; see :func:`steps_of`."""
+    _known: dict[Read, Trend] = field(default_factory=dict)
 
-    exposed: Trend = field(default_factory=lambda: Trend(_exposed))
-    exposed_ms: Trend = field(default_factory=lambda: Trend(_exposed_ms))
-    seconds: Trend = field(default_factory=lambda: Trend(_seconds))
-    reserved: Trend = field(default_factory=lambda: Trend(_reserved))
-    resident: Trend = field(default_factory=lambda: Trend(_resident))
+    def of(self, read: Read) -> Trend:
+        """The trend of one figure; the same object for the same *read*."""
+        if read not in self._known:
+            self._known[read] = Trend(read)
+        return self._known[read]
+
+
+@dataclass(frozen=True, slots=True)
+class TitledPlot:
+    """A chart of some ranks, and its title."""
+
+    plot: Plot
+    title: str
+    """With the limit, where the chart has one."""
+    a_step: str
+    """What the values are per step (``share of a step``); "" where that is no question."""
 
 
 def steps_of(series: Series) -> dict[int, tuple[StepSummary, ...]]:
     """Rank -> its steps in *series*."""
-    found: dict[int, list[StepSummary]] = {}
+    steps: dict[int, list[StepSummary]] = {}
     for row in zip(*(series[name] for name in NAMES), strict=True):
-        found.setdefault(row[0], []).append(step_of(row, 0))
-    return {rank: tuple(steps) for rank, steps in found.items()}
+        steps.setdefault(row[0], []).append(step_of(row, 0))
+    return {rank: tuple(known) for rank, known in steps.items()}
 
 
 def telling(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
-    """The ranks that are worth a line of their own: the chosen, the fullest, most exposed, slowest."""
+    """The ranks that get a line of their own: the chosen, fullest, most exposed and slowest one."""
     if len(ranks) <= MOST_LINES:
         return [rank.rank for rank in ranks]
     reads: tuple[Callable[[RankSnapshot], float], ...] = (
@@ -80,15 +69,70 @@ def telling(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
     return sorted({max(ranks, key=read).rank for read in reads})
 
 
+def plots_of(
+    ranks: Sequence[RankSnapshot],
+    trends: Trends,
+    look: DisplayOptions,
+    columns: int,
+    marks: Sequence[float],
+) -> dict[str, TitledPlot]:
+    """Every chart of *ranks*, *columns* cells wide, by its name."""
+    return {
+        spec.name: plot_of(spec, ranks, trends, look, columns, marks)
+        for spec in charts.charts_of(ranks)
+    }
+
+
+def plot_of(
+    spec: ChartSpec,
+    ranks: Sequence[RankSnapshot],
+    trends: Trends,
+    look: DisplayOptions,
+    columns: int,
+    marks: Sequence[float],
+) -> TitledPlot:
+    """One chart of *ranks*: its lines, its limit and its forecast."""
+    first, last = _span(ranks, trends, look, columns)
+    read = spec.share if look.shares and spec.share is not None else spec.read
+    curves = _with_gaps(_curves_of(spec, read, ranks, trends, first), look)
+    limit = charts.limit_of(spec, ranks)
+    capacity = limit.nbytes if limit is not None else 0
+    ahead = _ahead(charts.forecasts_of(limit), (first, last))
+    top = _top(curves)
+    shows_limit = bool(capacity) and (top >= _FAR * capacity or ahead is not None or look.shares)
+    high = (max(capacity, top) if shows_limit else top) * _ROOM
+    divisor, unit = _scale(spec, look, high, capacity)
+    high = high if shows_limit else nice_ceiling(high / divisor) * divisor
+    end = max([last, *(x for x, _ in ahead.points)] if ahead else [last])
+    plot = Plot(
+        curves=(*curves, ahead) if ahead is not None else curves, x=(first, end), y=(0.0, high),
+        axis=lambda value: short(value / divisor), unit=unit, marks=tuple(marks),
+        levels=((float(capacity), "capacity"),) if shows_limit else (),
+        ticks=(0.0, capacity / 2, capacity) if shows_limit else (0.0, high / 2, high),
+        foot=(f"step {human_count(first)}", human_count(end)),
+    )  # fmt: skip
+    title = f"{spec.title}; limit {look.size(capacity)}" if capacity else spec.title
+    a_step = "" if spec.share is None else "share of a step" if look.shares else "a step"
+    return TitledPlot(plot, title, a_step)
+
+
+def _scale(spec: ChartSpec, look: DisplayOptions, high: float, capacity: int) -> tuple[float, str]:
+    """What to divide values by, and the unit that they have then."""
+    if spec.unit is BYTES:
+        return (capacity / 100, "%") if look.shares and capacity else look.scale(high)
+    unit = RATIO if look.shares and spec.share is not None else spec.unit
+    return 1 / unit.scale, unit.symbol
+
+
 def _of_all(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
-    """Whether what is kept is of all ranks together, and all are meant."""
+    """Whether *trends* has steps of all ranks together, and all ranks are drawn."""
     return MOST in trends.whole and len(ranks) > MOST_LINES
 
 
 def _span(
-    ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int
+    ranks: Sequence[RankSnapshot], trends: Trends, look: DisplayOptions, columns: int
 ) -> tuple[int, int]:
-    """First and last step that are shown."""
+    """The first and the last step that are drawn."""
     if _of_all(ranks, trends):
         steps = trends.whole[MOST]
         last = steps[-1].step
@@ -100,27 +144,50 @@ def _span(
     return max(oldest, newest - (look.window or max(2, columns * 2)) + 1), newest
 
 
-def _curves(
-    ranks: Sequence[RankSnapshot], trends: Trends, trend: Trend, read: Read, first: int
+def _curves_of(
+    spec: ChartSpec, read: Read, ranks: Sequence[RankSnapshot], trends: Trends, first: int
 ) -> tuple[Curve, ...]:
+    curves = _curves(ranks, trends, read, first)
+    if len(ranks) == 1 and spec.beside:
+        alone = Curve(spec.quantity or spec.title, "s0", curves[0].points)
+        tones = ("s2", "s1", "s3")
+        return (
+            alone,
+            *(
+                Curve(name, tone, points(ranks[0], other, first))
+                for (name, other), tone in zip(spec.beside, tones, strict=False)
+            ),
+        )
+    if spec.shared and len(ranks) > 1 and not trends.whole:
+        bands = trends.of(read).bands(ranks, first)
+        sums = [(band.step, band.total) for band in bands if band.total is not None]
+        whole = Curve("sum", "s3", sums)
+        return (whole, *curves) if len(ranks) < MOST_LINES else (whole, curves[0])
+    return curves
+
+
+def _curves(
+    ranks: Sequence[RankSnapshot], trends: Trends, read: Read, first: int
+) -> tuple[Curve, ...]:
+    """A curve for each rank; of many ranks the highest, the median and the lowest value."""
     if _of_all(ranks, trends):
         names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
         return tuple(
             Curve(name, tone, _from(trends.whole.get(of, ()), read, first))
             for name, tone, of in names
         )
-    if trends.whole and MOST not in trends.whole:
-        mine = [rank for rank in ranks if rank.rank in trends.whole]
+    recorded = [rank for rank in ranks if rank.rank in trends.whole]
+    if recorded:
         return tuple(
             Curve(f"rank {rank.rank}", f"s{index}", _wholly(rank, trends.whole[rank.rank], read))
-            for index, rank in enumerate(mine)
+            for index, rank in enumerate(recorded)
         )
     if len(ranks) <= MOST_LINES:
         return tuple(
             Curve(f"rank {rank.rank}", f"s{index}", points(rank, read, first))
             for index, rank in enumerate(ranks)
         )
-    bands = trend.bands(ranks, first)
+    bands = trends.of(read).bands(ranks, first)
     return (
         Curve("most", "s1", [(band.step, band.most) for band in bands]),
         Curve("median", "s0", [(band.step, band.median) for band in bands]),
@@ -132,140 +199,32 @@ def _from(steps: Sequence[StepSummary], read: Read, first: int) -> list[tuple[fl
     return [(s.step, value) for s in steps if s.step >= first and (value := read(s)) is not None]
 
 
-def _told_apart(curves: tuple[Curve, ...], look: Look) -> tuple[Curve, ...]:
-    """Without colour by their gaps."""
+def _wholly(
+    rank: RankSnapshot, steps: Sequence[StepSummary], read: Read
+) -> list[tuple[float, float]]:
+    """The points of a whole run: those of its record, and the newer ones of the snapshot."""
+    last = steps[-1].step if steps else 0
+    newer = points(rank, read, last + 1)
+    return [(s.step, value) for s in steps if (value := read(s)) is not None] + newer
+
+
+def _with_gaps(curves: tuple[Curve, ...], look: DisplayOptions) -> tuple[Curve, ...]:
+    """Without colour, curves differ by their gaps."""
     if not look.letters:
         return curves
     gaps = (0, 4, 1, 8)
     return tuple(replace(curve, gap=gaps[i % len(gaps)]) for i, curve in enumerate(curves))
 
 
-def _wholly(
-    rank: RankSnapshot, steps: Sequence[StepSummary], read: Read
-) -> list[tuple[float, float]]:
-    """Of a whole run: what is kept, and what has come since."""
-    last = steps[-1].step if steps else 0
-    newer = points(rank, read, last + 1)
-    return [(s.step, value) for s in steps if (value := read(s)) is not None] + newer
-
-
 def _top(curves: Sequence[Curve]) -> float:
     return max((value for curve in curves for _, value in curve.points), default=0.0)
 
 
-def _foot(first: float, last: float) -> tuple[str, str]:
-    return f"step {human_count(first)}", human_count(last)
-
-
-def exposed_plot(
-    ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
-) -> Plot:
-    """Exposed communication a step: as a share of it, or in milliseconds."""
-    first, last = _span(ranks, trends, look, columns)
-    trend, read = (trends.exposed, _exposed) if look.shares else (trends.exposed_ms, _exposed_ms)
-    curves = _curves(ranks, trends, trend, read, first)
-    high = nice_ceiling(_top(curves) * _ROOM)
-    return Plot(
-        curves=_told_apart(curves, look), x=(first, last), y=(0.0, high), ticks=(0.0, high / 2, high),
-        axis=short, unit="%" if look.shares else "ms", marks=tuple(marks),
-        foot=_foot(first, last),
-    )  # fmt: skip
-
-
-def seconds_plot(
-    ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
-) -> Plot:
-    """The length of a step, milliseconds."""
-    first, last = _span(ranks, trends, look, columns)
-    curves = tuple(
-        Curve(c.name, c.tone, [(step, value * 1e3) for step, value in c.points])
-        for c in _curves(ranks, trends, trends.seconds, _seconds, first)
-    )
-    high = nice_ceiling(_top(curves) * _ROOM)
-    return Plot(
-        curves=_told_apart(curves, look), x=(first, last), y=(0.0, high), ticks=(0.0, high / 2, high),
-        axis=short, unit="ms", marks=tuple(marks), foot=_foot(first, last),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlot:
-    """A plot and what it is of."""
-
-    plot: Plot
-    title: str
-
-
-def memory_plot(
-    ranks: Sequence[RankSnapshot], trends: Trends, look: Look, columns: int, marks: Sequence[float]
-) -> MemoryPlot:
-    """Reserved bytes of devices, or the hosts' resident sets, with the limit and where they lead."""
-    first, last = _span(ranks, trends, look, columns)
-    device = any(rank.memory is not None for rank in ranks)
-    if device:
-        curves = _curves(ranks, trends, trends.reserved, _reserved, first)
-        if len(ranks) == 1:
-            used = Curve("allocated", "s2", points(ranks[0], _allocated, first))
-            curves = (Curve("reserved", "s0", curves[0].points), used)
-    else:
-        curves = _host_curves(ranks, trends, first)
-    found = _risk(ranks, "device" if device else "host")
-    title = "device memory" if device else "host memory (RSS)"
-    return _limited(curves, found, (first, last), look, title, marks)
-
-
-def _host_curves(ranks: Sequence[RankSnapshot], trends: Trends, first: int) -> tuple[Curve, ...]:
-    """Ranks share the host: their sum is what meets its limit."""
-    curves = _curves(ranks, trends, trends.resident, _resident, first)
-    if len(ranks) < 2 or trends.whole:
-        return curves
-    bands = trends.resident.bands(ranks, first)
-    sums = [(band.step, band.total) for band in bands if band.total is not None]
-    whole = Curve("sum", "s3", sums)
-    return (whole, *curves) if len(ranks) < MOST_LINES else (whole, curves[0])
-
-
-def _risk(ranks: Sequence[RankSnapshot], pool: str) -> Risk | None:
-    found = [risk for rank in ranks for risk in rank.risks if risk.pool == pool]
-    return max(found, key=lambda risk: risk.ratio, default=None)
-
-
-def _limited(
-    curves: tuple[Curve, ...],
-    found: Risk | None,
-    span: tuple[int, int],
-    look: Look,
-    title: str,
-    marks: Sequence[float],
-) -> MemoryPlot:
-    first, last = span
-    top = _top(curves)
-    limit = found.capacity_bytes if found is not None and found.capacity_bytes > 0 else 0
-    ahead = _ahead(found, span)
-    shows_limit = bool(limit) and (top >= _FAR * limit or ahead is not None or look.shares)
-    high = max(limit, top) * _ROOM if shows_limit else top * _ROOM
-    divisor, unit = (limit / 100, "%") if look.shares and limit else look.scale(high)
-    high = high if shows_limit else nice_ceiling(high / divisor) * divisor
-    curves = _told_apart(curves, look)
-    if ahead is not None:
-        curves = (*curves, ahead)
-    end = max([last, *(x for x, _ in ahead.points)] if ahead else [last])
-    marked = f"; limit {look.size(limit)}" if limit else ""
-    plot = Plot(
-        curves=curves, x=(first, end), y=(0.0, high), axis=lambda value: short(value / divisor),
-        levels=((float(limit), "capacity"),) if shows_limit else (), marks=tuple(marks), unit=unit,
-        ticks=(0.0, limit / 2, limit) if shows_limit else (0.0, high / 2, high),
-        foot=_foot(first, end),
-    )  # fmt: skip
-    return MemoryPlot(plot, f"{title}{marked}")
-
-
-def _ahead(found: Risk | None, span: tuple[int, int]) -> Curve | None:
-    """Where the trend leads, as far as a third of what is shown, or until it is full."""
-    if found is None or not found.growth_bytes_per_step or found.steps_left is None:
+def _ahead(forecasts: Sequence[Forecast], span: tuple[int, int]) -> Curve | None:
+    """The expected way to the limit, for a third of the drawn width or until the limit is reached."""
+    if not forecasts or not forecasts[0].growth_bytes_per_step:
         return None
-    first, last = span
-    steps = min(found.steps_left, max(8.0, (last - first) * _AHEAD / (1 - _AHEAD)))
-    used = float(found.used_bytes)
-    goal = min(float(found.capacity_bytes), used + steps * found.growth_bytes_per_step)
-    return Curve("forecast", "forecast", [(last, used), (last + steps, goal)], gap=2)
+    (first, last), way = span, forecasts[0]
+    steps = min(way.steps, max(8.0, (last - first) * _AHEAD / (1 - _AHEAD)))
+    ends = [(last, float(way.used_bytes)), (last + steps, way.after(steps))]
+    return Curve(way.name, "forecast", ends, gap=2)

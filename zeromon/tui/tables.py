@@ -1,110 +1,43 @@
-"""The columns of every table: what a cell shows, what it is ordered by, what a file gets. Pure."""
+"""The tables of the terminal view: which columns each has, and what their cells show. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
-from zeromon.expected import rests
-from zeromon.snapshot import Finding, FleetNode, InFlight, RankSnapshot, StepSummary, TrafficRow
-from zeromon.tui.line import Line, Span, clean, fit, tail
-from zeromon.tui.look import Look
-from zeromon.tui.notes import Note
-from zeromon.tui.wanted import held_bytes
-from zeromon.tui.words import clock, level
-from zeromon.units import human_count, human_rate, human_ratio, human_seconds
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column(Generic[Row]):
-    """One column."""
-
-    name: str
-    size: int
-    show: Callable[[Row, Look], Span]
-    value: Callable[[Row], Any]
-    """What it is ordered by, and what goes into a file: a number in base units, or text."""
-    unit: str = ""
-    """Of *value*, for the file's header."""
-    keep: int = 0
-    """Where there is no room, columns with a higher number go first."""
-    left: bool = False
-    grows: bool = False
-    ends: bool = False
-    """Of a text that is too long, the end is shown."""
-
-    @property
-    def heading(self) -> str:
-        """The name in a file."""
-        stem = self.name.replace(" ", "_")
-        return f"{stem}_{self.unit}" if self.unit else stem
-
-
-Columns = tuple[Column[Row], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet(Generic[Row]):
-    """A table as a file gets it."""
-
-    name: str
-    columns: Columns[Row]
-    rows: Sequence[Row]
-
-
-def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
-    """Those that fit, and how wide; what grows takes the rest."""
-    chosen = list(columns)
-    while len(chosen) > 1 and sum(c.size for c in chosen) > width:
-        last = max(chosen, key=lambda c: (c.keep, columns.index(c)))
-        if last.keep == 0:
-            break
-        chosen.remove(last)
-    rest = max(0, width - sum(c.size for c in chosen))
-    growing = next((c for c in chosen if c.grows), None)
-    return [(c, c.size + (rest if c is growing else 0)) for c in chosen]
-
-
-def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
-    """The names, with the one that rows are ordered by."""
-    line: Line = []
-    for column, size in laid:
-        sign = ("▼" if down else "▲") if column.name == order else ""
-        text = fit(column.name + sign, size - 1, right=not column.left)
-        line += [(text, "accent" if sign else "title"), (" ", "")]
-    return line
-
-
-def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row, look: Look) -> Line:
-    """One row; neighbours without a tone are one span, for there are many of them."""
-    line: Line = []
-    bare = ""
-    for column, size in laid:
-        text, tone = column.show(row, look)
-        if column.ends:
-            text = tail(text, size - 1)
-        text = fit(text, size - 1, right=not column.left)
-        if tone:
-            line += [(bare, ""), (text, tone)] if bare else [(text, tone)]
-            bare = " "
-        else:
-            bare += text + " "
-    return [*line, (bare, "")]
-
-
-def ordered(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: bool) -> list[Row]:
-    """*rows* by the column of that name; what has no value comes last."""
-    column = next((c for c in columns if c.name == order), None)
-    if column is None:
-        return list(rows)
-    read = column.value
-    known = [(value, row) for row in rows if (value := read(row)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=down)
-    unknown = [row for row in rows if read(row) is None] if len(known) < len(rows) else []
-    return [row for _, row in known] + unknown
+from zeromon.levels import IN_FLIGHT_SECONDS
+from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.breakdown import RECORDED
+from zeromon.readout.figures import (
+    BYTES,
+    EXPOSED,
+    EXPOSED_SECONDS,
+    LATE,
+    MEMORY,
+    OVERLAP,
+    RISK,
+    SECONDS,
+    STEP,
+    WAITS,
+    Figure,
+)
+from zeromon.readout.remedy import effect_text
+from zeromon.readout.text import UNATTRIBUTED_NAMES, state_text
+from zeromon.snapshot import (
+    CollectiveStatsRow,
+    Finding,
+    FleetNode,
+    InFlight,
+    RankSnapshot,
+    Severity,
+    StepSummary,
+)
+from zeromon.tui.columns import Column, Columns
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.event_log import LogEntry
+from zeromon.tui.line import Span, clean
+from zeromon.tui.status_text import clock, tone_of
+from zeromon.units import human_calls, human_count, human_rate, human_ratio, human_seconds
 
 
 def _time(seconds: float | None, tone: str = "") -> Span:
@@ -118,19 +51,32 @@ def _rate(rate: float | None) -> Span:
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
-def worst_ratio(rank: RankSnapshot) -> float | None:
-    """The OOM risk of a rank, over its memories."""
-    return max((risk.ratio for risk in rank.risks), default=None)
-
-
-def _state(rank: RankSnapshot, _: Look) -> Span:
+def _state(rank: RankSnapshot, _: DisplayOptions) -> Span:
     tone = "bad" if rank.failed else "dim" if rank.ended else ""
-    phase = "running" if rank.phase == "other" else rank.phase or "up"
-    return clean((rank.ended or phase).replace("_", " ")), tone
+    return clean(state_text(rank)), tone
 
 
-def _share(ratio: float | None, warn: float, bad: float) -> Span:
-    return human_ratio(ratio), level(ratio, warn, bad)
+def _shown(figure: Figure, value: float | None, look: DisplayOptions) -> Span:
+    """A value of *figure* as a cell; bytes in the unit that the user chose."""
+    if figure.unit is SECONDS:
+        return _time(value)
+    if figure.unit is BYTES:
+        return look.size(value), ""
+    return human_ratio(value), tone_of(value, figure.level) if figure.level else ""
+
+
+def _of_rank(name: str, size: int, figure: Figure, keep: int = 0) -> Column[RankSnapshot]:
+    return Column(
+        name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_rank,
+        show=lambda rank, look: _shown(figure, figure.of_rank(rank), look),
+    )  # fmt: skip
+
+
+def _of_node(name: str, size: int, figure: Figure, keep: int = 0) -> Column[FleetNode]:
+    return Column(
+        name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_node,
+        show=lambda node, look: _shown(figure, figure.of_node(node), look),
+    )  # fmt: skip
 
 
 RANKS: Columns[RankSnapshot] = (
@@ -140,22 +86,14 @@ RANKS: Columns[RankSnapshot] = (
     Column(name="state", size=11, left=True, show=_state, value=lambda r: r.ended or r.phase),
     Column(name="steps", size=9, keep=3,
            show=lambda r, _: (human_count(r.step), ""), value=lambda r: r.step),
-    Column(name="step", size=9, unit="seconds",
-           show=lambda r, _: _time(r.step_seconds), value=lambda r: r.step_seconds),
-    Column(name="exposed", size=9, unit="seconds", keep=2,
-           show=lambda r, _: _time(r.exposed_seconds), value=lambda r: r.exposed_seconds),
-    Column(name="share", size=8, unit="ratio", show=lambda r, _: _share(r.exposed_ratio, 0.1, 0.25),
-           value=lambda r: r.exposed_ratio),
-    Column(name="overlap", size=9, unit="ratio", keep=4,
-           show=lambda r, _: (human_ratio(r.overlap_ratio), ""), value=lambda r: r.overlap_ratio),
-    Column(name="late", size=9, unit="seconds", keep=2,
-           show=lambda r, _: _time(r.late_seconds), value=lambda r: r.late_seconds),
-    Column(name="waits", size=9, unit="seconds", keep=3,
-           show=lambda r, _: _time(r.wait_seconds), value=lambda r: r.wait_seconds),
-    Column(name="memory", size=11, unit="bytes",
-           show=lambda r, look: (look.size(held_bytes(r)), ""), value=held_bytes),
-    Column(name="risk", size=8, unit="ratio",
-           show=lambda r, _: _share(worst_ratio(r), 0.5, 0.8), value=worst_ratio),
+    _of_rank("step", 9, STEP),
+    _of_rank("exposed", 9, EXPOSED_SECONDS, keep=2),
+    _of_rank("share", 8, EXPOSED),
+    _of_rank("overlap", 9, OVERLAP, keep=4),
+    _of_rank("late", 9, LATE, keep=2),
+    _of_rank("waits", 9, WAITS, keep=3),
+    _of_rank("memory", 11, MEMORY),
+    _of_rank("risk", 8, RISK),
     Column(name="unit", size=18, left=True, grows=True, keep=3,
            show=lambda r, _: (clean(r.unit), "dim"), value=lambda r: r.unit, ends=True),
 )  # fmt: skip
@@ -164,7 +102,7 @@ RANKS: Columns[RankSnapshot] = (
 # ---- a run of many ranks -------------------------------------------------------------------------
 
 
-def _node_state(node: FleetNode, _: Look) -> Span:
+def _node_state(node: FleetNode, _: DisplayOptions) -> Span:
     if node.silent_seconds:
         return f"silent {human_seconds(round(node.silent_seconds))}", "warn"
     if node.failed:
@@ -179,30 +117,19 @@ NODES: Columns[FleetNode] = (
            show=lambda n, _: (human_count(n.ranks), ""), value=lambda n: n.ranks),
     Column(name="state", size=16, left=True, show=_node_state,
            value=lambda n: (n.silent_seconds, n.failed, -n.up)),
-    Column(name="step", size=10, unit="seconds",
-           show=lambda n, _: _time(n.step_seconds), value=lambda n: n.step_seconds),
-    Column(name="share", size=9, unit="ratio", show=lambda n, _: _share(n.exposed_ratio, 0.1, 0.25),
-           value=lambda n: n.exposed_ratio),
-    Column(name="late", size=10, unit="seconds", keep=1,
-           show=lambda n, _: _time(n.late_seconds), value=lambda n: n.late_seconds),
-    Column(name="waits", size=10, unit="seconds", keep=3,
-           show=lambda n, _: _time(n.wait_seconds), value=lambda n: n.wait_seconds),
-    Column(name="memory", size=12, unit="bytes",
-           show=lambda n, look: (look.size(n.memory_bytes), ""), value=lambda n: n.memory_bytes),
-    Column(name="risk", size=9, unit="ratio",
-           show=lambda n, _: _share(n.risk_ratio, 0.5, 0.8), value=lambda n: n.risk_ratio),
+    _of_node("step", 10, STEP),
+    _of_node("share", 9, EXPOSED),
+    _of_node("late", 10, LATE, keep=1),
+    _of_node("waits", 10, WAITS, keep=3),
+    _of_node("memory", 12, MEMORY),
+    _of_node("risk", 9, RISK),
 )  # fmt: skip
 """One node a row; figures are those of its worst rank."""
 
 # ---- communication -------------------------------------------------------------------------------
 
 
-def _calls(row: TrafficRow, _: Look) -> Span:
-    text = f"{row.calls:.1f}".removesuffix(".0") if row.calls < 100 else human_count(row.calls)
-    return text, ""
-
-
-TRAFFIC: Columns[TrafficRow] = (
+TRAFFIC: Columns[CollectiveStatsRow] = (
     Column(name="unit", size=18, left=True, grows=True,
            show=lambda t, _: (clean(t.unit) or "-", "bold"), value=lambda t: t.unit, ends=True),
     Column(name="op", size=15, left=True,
@@ -211,7 +138,8 @@ TRAFFIC: Columns[TrafficRow] = (
            show=lambda t, _: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
     Column(name="phase", size=10, left=True, keep=1,
            show=lambda t, _: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
-    Column(name="calls", size=7, unit="per_step", keep=4, show=_calls, value=lambda t: t.calls),
+    Column(name="calls", size=7, unit="per_step", keep=4,
+           show=lambda t, _: (human_calls(t.calls), ""), value=lambda t: t.calls),
     Column(name="bytes", size=11, keep=2,
            show=lambda t, look: (look.size(t.nbytes), ""), value=lambda t: t.nbytes),
     Column(name="time", size=9, unit="seconds",
@@ -238,7 +166,7 @@ TRAFFIC: Columns[TrafficRow] = (
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A collective that has not ended, on one rank, and how old it is."""
+    """A collective in flight on one rank, and its age."""
 
     rank: int
     what: InFlight
@@ -250,7 +178,7 @@ FLIGHTS: Columns[Flight] = (
     Column(name="op", size=15, left=True,
            show=lambda f, _: (clean(f.what.op), ""), value=lambda f: f.what.op),
     Column(name="for", size=10, unit="seconds",
-           show=lambda f, _: _time(f.seconds, level(f.seconds, 5.0, 30.0)),
+           show=lambda f, _: _time(f.seconds, tone_of(f.seconds, IN_FLIGHT_SECONDS)),
            value=lambda f: f.seconds),
     Column(name="bytes", size=11, keep=2,
            show=lambda f, look: (look.size(f.what.nbytes), ""), value=lambda f: f.what.nbytes),
@@ -265,13 +193,13 @@ FLIGHTS: Columns[Flight] = (
 
 
 def flights(ranks: Sequence[RankSnapshot], now_ns: int) -> list[Flight]:
-    """What is in flight, the oldest first."""
-    found = [
+    """The collectives in flight, the oldest first; *now_ns*: CLOCK_MONOTONIC."""
+    made = [
         Flight(rank.rank, one, max(0.0, (now_ns - one.issued_ns) / 1e9))
         for rank in ranks
         for one in rank.in_flight
     ]
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(made, key=lambda one: -one.seconds)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -279,7 +207,7 @@ def flights(ranks: Sequence[RankSnapshot], now_ns: int) -> list[Flight]:
 
 @dataclass(frozen=True, slots=True)
 class RoleLine:
-    """A role of a rank, or what no role accounts for."""
+    """The memory of one role of a rank, or memory that no role accounts for."""
 
     name: str
     measured: int | None
@@ -289,7 +217,7 @@ class RoleLine:
 
 
 def role_lines(rank: RankSnapshot) -> list[RoleLine]:
-    """Roles measured against predicted, then the rest; what is nothing at all is left out."""
+    """The memory of a rank by role, then what no role accounts for; lines of 0 bytes are left out."""
     expected = {row.role: row for row in rank.expected}
     counted = {row.role: row for row in rank.roles}
     made = []
@@ -304,14 +232,14 @@ def role_lines(rank: RankSnapshot) -> list[RoleLine]:
         if measured or predicted or plain:
             made.append(RoleLine(name.replace("_", " "), measured, predicted, plain, where))
     made += [
-        RoleLine(rest.kind.replace("_", " "), rest.nbytes, None, None, rest.place)
-        for rest in rests(rank)
+        RoleLine(UNATTRIBUTED_NAMES[rest.kind], rest.nbytes, None, None, rest.place)
+        for rest in unattributed_memory(rank)
         if rest.nbytes
     ]
     return made
 
 
-def _size(nbytes: int | None, look: Look) -> Span:
+def _size(nbytes: int | None, look: DisplayOptions) -> Span:
     return (look.size(nbytes), "") if nbytes is not None else ("n/a", "dim")
 
 
@@ -369,24 +297,25 @@ STEPS: Columns[RankStep] = (
            value=lambda s: s.step.step),
     _seconds("start", lambda s: s.step.start_ns / 1e9),
     _seconds("duration", lambda s: s.step.seconds),
-    _seconds("other", _phase(0)), _seconds("forward", _phase(1)), _seconds("backward", _phase(2)),
-    _seconds("optimizer", _phase(3)), _seconds("data wait", _phase(4)),
-    _seconds("cpu optimizer", _phase(5)),
+    *(_seconds(name.replace("_", " "), _phase(at)) for at, name in enumerate(RECORDED)),
     _seconds("communication", _timed(lambda step: step.communication_ns)),
     _seconds("exposed", _timed(lambda step: step.exposed_ns)),
     _held("allocated", _known(lambda step: step.allocated_bytes)),
     _held("reserved", _known(lambda step: step.reserved_bytes)),
     _held("rss", _known(lambda step: step.rss_bytes)),
 )  # fmt: skip
-"""What the timeline is drawn from; *start* is on the node's monotonic clock."""
+"""The steps that the timeline draws; *start* is CLOCK_MONOTONIC of the node."""
 
-_LEVELS = {"critical": ("!!", "bad"), "warning": ("!", "warn"), "info": ("·", "")}
-_GRAVITY = {"critical": 0, "warning": 1, "info": 2}
+_LEVELS = {
+    Severity.CRITICAL: ("!!", "bad"),
+    Severity.WARNING: ("!", "warn"),
+    Severity.INFO: ("·", ""),
+}
 
 
-def mark(severity: str) -> Span:
-    """The sign and the tone of a severity."""
-    return _LEVELS.get(severity, ("·", ""))
+def mark(severity: Severity) -> Span:
+    """The mark and the tone of a severity."""
+    return _LEVELS[severity]
 
 
 def _whose(finding: Finding) -> str:
@@ -397,23 +326,16 @@ def _shorter(finding: Finding) -> float | None:
     return finding.remedy.gain_low_seconds if finding.remedy is not None else None
 
 
-def _effect(finding: Finding, look: Look) -> Span:
-    remedy = finding.remedy
-    if remedy is None:
+def _effect(finding: Finding, look: DisplayOptions) -> Span:
+    if finding.remedy is None:
         return "-", "dim"
-    low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
-    if low:
-        return f"-{human_seconds(low)} a step", "good"
-    if high:
-        return f"up to -{human_seconds(high)}", "good"
-    if remedy.frees_bytes is not None:
-        return f"-{look.size(remedy.frees_bytes)}", "good"
-    return "see below", ""
+    effect = effect_text(finding.remedy, look.size)
+    return (effect, "good") if effect else ("see below", "")
 
 
 FINDINGS: Columns[Finding] = (
     Column(name="", size=4, show=lambda f, _: mark(f.severity), left=True,
-           value=lambda f: _GRAVITY.get(f.severity, 3)),
+           value=lambda f: Severity(f.severity).order),
     Column(name="code", size=7, left=True, show=lambda f, _: (clean(f.code), "bold"),
            value=lambda f: f.code),
     Column(name="rank", size=6, show=lambda f, _: (_whose(f), ""), value=lambda f: f.rank),
@@ -422,7 +344,7 @@ FINDINGS: Columns[Finding] = (
            show=lambda f, _: (clean(f.text), mark(f.severity)[1]), value=lambda f: f.text),
 )  # fmt: skip
 
-NOTES: Columns[Note] = (
+NOTES: Columns[LogEntry] = (
     Column(name="wall", size=12, unit="seconds", left=True,
            show=lambda n, _: (clock(n.wall), "dim"), value=lambda n: n.wall),
     Column(name="text", size=40, left=True, grows=True,

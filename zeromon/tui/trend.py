@@ -1,32 +1,31 @@
-"""A figure over steps, for all ranks: each rank where they are few, else the least, median and most.
+"""A figure over steps, for all ranks: the lowest, the median and the highest value of each step.
 
-What is known of a step is kept, so that a picture of a thousand ranks costs its newest steps only.
+Values of earlier steps are kept, so that a snapshot of a thousand ranks costs only its newest steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from zeromon.readout.charts import Read
 from zeromon.snapshot import RankSnapshot, StepSummary
 
 _MOST_KEPT = 4096
-_UNSETTLED = 2  # ranks are not all equally far: the newest steps are read again
+_UNSETTLED = 2  # ranks may differ in their newest steps, which are read again
 _READS = 24_000
 
-Read = Callable[[StepSummary], float | None]
 
-
-class Band(NamedTuple):
-    """One step over all ranks."""
+class MinMedianMax(NamedTuple):
+    """The values of one step over all ranks."""
 
     step: int
     least: float
     median: float
     most: float
     total: float | None
-    """None where a rank has not come so far."""
+    """The sum; None where a rank has not ended the step."""
 
 
 class Trend:
@@ -34,13 +33,15 @@ class Trend:
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._kept: dict[int, Band | None] = {}
+        self._kept: dict[int, MinMedianMax | None] = {}
         self._settled = 0
 
-    def bands(self, ranks: Sequence[RankSnapshot], first: int, reads: int = _READS) -> list[Band]:
-        """From step *first* on. Makes at most *reads* readings, of the newest steps first.
+    def bands(
+        self, ranks: Sequence[RankSnapshot], first: int, reads: int = _READS
+    ) -> list[MinMedianMax]:
+        """The bands from step *first* on. Reads at most *reads* values, those of the newest steps first.
 
-        The older ones come with the next pictures.
+        The older steps follow with the next snapshots.
         """
         newest = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
         for step in range(newest, max(0, first) - 1, -1):
@@ -55,22 +56,22 @@ class Trend:
         shown = (self._kept.get(step) for step in range(max(0, first), newest + 1))
         return [band for band in shown if band is not None]
 
-    def _band(self, ranks: Sequence[RankSnapshot], step: int) -> Band | None:
+    def _band(self, ranks: Sequence[RankSnapshot], step: int) -> MinMedianMax | None:
         values = []
         for rank in ranks:
-            found = step_of(rank.recent, step)
-            value = None if found is None else self._read(found)
+            summary = step_of(rank.recent, step)
+            value = None if summary is None else self._read(summary)
             if value is not None:
                 values.append(value)
         if not values:
             return None
         values.sort()
         total = sum(values) if len(values) == len(ranks) else None
-        return Band(step, values[0], values[len(values) // 2], values[-1], total)
+        return MinMedianMax(step, values[0], values[len(values) // 2], values[-1], total)
 
 
 def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
-    """The summary of *step*."""
+    """The summary of *step* in *recent*; None where it is absent."""
     if not recent:
         return None
     at = len(recent) - 1 - (recent[-1].step - step)

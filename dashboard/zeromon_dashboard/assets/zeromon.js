@@ -1,4 +1,4 @@
-// What a tab does by itself: it reads its address, asks for what is new, and moves through time.
+// What a tab does by itself: it reads its address, polls for changes, and moves through time.
 (function () {
   const dash = (window.dash_clientside = window.dash_clientside || {});
   const skip = () => dash.no_update;
@@ -31,7 +31,7 @@
   };
 
   dash.zeromon = {
-    // the page is made anew when anything but the moment changes
+    // the server makes a new page when anything but the moment changes
     route: (path, search, known) => {
       const [, query] = split("?" + (search || "").replace(/^\?/, ""));
       const at = query.get("at");
@@ -52,8 +52,8 @@
       busy = true;
       shown = route;
       try {
-        const asked = new URLSearchParams({ to: address(route, at), ...cursor });
-        const answer = await fetch("/live?" + asked, { cache: "no-store" });
+        const query = new URLSearchParams({ to: address(route, at), ...cursor });
+        const answer = await fetch("/live?" + query, { cache: "no-store" });
         const body = await answer.json();
         if (shown !== route) return skip();
         dash.set_props("lost", { children: answer.ok ? "" : body.error || "" });
@@ -141,7 +141,7 @@
       });
       if (answer.status === 401) return await answer.text();
       const body = await answer.json();
-      return answer.ok ? `trace ${body.number} was asked for` : `${body.error}. ${body.hint || ""}`;
+      return answer.ok ? `trace ${body.number} was requested` : `${body.error}. ${body.hint || ""}`;
     },
 
     dark: (dark) => {

@@ -1,1 +1,1 @@
-"""Pictures of numbers as lines of toned text: pure functions of data, width and height."""
+"""Figures as lines of styled text: pure functions of data, width and height."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zeromon.tui.draw.halves import ALIKE
+from zeromon.tui.draw.half_blocks import ALIKE
 from zeromon.tui.line import Line, cells, merged, padded
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -18,44 +18,44 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over steps, in order of steps."""
+    """A line of a chart: (step, value), in the order of steps."""
 
     name: str
     tone: str
     points: Points
     gap: int = 0
-    """Dots on, dots off; 0: a line without gaps."""
+    """Dots on, then dots off; 0: a solid line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a chart shows."""
+    """A chart's content."""
 
     curves: tuple[Curve, ...]
     x: tuple[float, float]
     y: tuple[float, float]
     axis: Callable[[float], str]
-    """A value of the y axis in at most six cells."""
+    """The text of a value of the y axis, at most six cells."""
     unit: str = ""
     ticks: tuple[float, ...] = ()
-    """Where the y axis has labels; the ends, when empty."""
+    """The labelled values of the y axis; its ends, when empty."""
     levels: tuple[tuple[float, str], ...] = ()
-    """Values that go across, and their tones."""
+    """Horizontal lines: value and style."""
     marks: tuple[float, ...] = ()
-    """Steps that somebody marked."""
+    """Steps that the user marked."""
     foot: tuple[str, str] = ("", "")
-    """Below the ends of the x axis."""
+    """The texts below the ends of the x axis."""
 
 
 def chart(plot: Plot, width: int, height: int) -> list[Line]:
-    """*plot* in *width* x *height* cells; the last line is the x axis. Empty where that is too small."""
+    """Returns *plot* in *width* x *height* cells, the x axis last; [] where it does not fit."""
     columns, rows = width - _LABEL, height - 1
     if columns < _LEAST_COLUMNS or rows < _LEAST_ROWS:
         return []
     canvas = _Canvas(plot, columns, rows)
     for value, tone in plot.levels:
         canvas.across(value, tone)
-    for curve in reversed(plot.curves):  # the first lies on top
+    for curve in reversed(plot.curves):  # draw the first curve last, on top
         canvas.draw(curve)
     labels = _labels(plot, canvas)
     lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
@@ -63,7 +63,7 @@ def chart(plot: Plot, width: int, height: int) -> list[Line]:
 
 
 class _Canvas:
-    """Dots: two by four a cell, each cell in the tone that came last."""
+    """The dots of a chart, two by four per cell; a cell has the style of its last drawn dot."""
 
     def __init__(self, plot: Plot, columns: int, rows: int) -> None:
         self._plot = plot
@@ -73,31 +73,31 @@ class _Canvas:
         self._names = [""]
 
     def row(self, value: float) -> int:
-        """The row of dots of a value."""
+        """Returns the row of dots of a value."""
         low, high = self._plot.y
         share = (value - low) / ((high - low) or 1)
         return round((1 - min(1.0, max(0.0, share))) * (self.rows * 4 - 1))
 
     def across(self, value: float, tone: str) -> None:
-        """A broken line from side to side."""
-        ink, row = self._ink(tone), self.row(value)
+        """Draws a dashed horizontal line at *value*."""
+        style, row = self._style_index(tone), self.row(value)
         for x in range(self.columns * 2):
             if x % 6 < 3:
-                self._dot(x, row, row, ink)
+                self._dot(x, row, row, style)
 
     def draw(self, curve: Curve) -> None:
-        """A line through its points."""
-        ink, gap = self._ink(curve.tone), curve.gap
+        """Draws a line through the points of *curve*."""
+        style, gap = self._style_index(curve.tone), curve.gap
         for x, low, high in _trace(self._places(curve.points)):
             if not gap or x // gap % 2 == 0:
-                self._dot(x, low, high, ink)
+                self._dot(x, low, high, style)
 
-    def _ink(self, tone: str) -> int:
+    def _style_index(self, tone: str) -> int:
         self._names.append(tone)
         return len(self._names) - 1
 
     def _places(self, points: Points) -> Iterator[tuple[int, int]]:
-        """The column and the row of dots of each point."""
+        """Yields the column and the row of dots of each point."""
         (left, right), (low, high) = self._plot.x, self._plot.y
         wide, tall = (right - left) or 1, (high - low) or 1
         last_column, last_row = self.columns * 2 - 1, self.rows * 4 - 1
@@ -106,17 +106,17 @@ class _Canvas:
             share = 0.0 if share < 0 else 1.0 if share > 1 else share
             yield round((x - left) / wide * last_column), round((1 - share) * last_row)
 
-    def _dot(self, x: int, low: int, high: int, ink: int) -> None:
+    def _dot(self, x: int, low: int, high: int, style: int) -> None:
         """Sets the dots of column *x* from *low* to *high*."""
         if not 0 <= x < self.columns * 2:
             return
         column, side = x >> 1, x & 1
         for y in range(low, high + 1):
             self._dots[y >> 2][column] |= _DOTS[y & 3][side]
-            self._tones[y >> 2][column] = ink
+            self._tones[y >> 2][column] = style
 
     def spans(self, row: int) -> Line:
-        """A row of cells."""
+        """Returns the styled text of a row of cells."""
         text = self._dots[row].decode("latin-1").translate(_BRAILLE)
         names = self._names
         return [
@@ -125,7 +125,7 @@ class _Canvas:
 
 
 def _trace(places: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(column, lowest row, highest row) of a line through *places*."""
+    """Yields (column, lowest row, highest row) of a line through *places*."""
     before = next(places, None)
     if before is None:
         return
@@ -133,7 +133,7 @@ def _trace(places: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     yield x, y, y
     for column, row in places:
         wide = column - x
-        if wide <= 1:  # as most are: there is nothing between
+        if wide <= 1:  # neighbouring columns, the common case: nothing to interpolate
             yield column, min(row, y), max(row, y)
         else:
             last = y
@@ -145,7 +145,7 @@ def _trace(places: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def _labels(plot: Plot, canvas: _Canvas) -> list[str]:
-    """One a row: round values, each where it belongs."""
+    """Returns a label for each row, blank for most."""
     labels = [" " * _LABEL] * canvas.rows
     for value in plot.ticks or (plot.y[0], plot.y[1]):
         row = canvas.row(value) >> 2
@@ -172,15 +172,20 @@ def _foot(plot: Plot, columns: int) -> Line:
     return merged(line)
 
 
+def charted(plot: Plot) -> Callable[[int, int], list[Line]]:
+    """Returns the function (width, height) -> legend of *plot* above its chart."""
+    return lambda width, height: [legend(plot, width), *chart(plot, width, height - 1)]
+
+
 _SIGNS = {0: "━ ", 1: "┉ ", 2: "╌ ", 4: "╍ ", 8: "╺ "}
 
 
 def legend(plot: Plot, width: int) -> Line:
-    """Names and newest values of the curves, in their tones."""
+    """Returns the names and newest values of the curves, in their styles."""
     line: Line = []
     unit = f" {plot.unit}" if plot.unit else ""
     for curve in plot.curves:
         newest = f" {plot.axis(curve.points[-1][1]).strip()}{unit}" if curve.points else " -"
-        said = curve.name + ("" if curve.tone == "forecast" else newest)
-        line += [(_SIGNS.get(curve.gap, "━ "), curve.tone), (said + "  ", "")]
+        text = curve.name + ("" if curve.tone == "forecast" else newest)
+        line += [(_SIGNS.get(curve.gap, "━ "), curve.tone), (text + "  ", "")]
     return padded(line, width)

@@ -1,40 +1,40 @@
-"""A heat map: one cell a rank, or one for several with the worst of them. Pure."""
+"""Draws a heat map: one cell per rank, or per several ranks with the worst value. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeromon.tui.draw.halves import ALIKE
+from zeromon.tui.draw.half_blocks import ALIKE
 from zeromon.tui.line import Line
-from zeromon.tui.tones import HEAT_LEVELS
+from zeromon.tui.styles import HEAT_LEVELS
 
 _SHADES = "·▁▂▃▄▅▆█"
-"""Told apart without colour, too."""
+"""The shades without colour."""
 assert len(_SHADES) == HEAT_LEVELS
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """How ranks are laid out on cells."""
+    """The layout of ranks in cells."""
 
     columns: int
     cell: int
-    """Characters a cell."""
+    """Characters in a cell."""
     each: int
-    """Ranks a cell."""
+    """Ranks in a cell."""
 
     def place(self, index: int) -> tuple[int, int]:
-        """Row and column of the *index*-th rank."""
+        """Returns the row and the column of the *index*-th rank."""
         return divmod(index // self.each, self.columns)
 
     def index(self, x: int, y: int) -> int:
-        """The first rank of the cell under a character."""
+        """Returns the index of the first rank in the cell at character (x, y)."""
         return (y * self.columns + x // self.cell) * self.each
 
 
 def mesh(count: int, width: int, height: int) -> Mesh:
-    """The widest cells with which *count* ranks fit; beyond, several ranks share one."""
+    """Returns the widest cells with which *count* ranks fit; with too many, ranks share a cell."""
     for cell in (4, 3, 2):
         columns = _round(width // cell)
         if columns * height >= count:
@@ -44,12 +44,12 @@ def mesh(count: int, width: int, height: int) -> Mesh:
 
 
 def _round(columns: int) -> int:
-    """Rows of 8, 16, 32, ... ranks are read as nodes."""
+    """Rounds down to a multiple of eight ranks, so that nodes of eight ranks align with rows."""
     return max(1, columns // 8 * 8 if columns >= 8 else columns)
 
 
 def levels(values: Sequence[float | None], low: float, high: float) -> bytes:
-    """Which of the tones each has, from 1 on; 0 for what is not known."""
+    """Returns the level of each value, from 1; 0 for None."""
     wide = high - low if high > low else 1.0
     most = HEAT_LEVELS - 1
     return bytes([
@@ -66,7 +66,7 @@ def heat(
     *,
     letters: bool = False,
 ) -> list[Line]:
-    """The map; the cell of the *chosen* rank is marked."""
+    """Returns the rows of the map of *values*; marks the cell of the *chosen* rank."""
     shades = levels(values, *span)
     if laid.each > 1:
         worst = range(0, len(shades), laid.each)
@@ -85,7 +85,7 @@ def heat(
 
 
 def _alike(shades: bytes, size: int, letters: bool) -> Line:
-    """Cells of shades, each one more than its level."""
+    """Returns the cells of a row; each byte of *shades* is a level plus one, 0 for None."""
     line: Line = []
     for run in ALIKE.finditer(shades):
         shade = run[1][0] - 1
@@ -104,6 +104,6 @@ def _marked(sign: str, size: int) -> str:
 
 
 def scale(low: str, high: str, *, letters: bool = False) -> Line:
-    """What the tones mean."""
+    """Returns the legend of the levels."""
     steps: Line = [(_sign(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
     return [(f"{low} ", "dim"), *steps, (f" {high}", "dim")]

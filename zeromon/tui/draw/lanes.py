@@ -1,7 +1,7 @@
-"""Lanes over time: the last steps of each rank. Pure.
+"""Draws lanes over time: the last steps of each rank. Pure.
 
-A step stands where it was, and is as long as it was. What is known of its inside are sums by phase, not
-moments: they are drawn in one order, as shares. A gap between steps is a gap.
+Steps and the gaps between them have their true position and length. Within a step only sums by phase are
+known, not times: a lane draws them as shares, in a fixed order.
 """
 
 from __future__ import annotations
@@ -9,42 +9,41 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from zeromon.readout.breakdown import PARTS, step_parts
 from zeromon.snapshot import StepSummary
-from zeromon.tui.draw.halves import NUMBERS, inked
+from zeromon.tui.draw.half_blocks import NUMBERS, styled
 from zeromon.tui.line import Line, Span, cells
-from zeromon.tui.parts import of_step
-from zeromon.tui.tones import PARTS
 from zeromon.units import human_seconds
 
 _NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))
-"""Where no step is; with letters a blank, for a dot might be one."""
+"""The cell where there is no step, with colour and without."""
 
 
 def lane(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
-    """The steps of one rank between two moments, by part."""
+    """Returns the steps of one rank between two times, divided into parts."""
     halves = bytearray(width * 2)
-    for step in _seen(recent, first_ns, last_ns):
-        found = of_step(step)
-        _fill(halves, step, [(name, found[name]) for name in PARTS], first_ns, last_ns)
-    return inked(halves, _NOTHING[letters], letters=letters)
+    for step in _visible(recent, first_ns, last_ns):
+        parts = step_parts(step)
+        _fill(halves, step, [(name, parts[name]) for name in PARTS], first_ns, last_ns)
+    return styled(halves, _NOTHING[letters], letters=letters)
 
 
 def communication(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
-    """Of each step, how much was communication: hidden behind compute, then exposed."""
+    """Returns the communication of each step: hidden behind compute, then exposed."""
     halves = bytearray(width * 2)
-    for step in _seen(recent, first_ns, last_ns):
+    for step in _visible(recent, first_ns, last_ns):
         if not step.idle:
             hidden = max(0, step.communication_ns - step.exposed_ns)
             parts = [("hidden", hidden), ("exposed", step.exposed_ns)]
             _fill(halves, step, parts, first_ns, last_ns)
-    return inked(halves, _NOTHING[letters], letters=letters)
+    return styled(halves, _NOTHING[letters], letters=letters)
 
 
-def _seen(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterator[StepSummary]:
+def _visible(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterator[StepSummary]:
     for at in range(bisect_right(recent, first_ns, key=lambda step: step.end_ns), len(recent)):
         if recent[at].start_ns >= last_ns:
             return
@@ -58,7 +57,7 @@ def _fill(
     first_ns: int,
     last_ns: int,
 ) -> None:
-    """Puts the parts of a step where they belong, as far as that is to be seen."""
+    """Draws the parts of a step, clipped to the lane."""
     each = len(halves) / max(1, last_ns - first_ns)
     at = step.start_ns
     end = max(0, round((at - first_ns) * each))
@@ -72,7 +71,7 @@ def _fill(
 
 
 def ruler(first_ns: int, last_ns: int, now_ns: int, width: int) -> Line:
-    """Time before the newest moment, at a few places."""
+    """Returns five labels: the time of their position relative to *now_ns*."""
     body = [" "] * width
     for part in range(5):
         at = round(part / 4 * (width - 1))
@@ -86,7 +85,7 @@ def ruler(first_ns: int, last_ns: int, now_ns: int, width: int) -> Line:
 
 
 def numbers(recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int) -> Line:
-    """The number of each step at its beginning, where there is room."""
+    """Returns the number of each step at its beginning, where it fits."""
     body = [" "] * width
     for step in recent:
         if step.end_ns <= first_ns or step.start_ns >= last_ns:

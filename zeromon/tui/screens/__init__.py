@@ -1,1 +1,1 @@
-"""The screens: what each puts where, and what its keys do."""
+"""The screens: the layout and the keys of each."""

@@ -1,4 +1,4 @@
-"""What communicates: by unit, operation, group or phase; what is in flight; who comes late."""
+"""Collectives by unit, operation, group or phase; those in flight; who arrives late."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from zeromon.report import checked
-from zeromon.snapshot import RankSnapshot, RunSnapshot, TrafficRow
+from zeromon.focus import most_exposed
+from zeromon.readout.hang import hang_kind
+from zeromon.readout.text import node_lost, straggler_text
+from zeromon.report.communication import checked
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.tui.columns import TableExport
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import stacked
 from zeromon.tui.line import Line, clean, fit, wrapped
-from zeromon.tui.look import Look
-from zeromon.tui.scene import Scene
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FLIGHTS, TRAFFIC, Flight, Sheet, flights
+from zeromon.tui.tables import FLIGHTS, TRAFFIC, Flight, flights
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
-from zeromon.units import human_ratio, human_seconds
+from zeromon.units import human_seconds
 
 BY = ("unit", "op", "group", "phase")
 
 
 class Communication(View):
-    """Of the rank that was chosen, else the one that waits most."""
+    """The collectives of the chosen rank, else of the most exposed one."""
 
     TAB = "communication"
-    HINT = "a part of unit, op, group or phase"
+    HINT = "part of a unit, operation, group or phase"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "by", "By unit, op, ...")]
 
     def __init__(self) -> None:
@@ -39,7 +43,7 @@ class Communication(View):
         self._text = ""
 
     def body(self) -> ComposeResult:
-        """The table, and below it what is in flight and the arrivals."""
+        """The table; below it the collectives in flight and the arrivals."""
         with Vertical(id="body"):
             yield Table(
                 TRAFFIC, _key, id="traffic", order="exposed", down=True,
@@ -51,37 +55,37 @@ class Communication(View):
                 yield Panel("arrivals", id="skew", classes="box")
 
     def on_mount(self) -> None:
-        """Boxes, and the keys go to the table."""
+        """Adds boxes, and focuses the table."""
         for table in self.query(Table):
             table.add_class("box")
         self.focus_body()
 
     def focus_body(self) -> None:
-        """The table."""
+        """Focuses the table."""
         self.query_one("#traffic", Table).focus()
 
     @on(Table.Chosen, "#flights")
     def _chosen(self) -> None:
-        """The rank that is in it."""
+        """Opens the rank of the collective in flight."""
         current = self.query_one("#flights", Table).current
         if current is not None:
-            self.zeromon.open_rank(current.rank)
+            self.host.open_rank(current.rank)
 
     def filter_text(self) -> str:
-        """That of the table; ranks have theirs."""
+        """The filter of the table; ranks have their own."""
         return self._text
 
     def filter(self, text: str) -> None:
-        """Rows with all the words of *text*."""
+        """Shows the rows that contain all words of *text*."""
         self._text = text
         self.show()
 
     def action_by(self) -> None:
-        """Adds rows up by the next of operation, group, phase."""
+        """Sums rows by the next of operation, group and phase."""
         self._by = (self._by + 1) % len(BY)
         self.show()
 
-    def _rows(self, rank: RankSnapshot) -> list[TrafficRow]:
+    def _rows(self, rank: RankSnapshot) -> list[CollectiveStatsRow]:
         words = self._text.lower().split()
         rows = [
             row
@@ -90,41 +94,40 @@ class Communication(View):
         ]
         return added(rows, BY[self._by])
 
-    def draw(self, scene: Scene) -> None:
-        """All three."""
-        rank = _rank(scene)
+    def draw(self, model: ViewModel) -> None:
+        """Draws all three parts."""
+        rank = _rank(model)
         table = self.query_one("#traffic", Table)
-        if rank is None:  # what was there may be of another run
-            table.show([], scene.look)
+        if rank is None:  # what the table shows may be of another run
+            table.show([], model.look)
             table.border_title = table.border_subtitle = ""
         else:
-            table.show(self._rows(rank), scene.look)
-            said = checked(rank)
-            found = f" with {self._text!r}" if self._text else ""
+            table.show(self._rows(rank), model.look)
+            against_trace = checked(rank)
+            matching = f" with {self._text!r}" if self._text else ""
             table.border_title = (
-                f"rank {rank.rank}, a step, by {BY[self._by]}{clean(found)}".replace("[", r"\[")
+                f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}".replace("[", r"\[")
             )
-            table.border_subtitle = said.partition(": ")[2]
-        self.query_one("#flights", Table).show(flights(scene.ranks, scene.run.taken_ns), scene.look)
+            table.border_subtitle = against_trace.partition(": ")[2]
+        self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns), model.look)
         self.query_one("#skew", Panel).show(
-            lambda w, h: arrivals(scene.run, scene.ranks, scene.look, w, h),
+            lambda w, h: arrivals(model.run, model.ranks, model.look, w, h),
             "who is late, who waits",
         )
 
-    def sheet(self, scene: Scene) -> Sheet[Any] | None:
-        """The table as it is filtered and added up."""
-        rank = _rank(scene)
+    def sheet(self, model: ViewModel) -> TableExport[Any] | None:
+        """The table, filtered and summed as on the screen."""
+        rank = _rank(model)
         if rank is None:
             return None
-        return Sheet(f"communication-rank{rank.rank}", TRAFFIC, self._rows(rank))
+        return TableExport(f"communication-rank{rank.rank}", TRAFFIC, self._rows(rank))
 
 
-def _rank(scene: Scene) -> RankSnapshot | None:
-    timed = [rank for rank in scene.ranks if rank.traffic]
-    return scene.focus(max(timed, key=lambda rank: rank.exposed_seconds or 0.0, default=None))
+def _rank(model: ViewModel) -> RankSnapshot | None:
+    return model.focus(most_exposed(model.ranks))
 
 
-def _key(row: TrafficRow) -> tuple[str, ...]:
+def _key(row: CollectiveStatsRow) -> tuple[str, ...]:
     return row.unit, row.op, row.group, row.phase
 
 
@@ -132,17 +135,17 @@ def _flight_key(one: Flight) -> tuple[int, str, int]:
     return one.rank, one.what.group, one.what.sequence
 
 
-def added(rows: Sequence[TrafficRow], by: str) -> list[TrafficRow]:
-    """Rows added up by ``op``, ``group`` or ``phase``: what cannot be added (a bandwidth) is unknown."""
+def added(rows: Sequence[CollectiveStatsRow], by: str) -> list[CollectiveStatsRow]:
+    """Rows summed by ``op``, ``group`` or ``phase``; what cannot be summed (a bandwidth) is unknown."""
     if by == "unit":
         return list(rows)
-    same: dict[str, list[TrafficRow]] = {}
+    same: dict[str, list[CollectiveStatsRow]] = {}
     for row in rows:
         same.setdefault(getattr(row, by), []).append(row)
     return [_sum(name, group, by) for name, group in same.items()]
 
 
-def _sum(name: str, rows: Sequence[TrafficRow], by: str) -> TrafficRow:
+def _sum(name: str, rows: Sequence[CollectiveStatsRow], by: str) -> CollectiveStatsRow:
     def one(field: str) -> str:
         values = {getattr(row, field) for row in rows}
         return values.pop() if len(values) == 1 else "(several)"
@@ -166,23 +169,17 @@ def _sum(name: str, rows: Sequence[TrafficRow], by: str) -> TrafficRow:
 
 
 def arrivals(
-    run: RunSnapshot, ranks: Sequence[RankSnapshot], look: Look, width: int, height: int
+    run: RunSnapshot, ranks: Sequence[RankSnapshot], look: DisplayOptions, width: int, height: int
 ) -> list[Line]:
-    """How long each rank keeps the others waiting a step, and how long it waits; stragglers in words."""
+    """How late each rank arrives per step, and how long it waits; and the stragglers."""
     lines: list[Line] = []
     for late in run.stragglers:
-        waits = f"{human_seconds(late.late_seconds)} a step ({human_ratio(late.share)})"
-        said = f"{late.who} is late: the others wait {waits}"
-        if late.cause or late.phase:
-            said += f"; {late.cause or late.phase.replace('_', ' ')}"
-        lines += wrapped(said, width, "warn")
+        lines += wrapped(straggler_text(late), width, "warn")
     for hang in run.hangs:
-        said = f"{hang.op} in {hang.group} does not end: {hang.kind}"
-        lines += wrapped(said, width, "bad")
+        lines += wrapped(hang_kind(hang), width, "bad")
     for node in run.nodes:
         if node.silent:
-            said = f"node {node.node} has not been heard for {human_seconds(node.heard_seconds)}"
-            lines += wrapped(said, width, "bad")
+            lines += wrapped(node_lost(node), width, "bad")
     known = [
         rank for rank in ranks if rank.late_seconds is not None or rank.wait_seconds is not None
     ]
@@ -206,7 +203,7 @@ def arrivals(
     return lines
 
 
-def _side(seconds: float | None, whole: float, width: int, tone: str, look: Look) -> Line:
+def _side(seconds: float | None, whole: float, width: int, tone: str, look: DisplayOptions) -> Line:
     bar = stacked([(tone, seconds or 0.0)], whole, width, letters=look.letters)
     return [
         *bar,

@@ -1,4 +1,4 @@
-"""Small windows over a screen: a line to type, the runs to choose from."""
+"""Dialogs over a screen: a line to type, and the list of runs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from zeromon.tui.columns import Column, Columns
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Span, clean
-from zeromon.tui.look import Look
-from zeromon.tui.messages import RunChoice
-from zeromon.tui.tables import Column, Columns
+from zeromon.tui.runs import RunChoice
 from zeromon.tui.widgets.table import Table
 
 
 class Prompt(ModalScreen["str | None"]):
-    """Asks for a line of text; None when it is left."""
+    """Returns a line of text; None when the user cancels."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
     def __init__(self, title: str, hint: str) -> None:
         super().__init__()
         self._title, self._hint = title, hint
 
     def compose(self) -> ComposeResult:
-        """One line."""
+        """The input."""
         with Vertical(id="dialog") as box:
             box.border_title = self._title.replace("[", r"\[")
-            box.border_subtitle = "enter: keep   esc: leave"
+            box.border_subtitle = "enter: save   esc: cancel"
             yield Input(placeholder=self._hint, compact=True)
 
     @on(Input.Submitted)
@@ -39,7 +39,7 @@ class Prompt(ModalScreen["str | None"]):
         self.dismiss(event.value)
 
 
-def _state(run: RunChoice, _: Look) -> Span:
+def _state(run: RunChoice, _: DisplayOptions) -> Span:
     return clean(run.state), "" if run.address else "dim"
 
 
@@ -53,28 +53,28 @@ RUNS: Columns[RunChoice] = (
 
 
 class Runs(ModalScreen["RunChoice | None"]):
-    """Live runs and recorded ones; Enter opens one."""
+    """Live and recorded runs; Enter opens one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,r", "dismiss(None)", "Leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,r", "dismiss(None)", "Cancel")]
 
     def __init__(self, choices: tuple[RunChoice, ...]) -> None:
         super().__init__()
         self._choices = choices
 
     def compose(self) -> ComposeResult:
-        """A table."""
+        """The table."""
         with Vertical(id="dialog") as box:
             box.border_title = "runs"
-            box.border_subtitle = "enter: open   esc: leave"
+            box.border_subtitle = "enter: open   esc: cancel"
             yield Table(
                 RUNS, lambda run: (run.run, run.address), id="runs", empty="no run is known"
             )
 
     def on_mount(self) -> None:
-        """Fills it."""
+        """Fills the table."""
         table = self.query_one("#runs", Table)
         table.focus()
-        table.show(self._choices, Look())
+        table.show(self._choices, DisplayOptions())
 
     @on(Table.Chosen)
     def _chosen(self) -> None:

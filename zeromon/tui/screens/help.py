@@ -1,4 +1,4 @@
-"""The keys, as the screens themselves have them."""
+"""The list of all keys, read from the screens' bindings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SIGNS = {
 }  # fmt: skip
 
 _WORDS = """
-A filter of ranks is words that must all hold: 3, or 0-7,16, are ranks; exposed>10 (%), late>0.01 and
-step>0.5 (seconds), memory>=60 (GiB), risk>50 (%) compare; anything else is a part of the node, the
-unit, the state or the device.
+A filter of ranks is one or more conditions, which must all hold. Ranks: 3, or 0-7,16. Comparisons:
+exposed>10 (%), late>0.01 and step>0.5 (seconds), memory>=60 (GiB), risk>50 (%). Any other word must be
+part of the rank's node, unit, state or device.
 
-A mark is kept in the run's folder on this machine; of a run elsewhere, as long as the view is open.
+A mark is stored in the run's folder on this machine; that of a run elsewhere is lost with the view.
 Files are written to the working folder.
 """
 
 
 def keys(groups: Iterable[tuple[str, Iterable[BindingType]]]) -> str:
-    """Bindings as a text: a title a group, a line a key."""
+    """Bindings as text: a title for each group, a line for each key."""
     blocks = []
     for title, bindings in groups:
         lines = [
@@ -40,5 +40,5 @@ def keys(groups: Iterable[tuple[str, Iterable[BindingType]]]) -> str:
 
 
 def sign(key: str) -> str:
-    """A key as it is on a keyboard."""
+    """The label of a key."""
     return _SIGNS.get(key.strip(), key.strip())

@@ -1,4 +1,4 @@
-"""What happened: the agent's notes, ranks that came and went, findings, traces, marks."""
+"""The log: events of ranks, findings, traces, marks, and warnings of the agents."""
 
 from __future__ import annotations
 
@@ -6,76 +6,77 @@ from typing import Any
 
 from textual.app import ComposeResult
 
+from zeromon.tui.columns import TableExport
+from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Line, wrapped
-from zeromon.tui.notes import Note
-from zeromon.tui.scene import Scene
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import NOTES, Sheet
+from zeromon.tui.status_text import clock
+from zeromon.tui.tables import NOTES
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
-from zeromon.tui.words import clock
 from zeromon.units import human_count
 
 
 class Logs(View):
-    """One note a line, the newest at the end."""
+    """One line for each entry, the newest at the end."""
 
     TAB = "logs"
-    HINT = "a part of a note"
+    HINT = "part of an entry"
 
     def __init__(self) -> None:
         super().__init__()
         self._text = ""
 
     def body(self) -> ComposeResult:
-        """The notes."""
+        """The log."""
         yield Page("notes", id="notes")
 
     def on_mount(self) -> None:
-        """A box around them."""
+        """Adds a box, and focuses the log."""
         self.query_one(Page).add_class("box")
         self.focus_body()
 
     def focus_body(self) -> None:
-        """The notes."""
+        """Focuses the log."""
         self.query_one(Page).focus()
 
     def filter_text(self) -> str:
-        """That of the notes; ranks have theirs."""
+        """The filter of the log; ranks have their own."""
         return self._text
 
     def filter(self, text: str) -> None:
-        """Notes with *text* in them."""
+        """Shows the entries that contain *text*."""
         self._text = text
         self.show()
 
-    def _notes(self, scene: Scene) -> list[Note]:
-        return [note for note in all_notes(scene) if self._text.lower() in note.text.lower()]
+    def _notes(self, model: ViewModel) -> list[LogEntry]:
+        return [note for note in all_notes(model) if self._text.lower() in note.text.lower()]
 
-    def draw(self, scene: Scene) -> None:
-        """All that match."""
-        notes = self._notes(scene)
+    def draw(self, model: ViewModel) -> None:
+        """Draws the entries that match."""
+        notes = self._notes(model)
         self.query_one(Page).show(lambda width: note_lines(notes, width), follow=True)
 
-    def sheet(self, scene: Scene) -> Sheet[Any]:
-        """The notes."""
-        return Sheet("notes", NOTES, self._notes(scene))
+    def sheet(self, model: ViewModel) -> TableExport[Any]:
+        """The entries that match."""
+        return TableExport("notes", NOTES, self._notes(model))
 
 
-def all_notes(scene: Scene) -> list[Note]:
-    """Notes and marks, by time."""
+def all_notes(model: ViewModel) -> list[LogEntry]:
+    """Events and marks, in the order of time."""
     marks = [
-        Note(
+        LogEntry(
             mark.wall,
             f"▲ mark at step {human_count(mark.step)}: {mark.text or '(no text)'}",
             "accent",
         )
-        for mark in scene.marks
+        for mark in model.marks
     ]
-    return sorted([*scene.notes, *marks], key=lambda note: note.wall)
+    return sorted([*model.log, *marks], key=lambda note: note.wall)
 
 
-def note_lines(notes: list[Note], width: int) -> list[Line]:
-    """Time and text; a long text goes on below."""
+def note_lines(notes: list[LogEntry], width: int) -> list[Line]:
+    """Time and text of each entry; a long text continues on further lines."""
     lines: list[Line] = []
     for note in notes:
         first, *rest = wrapped(note.text, width - 10, note.tone)

@@ -9,16 +9,19 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from zeromon.focus import nearest_oom
+from zeromon.levels import OOM
 from zeromon.snapshot import RankSnapshot, Risk, UnitRow
-from zeromon.tui import words
+from zeromon.tui import status_text
+from zeromon.tui.columns import TableExport
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import gauge
-from zeromon.tui.draw.chart import chart, legend
+from zeromon.tui.draw.chart import charted
 from zeromon.tui.line import Line, clean, fit, tail, wrapped
-from zeromon.tui.look import Look
-from zeromon.tui.plots import memory_plot
-from zeromon.tui.scene import Scene
+from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.view import NO_RANK, View
-from zeromon.tui.tables import ROLES, RoleLine, Sheet, role_lines
+from zeromon.tui.tables import ROLES, RoleLine, role_lines
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_count, human_ratio
@@ -27,12 +30,12 @@ _AXIS = 7
 
 
 class Memory(View):
-    """Of the rank that was chosen, else the one that is closest to its limit."""
+    """The memory of the chosen rank, else of the one closest to its limit."""
 
     TAB = "memory"
 
     def body(self) -> ComposeResult:
-        """Chart, roles, within a step, allocator."""
+        """The chart, the roles, the peaks within a step, the allocator."""
         with Container(id="memory-body"):
             yield Panel("memory", id="over", classes="box")
             yield Page("by role", id="roles")
@@ -40,27 +43,25 @@ class Memory(View):
             yield Page("allocator", id="allocator")
 
     def on_mount(self) -> None:
-        """Boxes around what scrolls."""
+        """Adds boxes around what scrolls."""
         for page in self.query(Page):
             page.add_class("box")
         self.query_one("#roles", Page).focus()
 
-    def draw(self, scene: Scene) -> None:
-        """All four."""
-        rank = self._rank(scene)
+    def draw(self, model: ViewModel) -> None:
+        """Draws all four parts."""
+        rank = self._rank(model)
         if rank is None:
             self._draw_nothing()
             return
-        look = scene.look
+        look = model.look
         over = self.query_one("#over", Panel)
         columns = max(1, over.size.width - _AXIS)
-        # ranks share the host, and its limit is that of all
-        ranks = (rank,) if rank.memory is not None else scene.ranks
-        found = memory_plot(ranks, scene.trends, look, columns, scene.mark_steps)
-        over.show(
-            lambda w, h: [legend(found.plot, w), *chart(found.plot, w, h - 1)],
-            (f"rank {rank.rank}: " if rank.memory is not None else "") + found.title,
-        )
+        # the ranks share the host, whose limit is for all of them
+        ranks = (rank,) if rank.memory is not None else model.ranks
+        made = plots_of(ranks, model.trends, look, columns, model.mark_steps)["memory"]
+        whose = f"rank {rank.rank}: " if rank.memory is not None else ""
+        over.show(charted(made.plot), whose + made.title)
         roles = self.query_one("#roles", Page)
         roles.border_title = f"rank {rank.rank} by role, ┃ predicted"
         roles.show(lambda width: role_bars(rank, look, width))
@@ -73,28 +74,32 @@ class Memory(View):
         page.show(lambda width: allocator(rank, look, width))
 
     def _draw_nothing(self) -> None:
-        """What was there may be of another run."""
+        """Clears the parts: what they show may be of another run."""
         for panel in self.query(Panel).filter(".box"):
             panel.show(lambda width, _h: wrapped(NO_RANK, width, "dim"), "memory")
         for page in self.query(Page):
             page.border_title = ""
             page.show(lambda width: wrapped(NO_RANK, width, "dim"))
 
-    def _rank(self, scene: Scene) -> RankSnapshot | None:
-        worst = words.worst_risk(scene.ranks)
-        return scene.focus(worst[0] if worst else None)
+    def _rank(self, model: ViewModel) -> RankSnapshot | None:
+        worst = nearest_oom(model.ranks)
+        return model.focus(worst[0] if worst else None)
 
-    def sheet(self, scene: Scene) -> Sheet[Any] | None:
-        """The roles."""
-        rank = self._rank(scene)
-        return None if rank is None else Sheet(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
+    def sheet(self, model: ViewModel) -> TableExport[Any] | None:
+        """The table of roles."""
+        rank = self._rank(model)
+        return (
+            None
+            if rank is None
+            else TableExport(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
+        )
 
 
-def role_bars(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
-    """One bar a role, with what was predicted as a tick, and what is on top of the plain arithmetic."""
+def role_bars(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+    """One bar for each role with a tick at its prediction; then what exceeds the analytical model."""
     rows = role_lines(rank)
     if not rows:
-        return wrapped("no census yet: roles are counted at an optimizer step", width, "dim")
+        return wrapped("no memory census yet: an optimizer step takes one", width, "dim")
     whole = max((max(row.measured or 0, row.predicted or 0) for row in rows), default=1) or 1
     label = min(22, max(len(row.name) for row in rows) + 1)
     lines = [_role_bar(row, whole, label, look, width) for row in rows]
@@ -105,12 +110,12 @@ def role_bars(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
     if causes:
         lines += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
     for nbytes, role, text in causes:
-        said = f"+{look.size(nbytes)} {role.replace('_', ' ')}: {text}"
-        lines += wrapped(said, width, "dim")
+        line = f"+{look.size(nbytes)} {role.replace('_', ' ')}: {text}"
+        lines += wrapped(line, width, "dim")
     return lines
 
 
-def _role_bar(row: RoleLine, whole: int, label: int, look: Look, width: int) -> Line:
+def _role_bar(row: RoleLine, whole: int, label: int, look: DisplayOptions, width: int) -> Line:
     figure = 31 if width >= 66 else 25 if width >= 50 else 12
     room = max(4, width - label - figure)
     bar = gauge(
@@ -129,7 +134,7 @@ def _role_bar(row: RoleLine, whole: int, label: int, look: Look, width: int) -> 
     return line
 
 
-def _against(row: RoleLine, look: Look) -> str:
+def _against(row: RoleLine, look: DisplayOptions) -> str:
     if row.predicted is None:
         return row.where
     if row.measured is None:
@@ -139,11 +144,13 @@ def _against(row: RoleLine, look: Look) -> str:
     return f"{sign}{look.size(abs(more))}" if more else "as predicted"
 
 
-def within_step(units: Sequence[UnitRow], look: Look, width: int, height: int) -> list[Line]:
-    """The most that was allocated while each unit was in use, in the order of the forward pass."""
+def within_step(
+    units: Sequence[UnitRow], look: DisplayOptions, width: int, height: int
+) -> list[Line]:
+    """The peak of allocated memory while each unit was in use, in the order of the forward pass."""
     known = [unit for unit in units if unit.peak_allocated_bytes > 0]
     if not known:
-        why = "no unit has told its peak: that needs FSDP or ZeRO-3 units on a device with an allocator"
+        why = "no peak by unit is known: that needs FSDP or ZeRO-3 units on a device with an allocator"
         return wrapped(why, width, "dim")
     shown = _thinned(known, max(1, height))
     whole = max(unit.peak_allocated_bytes for unit in known)
@@ -165,7 +172,7 @@ def within_step(units: Sequence[UnitRow], look: Look, width: int, height: int) -
 
 
 def _thinned(units: Sequence[UnitRow], most: int) -> list[UnitRow]:
-    """*most* of them: the highest of each stretch."""
+    """At most *most* units: the highest of each range."""
     if len(units) <= most:
         return list(units)
     bounds = [round(part * len(units) / most) for part in range(most + 1)]
@@ -175,8 +182,8 @@ def _thinned(units: Sequence[UnitRow], most: int) -> list[UnitRow]:
     ]
 
 
-def allocator(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
-    """What the caching allocator and the host say."""
+def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+    """The figures of the caching allocator and of the host."""
     lines: list[Line] = []
     memory = rank.memory
     if memory is not None:
@@ -207,33 +214,33 @@ def allocator(rank: RankSnapshot, look: Look, width: int) -> list[Line]:
         lines.append([("no device allocator on this rank", "dim")])
     if rank.out_of_memory is not None:
         oom = rank.out_of_memory
-        asked, free = look.size(oom.requested_bytes), look.size(oom.free_bytes)
-        said = f"out of memory: asked for {asked}, {free} were free"
+        requested, free = look.size(oom.requested_bytes), look.size(oom.free_bytes)
+        text = f"out of memory: {requested} requested, {free} free"
         if oom.largest_block_bytes >= 0:
-            said += f", the largest block in the cache was {look.size(oom.largest_block_bytes)}"
-        lines += wrapped(said, width, "bad")
+            text += f", largest block in the cache {look.size(oom.largest_block_bytes)}"
+        lines += wrapped(text, width, "bad")
     lines += [[], *_host(rank, look)]
     for risk in rank.risks:
         lines.append(_risk(risk, look))
     return lines
 
 
-def _host(rank: RankSnapshot, look: Look) -> list[Line]:
+def _host(rank: RankSnapshot, look: DisplayOptions) -> list[Line]:
     lines = [_fact("RSS", look.size(rank.rss_bytes)), _fact("pinned", look.size(rank.pinned_bytes))]
     host = rank.host
     if host is not None and host.limit_bytes >= 0:
         lines.append(
             _fact("cgroup", f"{look.size(host.usage_bytes)} of {look.size(host.limit_bytes)}")
         )
-        lines.append(_fact("it would give", look.size(host.headroom_bytes)))
-    lines.append(_fact("node has left", look.size(rank.host_available_bytes)))
+        lines.append(_fact("headroom", look.size(host.headroom_bytes)))
+    lines.append(_fact("node available", look.size(rank.host_available_bytes)))
     if host is not None and host.oom_kills > 0:
         lines.append(_fact("OOM kills", human_count(host.oom_kills), "bad"))
     return lines
 
 
-def _risk(risk: Risk, look: Look) -> Line:
-    tone = words.level(risk.ratio, 0.5, 0.8)
+def _risk(risk: Risk, look: DisplayOptions) -> Line:
+    tone = status_text.tone_of(risk.ratio, OOM)
     used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
     return [
         (fit(f"{risk.pool} risk", 15), "dim"),
@@ -246,6 +253,6 @@ def _fact(name: str, value: str, tone: str = "") -> Line:
     return [(fit(name, 15), "dim"), (value, tone)]
 
 
-def _level(name: str, nbytes: int, whole: int, tone: str, look: Look, width: int) -> Line:
+def _level(name: str, nbytes: int, whole: int, tone: str, look: DisplayOptions, width: int) -> Line:
     bar = gauge(max(0, nbytes), whole, max(4, width - 26), tone, letters=look.letters)
     return [(fit(name, 15), "dim"), *bar, (fit(look.size(nbytes), 11, right=True), "bold")]

@@ -1,4 +1,4 @@
-"""One rank: everything that is known of it."""
+"""Everything that is known about one rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from zeromon import report
-from zeromon.advice import doing
+from zeromon.levels import OOM
+from zeromon.readout import charts
+from zeromon.readout.text import doing
+from zeromon.report import communication, configuration, memory
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
-from zeromon.tui import words
-from zeromon.tui.draw.chart import chart, legend
+from zeromon.tui import status_text
+from zeromon.tui.columns import TableExport
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.draw.chart import charted
 from zeromon.tui.line import Line, clean, fit, wrapped
-from zeromon.tui.look import Look
-from zeromon.tui.plots import exposed_plot, memory_plot, seconds_plot
-from zeromon.tui.scene import Scene
+from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import text_lines
 from zeromon.tui.screens.view import NO_RANK, View
-from zeromon.tui.tables import STEPS, RankStep, Sheet
+from zeromon.tui.tables import STEPS, RankStep
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_count, human_rate, human_ratio, human_seconds
@@ -30,70 +33,63 @@ _AXIS = 7
 
 
 class RankView(View):
-    """Opened from the table of ranks; ``[`` and ``]`` go to its neighbours."""
+    """Opened from the table of ranks; ``[`` and ``]`` show its neighbours."""
 
     TAB = "ranks"
 
     def body(self) -> ComposeResult:
-        """Three charts over a text."""
+        """All charts over a text."""
         with Vertical(id="body"):
             with Horizontal(id="rank-charts"):
-                yield Panel("step time, ms", id="rank-time", classes="box")
-                yield Panel("memory", id="rank-memory", classes="box")
-                yield Panel("exposed communication", id="rank-exposed", classes="box")
+                yield from (
+                    Panel(name, id=f"rank-{name}", classes="box") for name in charts.names()
+                )
             yield Page("rank", id="rank-page")
 
     def on_mount(self) -> None:
-        """The keys scroll the text."""
+        """Adds a box, and focuses the text."""
         self.query_one(Page).add_class("box")
         self.focus_body()
 
     def focus_body(self) -> None:
-        """The text."""
+        """Focuses the text."""
         self.query_one(Page).focus()
 
-    def draw(self, scene: Scene) -> None:
-        """All of it."""
-        rank = scene.focus()
+    def draw(self, model: ViewModel) -> None:
+        """Draws the charts and the text."""
+        rank = model.focus()
         if rank is None:
             self._draw_nothing()
             return
-        look, alone, marks = scene.look, (rank,), scene.mark_steps
-        columns = max(1, self.query_one("#rank-time", Panel).size.width - _AXIS)
-        time = seconds_plot(alone, scene.trends, look, columns, marks)
-        memory = memory_plot(alone, scene.trends, look, columns, marks)
-        exposed = exposed_plot(alone, scene.trends, look, columns, marks)
-        for name, plot, title in (
-            ("#rank-time", time, "step time"), ("#rank-memory", memory.plot, memory.title),
-            ("#rank-exposed", exposed, "exposed communication"),
-        ):  # fmt: skip
-            self.query_one(name, Panel).show(
-                lambda w, h, plot=plot: [legend(plot, w), *chart(plot, w, h - 1)],  # type: ignore[misc]
-                title,
-            )
+        look = model.look
+        columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
+        for name, made in plots_of((rank,), model.trends, look, columns, model.mark_steps).items():
+            self.query_one(f"#rank-{name}", Panel).show(charted(made.plot), made.title)
         page = self.query_one(Page)
         page.border_title = f"rank {rank.rank}"
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
-        page.show(lambda width: rank_page(scene.run, rank, look, width))
+        page.show(lambda width: rank_page(model.run, rank, look, width))
 
     def _draw_nothing(self) -> None:
-        """What was there may be of another run."""
+        """Clears the parts: what they show may be of another run."""
         for panel in self.query_one("#rank-charts").query(Panel):
             panel.show(lambda _width, _h: [])
         page = self.query_one(Page)
         page.border_title = ""
         page.show(lambda width: wrapped(NO_RANK, width, "dim"))
 
-    def sheet(self, scene: Scene) -> Sheet[Any] | None:
-        """Its steps."""
-        rank = scene.focus()
+    def sheet(self, model: ViewModel) -> TableExport[Any] | None:
+        """The steps of the rank."""
+        rank = model.focus()
         if rank is None:
             return None
-        return Sheet(f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.recent])
+        return TableExport(
+            f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.recent]
+        )
 
 
-def rank_page(run: RunSnapshot, rank: RankSnapshot, look: Look, width: int) -> list[Line]:
-    """Who it is, what it does, its time, its memory, its device, its communication."""
+def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+    """Identity, state, time, memory, device and communication of a rank."""
     lines: list[Line] = [
         _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
                ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
@@ -116,15 +112,15 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: Look, width: int) -> l
     if rank.device_stats is not None:
         lines += [[], *_device(rank.device_stats, look)]
     if rank.pressure is not None:
-        said = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
+        waits = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         lines.append(
             _pairs(
-                ("host", said),
+                ("host", waits),
                 ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s"),
             )
         )
     for risk in rank.risks:
-        tone = words.level(risk.ratio, 0.5, 0.8)
+        tone = status_text.tone_of(risk.ratio, OOM)
         used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
         lines.append(
             [
@@ -138,8 +134,8 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: Look, width: int) -> l
     for one in rank.in_flight:
         age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
         what = f"{one.op} number {human_count(one.sequence)} in {one.group}"
-        said = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
-        lines += wrapped(said, width, "warn")
+        text = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
+        lines += wrapped(text, width, "warn")
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
         lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
@@ -147,10 +143,10 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: Look, width: int) -> l
 
 
 def _report(run: RunSnapshot) -> list[Line]:
-    """What the report says of a rank."""
+    """The sections of the report about one rank."""
     blocks = (
-        report.units(run, 20), report.sizes(run), report.roles(run), report.offload(run),
-        report.engines(run), report.settings(run, written_only=True),
+        communication.units(run, 20), communication.sizes(run), memory.roles(run), memory.offload(run),
+        configuration.engines(run), configuration.settings(run, written_only=True),
     )  # fmt: skip
     return [line for block in blocks if block for line in ([], *text_lines(block))]
 
@@ -162,7 +158,7 @@ def _pairs(*pairs: tuple[str, str]) -> Line:
     return line
 
 
-def _memory(rank: RankSnapshot, look: Look) -> Sequence[tuple[str, str]]:
+def _memory(rank: RankSnapshot, look: DisplayOptions) -> Sequence[tuple[str, str]]:
     memory = rank.memory
     if memory is None:
         return ()
@@ -178,7 +174,7 @@ def _cost(rank: RankSnapshot) -> str:
     return f"{rank.overhead_ratio * 100:+.1f} ± {(rank.overhead_noise_ratio or 0.0) * 100:.1f} %"
 
 
-def _device(device: Device, look: Look) -> list[Line]:
+def _device(device: Device, look: DisplayOptions) -> list[Line]:
     power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
     heat = (
         f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"

@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 from textual.app import ComposeResult
 
-from zeromon import report
+from zeromon.report import configuration as config
+from zeromon.report import memory
 from zeromon.tui.line import Line, clean
-from zeromon.tui.scene import Scene
 from zeromon.tui.screens.view import View
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 
 
 class TextScreen(View):
-    """*write* makes the text of a scene."""
+    """*write* makes the text."""
 
-    def __init__(self, title: str, write: Callable[[Scene], str]) -> None:
+    def __init__(self, title: str, write: Callable[[ViewModel], str]) -> None:
         super().__init__()
         self._title = title
         self._text = write
@@ -26,25 +27,25 @@ class TextScreen(View):
         yield Page(id="page")
 
     def on_mount(self) -> None:
-        """A box around it, with a title."""
-        found = self.query_one(Page)
-        found.add_class("box")
-        found.border_title = self._title.replace("[", r"\[")
-        found.border_subtitle = "esc: back"
-        found.focus()
+        """Adds a box with a title."""
+        page = self.query_one(Page)
+        page.add_class("box")
+        page.border_title = self._title.replace("[", r"\[")
+        page.border_subtitle = "esc: back"
+        page.focus()
 
     def focus_body(self) -> None:
-        """The text."""
+        """Focuses the text."""
         self.query_one(Page).focus()
 
-    def draw(self, scene: Scene) -> None:
-        """The text of *scene*."""
-        lines = text_lines(self._text(scene))
+    def draw(self, model: ViewModel) -> None:
+        """Draws the text."""
+        lines = text_lines(self._text(model))
         self.query_one(Page).show(lambda _width: lines)
 
 
 def text_lines(text: str) -> list[Line]:
-    """Lines of a report: what is not indented is a title."""
+    """A report as lines: a line without indentation is a title."""
     made: list[Line] = []
     for line in text.splitlines():
         tone = "" if line.startswith((" ", "|", "-", "`")) or not line else "bold"
@@ -52,11 +53,11 @@ def text_lines(text: str) -> list[Line]:
     return made
 
 
-def configuration(scene: Scene) -> str:
-    """Engines, memory by role, offload, and every setting as it took effect."""
-    run = scene.run
-    blocks = [report.engines(run), report.roles(run), report.offload(run)]
-    blocks.append(report.settings(run, written_only=False))
-    said = "\n\n".join(block for block in blocks if block)
+def configuration(model: ViewModel) -> str:
+    """Engines, memory by role, offload, and the effective value of every setting."""
+    run = model.run
+    blocks = [config.engines(run), memory.roles(run), memory.offload(run)]
+    blocks.append(config.settings(run, written_only=False))
+    text = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
-    return said or f"{strategy} has no configuration file of its own: nothing to show here"
+    return text or f"{strategy} has no configuration file: there is nothing to show"

@@ -9,14 +9,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
+from zeromon.readout.breakdown import PARTS, exposed_is_known
+from zeromon.tui.columns import TableExport
 from zeromon.tui.draw import lanes
 from zeromon.tui.line import Line, fit
-from zeromon.tui.parts import exposed_is_known
-from zeromon.tui.scene import Scene
 from zeromon.tui.screens.overview import parts_legend
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import STEPS, RankStep, Sheet
-from zeromon.tui.tones import PARTS
+from zeromon.tui.tables import STEPS, RankStep
+from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_seconds
 
@@ -25,7 +25,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.001, 36_000.0
 _STEPS_AT_FIRST = 12
 _MOST_THICK = 3
 _LEAST_PAUSE_SECONDS = 0.9
-_TRUE = "A step stands where it was; inside it are shares, not moments (t: a trace)"
+_TRUE = "Steps are at their true times; within a step, shares only (t: a trace)"
 
 
 class Lanes(Panel, can_focus=True):
@@ -46,33 +46,33 @@ class Lanes(Panel, can_focus=True):
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__("timeline", id=id, classes=classes)
         self.seconds = 0.0
-        """How much time is shown; 0: about a dozen steps."""
+        """How much time is shown, seconds; 0: about a dozen steps."""
         self.back = 0.0
         """Seconds between the newest step and the right edge."""
         self.top = 0
-        self._scene: Scene | None = None
-        self._drawn: Scene | None = None
+        self._model: ViewModel | None = None
+        self._drawn: ViewModel | None = None
         self._soon: Timer | None = None
 
-    def arrive(self, scene: Scene) -> None:
-        """Shows the steps of *scene*; of new pictures about one a second, for all lanes move."""
-        # what a key asked for does not wait
-        asked = scene.paused or self._drawn is None or scene.run is self._drawn.run
-        self._scene = scene
-        if asked or self._soon is None:
-            self.look_at(scene)
-            self._drawn = scene
+    def arrive(self, model: ViewModel) -> None:
+        """Shows the steps of a new snapshot, about one snapshot a second, because all lanes move."""
+        # a key that was pressed does not wait
+        at_once = model.paused or self._drawn is None or model.run is self._drawn.run
+        self._model = model
+        if at_once or self._soon is None:
+            self.look_at(model)
+            self._drawn = model
         if self._soon is None:
             self._soon = self.set_timer(_LEAST_PAUSE_SECONDS, self._catch_up)
 
     def _catch_up(self) -> None:
         self._soon = None
-        if self._scene is not None and self._scene is not self._drawn:
-            self.arrive(self._scene)
+        if self._model is not None and self._model is not self._drawn:
+            self.arrive(self._model)
 
-    def look_at(self, scene: Scene) -> None:
-        """Shows the steps of *scene* now."""
-        span = human_seconds(self._seconds(scene))
+    def look_at(self, model: ViewModel) -> None:
+        """Draws the steps now."""
+        span = human_seconds(self._seconds(model))
         place = (
             "to the newest step"
             if not self.back
@@ -80,48 +80,48 @@ class Lanes(Panel, can_focus=True):
         )
         self.show(self._lines, f"timeline: {span}, {place}")
 
-    def _seconds(self, scene: Scene) -> float:
+    def _seconds(self, model: ViewModel) -> float:
         if self.seconds:
             return self.seconds
-        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in scene.ranks if rank.recent]
+        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in model.ranks if rank.recent]
         known = max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in last), default=1.0)
         return max(_LEAST_SECONDS, known)
 
     def action_zoom(self, by: float) -> None:
-        """Shows more time, or less."""
-        if self._scene is not None:
-            wanted = self._seconds(self._scene) * by
-            self.seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, wanted))
-            self.look_at(self._scene)
+        """Shows more or less time."""
+        if self._model is not None:
+            seconds = self._seconds(self._model) * by
+            self.seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
+            self.look_at(self._model)
 
     def action_pan(self, by: float) -> None:
-        """Goes back in time, or forth; not beyond what is known."""
-        if self._scene is not None:
+        """Moves to earlier or later steps, within what is known."""
+        if self._model is not None:
             known = [
-                (r.recent[0].start_ns, r.recent[-1].end_ns) for r in self._scene.ranks if r.recent
+                (r.recent[0].start_ns, r.recent[-1].end_ns) for r in self._model.ranks if r.recent
             ]
             oldest, newest = (
                 min((k[0] for k in known), default=0),
                 max((k[1] for k in known), default=0),
             )
-            most = max(0.0, (newest - oldest) / 1e9 - self._seconds(self._scene))
-            self.back = min(most, max(0.0, self.back + by * self._seconds(self._scene)))
-            self.look_at(self._scene)
+            most = max(0.0, (newest - oldest) / 1e9 - self._seconds(self._model))
+            self.back = min(most, max(0.0, self.back + by * self._seconds(self._model)))
+            self.look_at(self._model)
 
     def action_reset(self) -> None:
-        """The newest steps, at the first zoom."""
+        """Shows the newest steps, at the first zoom."""
         self.seconds = self.back = 0.0
-        if self._scene is not None:
-            self.look_at(self._scene)
+        if self._model is not None:
+            self.look_at(self._model)
 
     def action_scroll_ranks(self, by: int) -> None:
-        """Shows other ranks."""
-        if self._scene is not None:
-            self.top = min(max(0, self.top + by), max(0, len(self._scene.ranks) - 1))
-            self.look_at(self._scene)
+        """Scrolls through the ranks."""
+        if self._model is not None:
+            self.top = min(max(0, self.top + by), max(0, len(self._model.ranks) - 1))
+            self.look_at(self._model)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """The wheel goes through the ranks; with ctrl it zooms."""
+        """Scrolls through the ranks; with ctrl zooms in."""
         event.stop()
         if event.ctrl:
             self.action_zoom(0.8)
@@ -129,7 +129,7 @@ class Lanes(Panel, can_focus=True):
             self.action_scroll_ranks(-1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """The wheel goes through the ranks; with ctrl it zooms."""
+        """Scrolls through the ranks; with ctrl zooms out."""
         event.stop()
         if event.ctrl:
             self.action_zoom(1.25)
@@ -137,22 +137,22 @@ class Lanes(Panel, can_focus=True):
             self.action_scroll_ranks(1)
 
     def _lines(self, width: int, height: int) -> list[Line]:
-        scene = self._scene
-        if scene is None or not any(rank.recent for rank in scene.ranks):
+        model = self._model
+        if model is None or not any(rank.recent for rank in model.ranks):
             return [[("no step has ended yet", "dim")]]
-        letters = scene.look.letters
-        now = max(rank.recent[-1].end_ns for rank in scene.ranks if rank.recent)
+        letters = model.look.letters
+        now = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
         last = now - round(self.back * 1e9)
-        first, room = last - round(self._seconds(scene) * 1e9), max(8, width - _LABEL)
-        chosen = scene.focus()
+        first, room = last - round(self._seconds(model) * 1e9), max(8, width - _LABEL)
+        chosen = model.focus()
         steps = chosen.recent if chosen is not None else ()
         lines: list[Line] = [
             [(" " * _LABEL, ""), *lanes.ruler(first, last, now, room)],
             [(fit("step", _LABEL), "dim"), *lanes.numbers(steps, first, last, room)],
         ]  # fmt: skip
-        each = (height - 4) // len(scene.ranks)
+        each = (height - 4) // len(model.ranks)
         roomy, thick = each >= 2, min(_MOST_THICK, max(1, each - 1))
-        for rank in scene.ranks[self.top :]:
+        for rank in model.ranks[self.top :]:
             if len(lines) >= height - 2:
                 break
             mine = chosen is not None and rank.rank == chosen.rank
@@ -164,16 +164,16 @@ class Lanes(Panel, can_focus=True):
                 lines.append([(fit("  comm.", _LABEL), "dim"), *body])
         lines = lines[: height - 2]
         lines += [[]] * (height - 2 - len(lines))
-        return [*lines, self._legend(scene, width), [(_TRUE, "dim")]]
+        return [*lines, self._legend(model, width), [(_TRUE, "dim")]]
 
-    def _legend(self, scene: Scene, width: int) -> Line:
-        known = any(exposed_is_known(rank) for rank in scene.ranks)
+    def _legend(self, model: ViewModel, width: int) -> Line:
+        known = any(exposed_is_known(rank) for rank in model.ranks)
         parts = [part for part in PARTS if part != "cpu_optimizer" and (known or part != "exposed")]
-        return parts_legend([*parts, "hidden"], scene.look, width)
+        return parts_legend([*parts, "hidden"], model.look, width)
 
 
 class Timeline(View):
-    """One lane a rank; two where there is room."""
+    """One lane for each rank; a second one for communication where there is room."""
 
     TAB = "timeline"
 
@@ -182,18 +182,18 @@ class Timeline(View):
         yield Lanes(id="lanes", classes="box")
 
     def on_mount(self) -> None:
-        """The keys go to the lanes."""
+        """Focuses the lanes."""
         self.focus_body()
 
     def focus_body(self) -> None:
-        """The lanes."""
+        """Focuses the lanes."""
         self.query_one(Lanes).focus()
 
-    def draw(self, scene: Scene) -> None:
-        """The newest steps."""
-        self.query_one(Lanes).arrive(scene)
+    def draw(self, model: ViewModel) -> None:
+        """Draws the newest steps."""
+        self.query_one(Lanes).arrive(model)
 
-    def sheet(self, scene: Scene) -> Sheet[Any]:
-        """Every step that is known."""
-        rows = [RankStep(rank.rank, step) for rank in scene.ranks for step in rank.recent]
-        return Sheet("steps", STEPS, rows)
+    def sheet(self, model: ViewModel) -> TableExport[Any]:
+        """Every step in the snapshot."""
+        rows = [RankStep(rank.rank, step) for rank in model.ranks for step in rank.recent]
+        return TableExport("steps", STEPS, rows)

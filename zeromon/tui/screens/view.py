@@ -1,8 +1,9 @@
-"""What all screens have: the run and its danger at the top, tabs, the footer, a line to filter with."""
+"""What all screens share: the run and its risk at the top, tabs, the filter's input, the keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -11,22 +12,20 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Input
 
-from zeromon.tui import words
+from zeromon.snapshot import FleetNode, Severity
+from zeromon.tui import status_text
+from zeromon.tui.columns import TableExport
 from zeromon.tui.line import Line, spread
-from zeromon.tui.scene import Scene, scrubber, status
-from zeromon.tui.tables import Sheet
+from zeromon.tui.view_model import ViewModel, scrubber, status
 from zeromon.tui.widgets.keys import Keys
 from zeromon.tui.widgets.panel import Panel
 
-if TYPE_CHECKING:
-    from zeromon.tui.app import ZeromonApp
-
 TABS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
-NO_RANK = "no rank is let through by the filter"
+NO_RANK = "no rank matches the filter"
 
 
 class Tabs(Panel):
-    """The names of the screens; a click opens one."""
+    """The names of the screens; a click opens a screen."""
 
     def on_click(self, event: events.Click) -> None:
         """Opens the screen under the pointer."""
@@ -38,8 +37,36 @@ class Tabs(Panel):
                 return
 
 
+class Host(Protocol):
+    """What a screen needs of its application."""
+
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+
+    @property
+    def model(self) -> ViewModel | None:
+        """What is drawn; None before the first snapshot."""
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no newer snapshot; "" where nothing is wrong."""
+
+    @property
+    def rank_filter(self) -> str:
+        """The filter of ranks, as the user typed it."""
+
+    def filter_ranks(self, text: str) -> None:
+        """Shows only the ranks that *text* selects."""
+
+    def open_rank(self, rank: int) -> None:
+        """Opens the screen of one rank."""
+
+    def open_node(self, node: FleetNode) -> None:
+        """Shows the ranks of one node of a large run."""
+
+
 class View(Screen[None]):
-    """A screen that shows a scene. *name* is its tab."""
+    """A screen that draws a view model. *TAB* is its name among the tabs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "ask", "Filter"),
@@ -47,27 +74,27 @@ class View(Screen[None]):
     ]
     AUTO_FOCUS = "#body"
     TAB = ""
-    HINT = "ranks: 3   0-7,16   exposed>10   memory>=60   late>0.01   a part of node, state or unit"
+    HINT = "ranks: 3   0-7,16   exposed>10   memory>=60   late>0.01   part of a node, state or unit"
 
     _laid_for: Size | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        # it is styled as it is mounted; not knowing that, Textual reads all rules anew, and twice
+        # mounting styles the screen; without this count, Textual would read all rules twice more
         self._css_update_count = self.app._css_update_count
 
     @property
-    def zeromon(self) -> ZeromonApp:
-        """The app."""
-        return cast("ZeromonApp", self.app)
+    def host(self) -> Host:
+        """The application."""
+        return cast("Host", self.app)
 
     def compose(self) -> ComposeResult:
-        """The top, the screen's own part, the bottom."""
+        """The lines at the top, the screen's own part, the lines at the bottom."""
         yield Panel(id="head")
         yield Panel(id="risk")
         yield Tabs(id="tabs")
         yield from self.body()
-        yield Input(placeholder=self.HINT, id="asked", compact=True)
+        yield Input(placeholder=self.HINT, id="filter", compact=True)
         yield Panel(id="scrubber")
         yield Keys(id="keys")
 
@@ -75,106 +102,110 @@ class View(Screen[None]):
         """The screen's own part."""
         yield from ()
 
-    def draw(self, scene: Scene) -> None:
-        """Shows *scene* in it."""
+    def draw(self, model: ViewModel) -> None:
+        """Draws *model* in the screen's own part."""
 
-    def sheet(self, scene: Scene) -> Sheet[Any] | None:  # noqa: ARG002
-        """Its table, for a file."""
+    def sheet(self, model: ViewModel) -> TableExport[Any] | None:  # noqa: ARG002
+        """The screen's table, for a CSV file; None without one."""
         return None
 
     def on_screen_resume(self) -> None:
-        """Shows what has come meanwhile."""
+        """Draws what has changed while another screen was on top."""
         self.show()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Some lines depend on the width."""
+        """Draws again, because some lines depend on the width."""
         if event.size != self._laid_for:
             self._laid_for = event.size
             self.call_after_refresh(self.show)
 
     def show(self) -> None:
-        """Shows the app's scene."""
-        scene = self.zeromon.scene
+        """Draws the application's view model."""
+        model = self.host.model
         if not self._is_laid_out():
             return
         self.show_age()
-        if scene is not None:
-            self.query_one("#risk", Panel).show(lambda width, _h: [words.risk(scene.run, width)])
-            self.query_one("#tabs", Tabs).show(lambda width, _h: [_tabs(self.TAB, scene, width)])
+        if model is not None:
+            self.query_one("#risk", Panel).show(
+                lambda width, _h: [status_text.risk(model.run, width)]
+            )
+            self.query_one("#tabs", Tabs).show(lambda width, _h: [_tabs(self.TAB, model, width)])
             line = self.query_one("#scrubber", Panel)
-            line.set_class(scene.paused or scene.replay, "-shown")
-            line.show(lambda width, _h: [scrubber(scene, width)])
-            self.draw(scene)
+            line.set_class(model.paused or model.replay, "-shown")
+            line.show(lambda width, _h: [scrubber(model, width)])
+            self.draw(model)
 
     def show_age(self) -> None:
-        """Shows which run, and how old its picture is."""
+        """Draws the first line: which run it is, and how old its snapshot is."""
         if not self._is_laid_out():
             return
-        scene, now = self.zeromon.scene, self.zeromon.now()
+        model, now = self.host.model, self.host.now()
         head = self.query_one("#head", Panel)
-        if scene is None:
-            waiting = self.zeromon.trouble or "waiting for the first picture"
+        if model is None:
+            waiting = self.host.trouble or "waiting for the first snapshot"
             head.show(lambda _w, _h: [[(" zeromon ", "badge"), (f"  {waiting}", "")]])
         else:
-            head.show(lambda width, _h: [spread(words.head(scene.run), status(scene, now), width)])
+            head.show(
+                lambda width, _h: [spread(status_text.head(model.run), status(model, now), width)]
+            )
 
     def _is_laid_out(self) -> bool:
-        """Whether its parts are there: the first tick of a clock may come before them."""
+        """Whether the widgets exist: the clock's first tick may come before them."""
         return self.is_mounted and bool(self.query("#head"))
 
     def action_leave(self) -> None:
-        """Leaves the filter, clears it, or goes back to the screen below."""
-        asked = self.query_one("#asked", Input)
-        if asked.display:
-            asked.value = ""
-            self._close(asked)
+        """Closes the filter's input, clears the filter, or goes back to the screen below."""
+        entry = self.query_one("#filter", Input)
+        if entry.display:
+            entry.value = ""
+            self._close(entry)
         elif self.filter_text():
             self.filter("")
         elif len(self.app.screen_stack) > 1:
             self.app.pop_screen()
 
     def action_ask(self) -> None:
-        """Opens the line to filter with."""
-        asked = self.query_one("#asked", Input)
-        asked.value = self.filter_text()
-        asked.display = True
-        self.set_focus(asked)  # at once: the next key is its
+        """Opens the input of the filter."""
+        entry = self.query_one("#filter", Input)
+        entry.value = self.filter_text()
+        entry.display = True
+        self.set_focus(entry)  # at once, so that the next key goes to the input
 
     def filter_text(self) -> str:
-        """What is filtered by now."""
-        return self.zeromon.wanted
+        """The filter that is in force."""
+        return self.host.rank_filter
 
     def filter(self, text: str) -> None:
         """Filters by *text*."""
-        self.zeromon.want(text)
+        self.host.filter_ranks(text)
 
-    @on(Input.Changed, "#asked")
+    @on(Input.Changed, "#filter")
     def _typed(self, event: Input.Changed) -> None:
         if event.input.display:
             self.filter(event.value)
 
-    @on(Input.Submitted, "#asked")
+    @on(Input.Submitted, "#filter")
     def _entered(self, event: Input.Submitted) -> None:
         self._close(event.input)
 
-    def _close(self, asked: Input) -> None:
-        asked.display = False
-        self.filter(asked.value)
+    def _close(self, entry: Input) -> None:
+        entry.display = False
+        self.filter(entry.value)
         self.focus_body()
 
     def focus_body(self) -> None:
-        """Focuses what the keys are for."""
+        """Focuses the widget that the screen's keys belong to."""
         self.set_focus(None)
 
 
-def _tabs(shown: str, scene: Scene, width: int) -> Line:
-    grave = sum(finding.severity != "info" for finding in scene.run.findings)
+def _tabs(shown: str, model: ViewModel, width: int) -> Line:
+    severe = sum(finding.severity != Severity.INFO for finding in model.run.findings)
     short = width < 100
     line: Line = []
     for number, name in enumerate(TABS, 1):
         title = (
             {"communication": "Comm"}.get(name, name.capitalize()) if short else name.capitalize()
         )
-        count = f" {grave}" if name == "findings" and grave else ""
+        count = f" {severe}" if name == "findings" and severe else ""
         line.append((f" {number} {title}{count} ", "badge" if name == shown else "dim"))
     return line

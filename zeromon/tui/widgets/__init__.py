@@ -1,1 +1,1 @@
-"""Widgets: each shows lines that it is given, and draws only what is on the screen."""
+"""Widgets: each draws lines, and only those on the screen."""

@@ -14,7 +14,7 @@ from zeromon.tui.line import Line, length
 from zeromon.tui.widgets.panel import Panel
 
 Entry = tuple[str, Line]
-"""A key as Textual names it, and how it is shown."""
+"""A key by its Textual name, and its label."""
 
 
 class Keys(Panel):
@@ -23,7 +23,7 @@ class Keys(Panel):
     PALETTE: ClassVar[Entry] = ("ctrl+p", [(" ^p", "accent"), (" palette ", "dim")])
 
     def on_mount(self) -> None:
-        """Follows the bindings of the screen."""
+        """Draws again when the bindings of the screen change."""
         self.screen.bindings_updated_signal.subscribe(self, lambda _screen: self._look())
         self._look()
 
@@ -53,7 +53,7 @@ class Keys(Panel):
 
 
 def _fitting(entries: list[Entry], width: int) -> list[Entry]:
-    """Whole entries, beside the palette's."""
+    """The entries that fit beside the palette's."""
     room = width - length(Keys.PALETTE[1])
     chosen: list[Entry] = []
     for entry in entries:

@@ -9,14 +9,14 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from zeromon.tui.line import Line
-from zeromon.tui.widgets.toned import ground, ink
+from zeromon.tui.widgets.styled import app_background, palette
 
 Write = Callable[[int], list[Line]]
-"""Width in, lines out."""
+"""A function of the width that returns lines."""
 
 
 class Page(ScrollView, can_focus=True):
-    """Lines made to its width; scrolls with the arrows, page keys and the wheel."""
+    """A text that is laid out for its width; the arrows, page keys and the wheel scroll it."""
 
     ALLOW_SELECT = False
 
@@ -31,25 +31,25 @@ class Page(ScrollView, can_focus=True):
         self._goes_to_end = False
 
     def show(self, write: Write, *, follow: bool = False) -> None:
-        """Shows what *write* makes; *follow*: stays at the end when it is there."""
+        """Shows the lines of *write*; *follow*: keeps the end in view when it is in view."""
         self._write, self._follows = write, follow
         self._lay()
 
     def on_resize(self) -> None:
-        """The lines are made to the width."""
+        """Lays the lines out for the new width."""
         self._lay()
 
     def _lay(self) -> None:
         width = self.scrollable_content_region.width
         if width <= 0:
             return
-        # the end may have moved with the room
+        # the end may have moved with the size
         at_end = self._goes_to_end or self.scroll_offset.y >= min(self._end, self.max_scroll_y)
         self._lines = self._write(width)
         self.virtual_size = Size(width, len(self._lines))
         self._end = self.max_scroll_y
         if self._follows and at_end:
-            self._goes_to_end = True  # when it is laid out; more lines may come before
+            self._goes_to_end = True  # once it is laid out; more lines may come before
             self.scroll_end(animate=False)
             self.call_after_refresh(self._is_there)
         self.refresh()
@@ -59,7 +59,7 @@ class Page(ScrollView, can_focus=True):
 
     @property
     def text(self) -> list[Line]:
-        """All its lines."""
+        """All lines of the text."""
         return self._lines
 
     def render_line(self, y: int) -> Strip:
@@ -67,4 +67,4 @@ class Page(ScrollView, can_focus=True):
         at = y + self.scroll_offset.y
         line = self._lines[at] if at < len(self._lines) else []
         width = self.scrollable_content_region.width
-        return ink(self.rich_style, ground(self.app)).strip(line, width)
+        return palette(self.rich_style, app_background(self.app)).strip(line, width)

@@ -16,27 +16,27 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from zeromon.tui.look import Look
-from zeromon.tui.tables import Column, Columns, Row, cells_of, header, laid_out, ordered
-from zeromon.tui.widgets.toned import Ink, ground, ink
+from zeromon.tui.columns import Column, Columns, Row, cells_of, header, laid_out, ordered
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.widgets.styled import Palette, app_background, palette
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paint(Generic[Row]):
-    """What all lines of one painting have in common."""
+    """What all lines of one drawing share."""
 
     width: int
     top: int
-    ground: str
+    background: str
     focused: bool
     columns: list[tuple[Column[Row], int]]
-    plain: Ink
-    header: Ink
-    cursor: Ink
+    plain: Palette
+    header: Palette
+    cursor: Palette
 
 
 class Table(ScrollView, Generic[Row], can_focus=True):
-    """Rows of *columns*; *key* tells a row from the others, from picture to picture."""
+    """Rows of *columns*; *key* identifies a row from snapshot to snapshot."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"table--cursor", "table--header"}
@@ -49,12 +49,12 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         Binding("end,G", "move(1000000)", "Last", show=False),
         Binding("enter", "choose", "Open"),
         Binding("s", "sort(1)", "Sort"),
-        Binding("S", "turn", "Turn round", show=False),
+        Binding("S", "turn", "Reverse the order", show=False),
     ]
 
     @dataclass
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
         table: Table[object]
 
@@ -65,7 +65,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     @dataclass
     class Chosen(Message):
-        """A row was opened."""
+        """The user opened a row."""
 
         table: Table[object]
 
@@ -93,13 +93,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.rows: list[Row] = []
         self._key, self._empty, self._opens = key, empty, opens
         self._given: Sequence[Row] = ()
-        self._look = Look()
+        self._look = DisplayOptions()
         self._at: Hashable = None
         self._paint: _Paint[Row] | None = None
         self.cursor = 0
 
-    def show(self, rows: Sequence[Row], look: Look) -> None:
-        """Shows *rows* in the order that was chosen; the cursor stays on its row."""
+    def show(self, rows: Sequence[Row], look: DisplayOptions) -> None:
+        """Shows *rows* in the user's order; the cursor stays on its row."""
         self._given, self._look = rows, look
         self._arrange()
 
@@ -119,7 +119,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     @property
     def _width(self) -> int:
-        """What the scrollbar leaves."""
+        """The width without the scrollbar."""
         return self.scrollable_content_region.width
 
     @property
@@ -128,7 +128,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         return self.rows[self.cursor] if self.rows else None
 
     def go(self, key: Hashable) -> None:
-        """Puts the cursor on the row of *key*, where there is one."""
+        """Moves the cursor to the row of *key*, where there is one."""
         at = next((i for i, row in enumerate(self.rows) if self._key(row) == key), None)
         if at is not None:
             self._move_to(at)
@@ -138,7 +138,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._move_to(self.cursor + by)
 
     def action_page(self, by: int) -> None:
-        """Moves it by what is shown."""
+        """Moves the cursor by *pages* screens."""
         self._move_to(self.cursor + by * max(1, self.size.height - 2))
 
     def _move_to(self, at: int) -> None:
@@ -150,12 +150,12 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.scroll_to(y=self.cursor, animate=False)
         elif self.cursor >= top + room:
             self.scroll_to(y=self.cursor - room + 1, animate=False)
-        for row in (before, self.cursor):  # scrolling draws all by itself
+        for row in (before, self.cursor):  # scrolling draws everything by itself
             self.refresh(Region(0, 1 + row - int(self.scroll_offset.y), self.size.width, 1))
         self.post_message(self.Moved(self))  # type: ignore[arg-type]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Whether its rows can be opened."""
+        """Whether the rows can be opened."""
         return action != "choose" or self._opens
 
     def action_choose(self) -> None:
@@ -164,13 +164,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.post_message(self.Chosen(self))  # type: ignore[arg-type]
 
     def action_sort(self, by: int) -> None:
-        """Orders by the next column that is shown."""
+        """Sorts by the next or the previous column on the screen."""
         names = [c.name for c, _ in laid_out(self.columns, self._width)]
         at = names.index(self.order) if self.order in names else -1
         self.sort(names[(at + by) % len(names)])
 
     def sort(self, name: str) -> None:
-        """Orders by a column: numbers the largest first, text by the alphabet; again turns it round."""
+        """Sorts by a column, numbers from the largest down; the same column again reverses the order."""
         if name == self.order:
             self.down = not self.down
         else:
@@ -182,12 +182,12 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._move_to(0)
 
     def action_turn(self) -> None:
-        """Turns the order round."""
+        """Reverses the order."""
         self.down = not self.down
         self._arrange()
 
     def on_click(self, event: events.Click) -> None:
-        """The header orders; a row takes the cursor; twice opens it."""
+        """A click on the header sorts; on a row moves the cursor; a second one opens the row."""
         offset = event.get_content_offset(self)
         if offset is None:
             return
@@ -206,7 +206,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
                 self.action_choose()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Lines of it; what they have in common is asked once for all of them."""
+        """The strips of *crop*; prepares what they share once."""
         self._paint = None
         return super().render_lines(crop)
 
@@ -224,16 +224,16 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         line = cells_of(paint.columns, self.rows[at], self._look)
         if at != self.cursor or not paint.focused:
             return paint.plain.strip(line, paint.width)
-        if paint.ground in ("none", "sixteen"):
+        if paint.background in ("none", "sixteen"):
             line = [("".join(text for text, _ in line), "cursor")]
             return paint.plain.strip(line, paint.width)
         return paint.cursor.strip(line, paint.width)
 
     def _prepared(self) -> _Paint[Row]:
-        on, width = ground(self.app), self._width
+        on, width = app_background(self.app), self._width
         return _Paint(
-            width=width, top=int(self.scroll_offset.y), ground=on, focused=self.has_focus,
-            columns=laid_out(self.columns, width), plain=ink(self.rich_style, on),
-            header=ink(self.get_component_rich_style("table--header"), on),
-            cursor=ink(self.get_component_rich_style("table--cursor"), on),
+            width=width, top=int(self.scroll_offset.y), background=on, focused=self.has_focus,
+            columns=laid_out(self.columns, width), plain=palette(self.rich_style, on),
+            header=palette(self.get_component_rich_style("table--header"), on),
+            cursor=palette(self.get_component_rich_style("table--cursor"), on),
         )  # fmt: skip

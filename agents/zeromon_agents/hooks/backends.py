@@ -1,0 +1,89 @@
+"""The training frameworks that the agent knows. A new framework is one line in :data:`BACKENDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from zeromon.ring.model_metadata import ModelMetadata
+from zeromon_agents.hooks.backend import Backend, Services
+from zeromon_agents.hooks.ddp import Ddp
+from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
+from zeromon_agents.hooks.fsdp1 import Fsdp1
+from zeromon_agents.hooks.fsdp2 import Fsdp2
+from zeromon_agents.hooks.zero_redundancy import ZeroRedundancy
+from zeromon_agents.observe import model_metadata
+from zeromon_agents.observe.census import Provider
+from zeromon_agents.observe.discovery import find
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.imports import ImportWatch
+
+BACKENDS: tuple[type[Backend], ...] = (
+    Fsdp2,
+    Fsdp1,
+    Ddp,
+    DeepSpeed,
+    ZeroRedundancy,
+)
+"""Where two backends know a model, a process group or a bucket, the first one describes it."""
+
+
+class Backends:
+    """One instance of each backend, and the calls to all of them."""
+
+    def __init__(self, services: Services) -> None:
+        self._guard: Guard = services.context.guard
+        self._models = services.models
+        self._all = tuple(make(services) for make in BACKENDS)
+
+    def install(self, imports: ImportWatch) -> None:
+        """Patches the modules that are loaded, and the others as soon as they are imported."""
+        for backend in self._all:
+            for module, patch in backend.hooks():
+                imports.when_imported(module, self._guard.guarded(patch))
+
+    def stop(self) -> None:
+        """Stops all backends."""
+        for backend in self._all:
+            self._guard.guarded(backend.stop)()
+
+    def group_label(self, pg: Any) -> str:
+        """Returns the name that a framework gave to the process group *pg*; "" without one."""
+        return next((label for b in self._all if (label := b.group_label(pg))), "")
+
+    def bucket_bytes(self, group: int) -> list[int]:
+        """Returns the gradient bucket sizes, in bytes, that C++ reduces on *group*; [] if unknown."""
+        return next((sizes for b in self._all if (sizes := b.bucket_bytes(group))), [])
+
+    def providers(self) -> Iterable[Provider]:
+        """Returns the backends' providers for the memory census."""
+        return [provider for backend in self._all for provider in backend.roles()]
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the metadata of the models and optimizers that exist."""
+        modules, optimizers = self._models.live()
+        metadata: dict[str, Any] = {}
+        if optimizers:
+            metadata["optimizer"] = type(optimizers[0]).__name__
+        for backend in self._all:
+            metadata.update(backend.rank_metadata(optimizers))
+        models = [self._model_metadata(module, optimizers) for module in modules]
+        metadata["models"] = [model for model in models if model is not None]
+        return metadata
+
+    def _model_metadata(self, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
+        """Asks each backend; a module that none describes is whole on every rank, as under DDP."""
+        for backend in self._all:
+            described = backend.model_metadata(module, optimizers)
+            if described is not None:
+                return described
+        return model_metadata.of_replicated(module, optimizers)
+
+    def discover(self) -> None:
+        """Registers the models, optimizers and engines that existed before the agent was attached."""
+        objects, optimizers = find(name for backend in self._all for name in backend.classes)
+        for backend in self._all:
+            for instance in (one for name in backend.classes for one in objects.get(name, ())):
+                backend.adopt(instance)
+        for optimizer in optimizers:
+            self._models.register_optimizer(optimizer)

@@ -1,0 +1,450 @@
+"""Hooks on every collective that Python issues, at the pybind classes that each call passes.
+
+``torch.distributed.ProcessGroup`` methods issue, ``Work.wait`` waits. Patching the classes catches every
+caller, however early it imported a function: FSDP, DeepSpeed, the user's own code.
+
+A record ISSUED is written before the call, so that a collective that hangs is visible from outside. A
+record DONE is written when the collective was waited for. Collectives that C++ issues do not pass here;
+see :mod:`zeromon_agents.observe.untraced`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from zeromon.ring.buffer import NameKind
+from zeromon.ring.events import Dtype, Flag, Kind, Op, head, typed
+from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number
+from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import (
+    END,
+    EVENT,
+    HELD_NS,
+    ISSUED_NS,
+    ON,
+    WORD,
+    Entry,
+    HookContext,
+)
+from zeromon_agents.runtime.patches import Patches
+
+_EXIT_TIMEOUT_NS = 200_000_000
+
+
+class Payload(NamedTuple):
+    """Where a method's payload S is: the argument's position and name.
+
+    *per_rank*: the argument is one rank's part, and S is the group's size times it.
+    """
+
+    op: Op
+    position: int
+    keyword: str
+    per_rank: bool = False
+
+
+_AG, _RS, _A2A = Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL
+
+PAYLOADS: dict[str, Payload] = {
+    "allreduce": Payload(Op.ALL_REDUCE, 0, "tensors"),
+    "allreduce_coalesced": Payload(Op.ALL_REDUCE, 0, "tensors"),
+    "broadcast": Payload(Op.BROADCAST, 0, "tensors"),
+    "reduce": Payload(Op.REDUCE, 0, "tensors"),
+    "allgather": Payload(_AG, 0, "output_tensors"),
+    "allgather_coalesced": Payload(_AG, 0, "output_lists"),
+    "all_gather_single": Payload(_AG, 0, "output"),
+    "_allgather_base": Payload(_AG, 0, "output"),
+    "all_gather_single_coalesced": Payload(_AG, 0, "outputs"),
+    "allgather_into_tensor_coalesced": Payload(_AG, 0, "outputs"),
+    "gather": Payload(Op.GATHER, 1, "input_tensors", per_rank=True),
+    "scatter": Payload(Op.SCATTER, 0, "output_tensors", per_rank=True),
+    "reduce_scatter": Payload(_RS, 1, "input_tensors"),
+    "reduce_scatter_single": Payload(_RS, 1, "inputTensor"),
+    "_reduce_scatter_base": Payload(_RS, 1, "inputTensor"),
+    "reduce_scatter_single_coalesced": Payload(_RS, 1, "inputs"),
+    "reduce_scatter_tensor_coalesced": Payload(_RS, 1, "inputs"),
+    "all_to_all_single": Payload(_A2A, 1, "input"),
+    "alltoall_base": Payload(_A2A, 1, "input"),
+    "alltoall": Payload(_A2A, 1, "input_tensors"),
+    "send": Payload(Op.SEND, 0, "tensors"),
+    "recv": Payload(Op.RECV, 0, "tensors"),
+    "recv_anysource": Payload(Op.RECV, 0, "tensors"),
+    "barrier": Payload(Op.BARRIER, -1, ""),
+    "monitored_barrier": Payload(Op.BARRIER, -1, ""),
+}
+"""The methods that communicate, under every name that a supported torch gives them."""
+
+_DTYPES = {
+    getattr(torch, name): code
+    for name, code in (
+        ("float32", Dtype.FLOAT32),
+        ("float16", Dtype.FLOAT16),
+        ("bfloat16", Dtype.BFLOAT16),
+        ("float64", Dtype.FLOAT64),
+        ("int8", Dtype.INT8),
+        ("uint8", Dtype.UINT8),
+        ("int16", Dtype.INT16),
+        ("int32", Dtype.INT32),
+        ("int64", Dtype.INT64),
+        ("bool", Dtype.BOOL),
+        ("float8_e4m3fn", Dtype.FLOAT8_E4M3FN),
+        ("float8_e5m2", Dtype.FLOAT8_E5M2),
+    )
+    if hasattr(torch, name)
+}
+
+
+def total_bytes(payload: Any) -> int:
+    """Returns the bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(payload, torch.Tensor):
+        return int(payload.nbytes)
+    return sum(total_bytes(item) for item in payload)
+
+
+def _first_tensor(payload: Any) -> Any:
+    while isinstance(payload, (list, tuple)) and payload:
+        payload = payload[0]
+    return payload
+
+
+class Collectives:
+    """The hooks on ProcessGroup and Work, and what they keep between calls."""
+
+    def __init__(self, context: HookContext, device: DeviceTimer) -> None:
+        self._context = context
+        self._device = device
+        self.groups: dict[int, Group] = {}
+        self.open: dict[int, Any] = {}
+        """Works not yet waited for, by id: a weak reference for each call would cost more."""
+        self.counts: dict[tuple[int, int, int, int], list[int]] = {}
+        """(group, op, phase, dtype and engine) -> [calls, bytes] of a control step."""
+        self.warm = True
+        self.attached = False
+        """Whether ranks began to count at different times. Then only a group's own sequence numbers,
+        which are read at each call, are the same on all ranks."""
+        self._last_called_back: Entry | None = None
+        self._last_completed: Entry | None = None
+        self.framework_label: Callable[[Any], str] = lambda _: ""
+        """Returns the name that a framework gave to a group; "" without one."""
+        self.last_counted: tuple[int, int, int, int] | None = None
+        """(op, phase, group, bytes) of the newest collective of a control step."""
+
+    # ---- groups -------------------------------------------------------------------------------
+
+    def group_of(self, pg: Any, *, existed: bool = False) -> Group:
+        """Returns the record of *pg*, registered at its first use.
+
+        *existed*: the group is older than the agent.
+        """
+        known = self.groups.get(id(pg))
+        if known is not None:
+            return known
+        described = describe_group(pg, self.framework_label)
+        number = self._context.ring.name(NameKind.GROUP, described)
+        forget = self.groups.pop
+        key = id(pg)
+        group = Group(
+            number,
+            weakref.ref(pg, lambda _: forget(key, None)),
+            size=described["size"],
+            # gloo blocks the host for device tensors, too, so the host's clock times it
+            cuda=described["backend"] != "gloo" and any(d != "cpu" for d in described["devices"]),
+            base=sequence_number(pg) if existed else 0,
+        )
+        if not self.warm:
+            group.seen_sequences = None
+        self.groups[key] = group
+        return group
+
+    def end_warm_up(self) -> None:
+        """Stops reading the group's sequence number at each collective."""
+        self.warm = False
+        for group in self.groups.values():
+            group.seen_sequences = None
+
+    # ---- hooks --------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Patches every communicating method that the classes have."""
+        distributed = torch._C._distributed_c10d
+        group_class, work_class = distributed.ProcessGroup, distributed.Work
+        for name, payload in PAYLOADS.items():
+            if name in vars(group_class):
+                original = patches.original(group_class, name)
+                patches.set(group_class, name, self._issue_hook(original, name, payload))
+        if "_start_coalescing" in vars(group_class):
+            start, end = "_start_coalescing", "_end_coalescing"
+            begins = around(self._context, self._coalescing_begins, where=start)
+            ends = around(self._context, after=self._coalescing_ends, where=end)
+            patches.wrap(group_class, start, begins)
+            patches.wrap(group_class, end, ends)
+        patches.wrap(work_class, "wait", self._wait_hook)
+
+    def _issue_hook(self, original: Any, name: str, where: Payload) -> Callable[..., Any]:  # noqa: C901
+        """Returns the wrapper of one method.
+
+        The function is long because its body is inlined: it runs at every collective, and each call
+        inside costs about 50 ns.
+        """
+        context, groups, opened = self._context, self.groups, self.open
+        write, note, now = context.ring.write, context.guard.note, time.monotonic_ns
+        op, index, keyword, per_rank = where
+        issued = head(Kind.ISSUED, op)
+        tensor_type, dtypes = torch.Tensor, _DTYPES
+        op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
+        is_async = head(0, flags=Flag.ASYNC)
+        attached = self.attached
+        wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
+        point_to_point = op in (Op.SEND, Op.RECV)
+
+        def method(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
+            mode = context.mode
+            if not mode:  # an empty ** costs a copy, so it is left out where it can be
+                return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
+            entry: Entry | None = None
+            before, called_async = -1, None
+            try:
+                group = groups.get(id(pg)) or self.group_of(pg)
+                if index < 0:
+                    payload, nbytes, dtype = None, 0, 0
+                else:
+                    if index < len(args):
+                        payload = args[index]
+                    else:  # overloads for one tensor name it differently; there it comes first
+                        payload = kwargs[keyword if keyword in kwargs else next(iter(kwargs))]
+                    if type(payload) is list and len(payload) == 1:
+                        payload = payload[0]
+                    if type(payload) is tensor_type:
+                        nbytes, dtype = payload.nbytes, dtypes.get(payload.dtype, 0)
+                    else:
+                        nbytes = total_bytes(payload)
+                        payload = _first_tensor(payload)
+                        dtype = dtypes.get(getattr(payload, "dtype", None), 0)
+                    if per_rank:
+                        nbytes *= group.size
+                group.issued += 1
+                if point_to_point:
+                    group.point_to_point += 1
+                    sequence = -group.point_to_point
+                elif attached:
+                    sequence = sequence_number(pg) + 1
+                    if group.coalescing is not None:
+                        sequence += len(group.coalescing)
+                    group.numbers.append(sequence)
+                else:
+                    sequence = group.issued - group.point_to_point
+                if mode == ON:
+                    # None: point-to-point, or a torch without asyncOp
+                    called_async = getattr(args[-1] if args else None, "asyncOp", None)
+                    word = context.head_word | is_async if called_async else context.head_word
+                    at, started = group.id | context.unit << 16, now()
+                    write(started, issued | word, at, nbytes, sequence, dtype, context.engine)
+                    held = -1 if called_async is False else 0
+                    entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
+                    if group.cuda and payload is not None and payload.is_cuda:
+                        self._device.issued(entry)
+                else:
+                    self._count(group.id, op, nbytes, dtype)
+                extra = group.extras.get(name)
+                if extra is None or group.seen_sequences is not None:
+                    before = sequence_number(pg)
+                elif extra and group.coalescing is None:
+                    group.extra += extra
+            except Guard.CAUGHT as error:
+                note(error, name)
+                return original(pg, *args, **kwargs)
+            try:
+                work = original(pg, *args, **kwargs) if kwargs else original(pg, *args)
+            except BaseException:
+                with suppress(Guard.CAUGHT):  # the caller must get the call's own error
+                    if entry is not None:
+                        entry[WORD] |= failed
+                        self._done(entry, now(), 0)
+                raise
+            try:
+                if before >= 0:
+                    self._note_sequence(group, pg, before, name)
+                if entry is None:
+                    opened.pop(id(work), None)  # an id may be used again: drop its older entry
+                else:
+                    if group.coalescing is not None:
+                        group.coalescing.append(entry)
+                    elif work is None:
+                        if entry[EVENT] is not None:
+                            self._device.ran_here(entry)
+                        else:
+                            self._done(entry, now(), now() - entry[ISSUED_NS])
+                    else:
+                        opened[id(work)] = entry
+                        if called_async is not False and entry[EVENT] is None:
+                            entry[HELD_NS] = now() - entry[ISSUED_NS]
+                            # on a device a callback would wait in a stream of its own
+                            on_device = getattr(payload, "is_cuda", False)
+                            if called_async and wants_callback and not on_device:
+                                self._call_back(work, entry)
+            except Guard.CAUGHT as error:
+                note(error, name)
+            return work
+
+        method.__name__ = name
+        # pybind recognizes by the code's name that a Python subclass calls its base class
+        method.__code__ = method.__code__.replace(co_name=name)
+        return method
+
+    def _wait_hook(self, original: Any) -> Callable[..., Any]:
+        context, take, now = self._context, self.open.pop, time.monotonic_ns
+        note, write = context.guard.note, context.ring.write
+        done, failed = head(Kind.DONE, flags=Flag.END_KNOWN), head(0, flags=Flag.FAILED)
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            entry = take(id(work), None) if context.mode else None
+            if entry is None:
+                return original(work, *args, **kwargs) if args or kwargs else original(work)
+            if type(entry[0]) is list or entry[EVENT] is not None:
+                return self._wait_for_entries(original, work, entry, args, kwargs)
+            reached, outcome = now(), failed
+            try:
+                result = original(work, *args, **kwargs) if args or kwargs else original(work)
+                outcome = 0
+                return result
+            finally:
+                left = now()
+                try:
+                    word, at, nbytes, issued, sequence, end, _, held = entry
+                    if end and end < left:  # a callback saw the completion
+                        left = end
+                    entry[END] = left
+                    if held < 0:
+                        blocked = left - issued
+                    else:
+                        blocked = (left - reached if left > reached else 0) + held
+                    write(left, done | word | outcome, at, nbytes, issued, blocked, sequence)
+                except Guard.CAUGHT as error:
+                    note(error, "Work.wait")
+
+        return wait
+
+    def _wait_for_entries(
+        self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Waits for device work, or for several coalesced collectives at once."""
+        entries: list[Entry] = entry if type(entry[0]) is list else [entry]
+        guard, timed = self._context.guard, None
+        reached = time.monotonic_ns()
+        try:
+            timed = self._device.reached_wait(entries)
+        except Guard.CAUGHT as error:
+            guard.note(error, "Work.wait")
+        try:
+            return original(work, *args, **kwargs)
+        finally:
+            try:
+                if timed is not None:
+                    self._device.left_wait(timed)
+                else:
+                    left = time.monotonic_ns()
+                    for position, one in enumerate(entries):
+                        held = left - one[ISSUED_NS] if one[HELD_NS] < 0 else left - reached
+                        self._done(one, left, 0 if position else held)
+            except Guard.CAUGHT as error:
+                guard.note(error, "Work.wait")
+
+    def _coalescing_begins(self, pg: Any, *_: Any, **__: Any) -> None:
+        group = self.group_of(pg)
+        group.coalescing, group.coalesced_from = [], sequence_number(pg) - group.issued
+
+    def _coalescing_ends(self, _: None, work: Any, pg: Any, *__: Any) -> None:
+        if work is RAISED:
+            return
+        group = self.group_of(pg)
+        entries, group.coalescing = group.coalescing, None
+        if entries is None:  # the coalescing began before the agent was attached
+            return
+        group.extra += sequence_number(pg) - group.issued - group.coalesced_from
+        if entries and work is not None:
+            self.open[id(work)] = entries
+
+    # ---- helpers ------------------------------------------------------------------------------
+
+    def _count(self, group: int, op: int, nbytes: int, dtype: int) -> None:
+        phase = self._context.phase
+        self.last_counted = (op, phase, group, nbytes)
+        key = (group, op, phase, typed(dtype, self._context.engine))
+        row = self.counts.get(key)
+        if row is None:
+            self.counts[key] = [1, nbytes]
+        else:
+            row[0] += 1
+            row[1] += nbytes
+
+    def _call_back(self, work: Any, entry: Entry) -> None:
+        """Gets the true completion time of an asynchronous collective from the backend's own thread."""
+
+        def completed(_: Any) -> None:
+            if not entry[END]:
+                entry[END] = time.monotonic_ns()
+            self._last_completed = entry
+
+        self._last_called_back = entry
+        work.get_future().add_done_callback(completed)
+
+    def settle(self, timeout_ns: int = _EXIT_TIMEOUT_NS) -> None:
+        """Waits, before the interpreter exits, until the backend's thread has run the newest callback.
+
+        A thread that requests the interpreter's lock after the exit is ended in the middle of C++, which
+        aborts the process.
+        """
+        entry = self._last_called_back
+        if entry is None:
+            return
+        deadline = time.monotonic_ns() + timeout_ns
+        while self._last_completed is not entry and time.monotonic_ns() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.002)  # the callback has run; its thread still releases it
+
+    def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
+        word, at, nbytes, issued, sequence, _, _, _ = entry
+        entry[END] = end_ns
+        done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
+        self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
+
+    def _note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
+        """Notes the sequence numbers that a call took, and how many one call of its method takes.
+
+        Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo).
+        Coalesced calls are measured together, at the end of the coalescing.
+        """
+        after = sequence_number(pg)
+        if group.seen_sequences is not None:
+            group.seen_sequences.update(range(before + 1, after + 1))
+        if group.coalescing is None:
+            group.extras[name] = after - before - 1
+            group.extra += after - before - 1
+
+    def flush_step(self) -> None:
+        """Writes, at the end of a step, the counts of a control step and the works never waited for."""
+        now = time.monotonic_ns()
+        for (group, op, phase, kind), (count, nbytes) in self.counts.items():
+            # fmt: off
+            self._context.write(now, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, kind)
+            # fmt: on
+        self.counts.clear()
+        self.last_counted = None
+        if self.open:
+            self._flush_unwaited()
+
+    def _flush_unwaited(self) -> None:
+        for key, entry in list(self.open.items()):
+            if type(entry[0]) is not list and entry[END]:
+                self.open.pop(key, None)
+                self._done(entry, entry[END], max(0, entry[HELD_NS]))
+        while len(self.open) > 4096:
+            self.open.pop(next(iter(self.open)))

@@ -1,0 +1,154 @@
+"""DistributedDataParallel: forward, the reducer's buckets, and the reducer's own timing of backward.
+
+DDP issues its all-reduces from C++, where no Python hook sees them. The reducer keeps when each
+backward's communication began and ended, when its computation ended, and when each gradient was
+complete. The hook reads that once a step: two calls into C++ that copy about thirty integers, and one
+integer per parameter. The reducer reduces buckets in order, so a bucket begins when its gradients and
+those of all buckets before it are complete.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from zeromon.ring.events import Kind
+from zeromon.ring.strategy import DDP
+from zeromon_agents.hooks.backend import Backend, ImportHook, Services
+from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.hook_context import ON
+
+DISTRIBUTED = "torch.nn.parallel.distributed"
+_DEFAULT_SAMPLE_RATE = 100
+"""Of torch's reducer."""
+
+
+class DdpModel:
+    """What the hooks know of one DDP model, without keeping the model alive."""
+
+    def __init__(self, ddp: Any, group: int, *, on_cpu: bool) -> None:
+        self.ref = weakref.ref(ddp)
+        self.group = group
+        self.on_cpu = on_cpu
+        self.iteration = -1
+        self.buckets: list[int] = []
+        self.members: list[list[int]] = []
+        """Indices of the parameters in each bucket."""
+        self.units: list[int] = []
+        self.rebuilt = False
+
+
+class Ddp(Backend):
+    """The hook on DDP's forward, and the list of DDP models."""
+
+    classes = ((DISTRIBUTED, "DistributedDataParallel"),)
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._known: dict[int, DdpModel] = {}
+        self._wall_to_monotonic = time.monotonic_ns() - time.time_ns()
+
+    def hooks(self) -> Iterable[ImportHook]:
+        """Patches ``DistributedDataParallel.forward``."""
+        return ((DISTRIBUTED, self.watch),)
+
+    def watch(self, module: Any) -> None:
+        """Patches ``DistributedDataParallel.forward`` of *module*."""
+        hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
+        self.patches.wrap(module.DistributedDataParallel, "forward", hook)
+
+    def adopt(self, instance: Any) -> None:
+        """Registers a DDP model."""
+        self.models.register_module(instance)
+
+    def bucket_bytes(self, group: int) -> list[int]:
+        """Returns the bucket sizes of the model on *group*; [] when unknown or of several models."""
+        models = [m for m in self._known.values() if m.group == group and m.ref() is not None]
+        return models[0].buckets if len(models) == 1 else []
+
+    def stop(self) -> None:
+        """Restores the sampling rate of the reducers."""
+        for model in self._known.values():
+            ddp = model.ref()
+            if ddp is not None and model.on_cpu:
+                ddp._set_ddp_runtime_logging_sample_rate(_DEFAULT_SAMPLE_RATE)
+        self._known.clear()
+
+    def _forward_begins(self, *_: Any, **__: Any) -> None:
+        self.device.mark_compute_stream()
+        self.steps.forward_begins()
+
+    def _forward_ends(self, _: None, __: Any, ddp: Any, *___: Any) -> None:
+        self.steps.forward_ends()
+        self._read(ddp)
+
+    def _model(self, ddp: Any) -> DdpModel:
+        model = self._known.get(id(ddp))
+        if model is None or model.ref() is None:
+            on_cpu = ddp.device_type == "cpu"
+            group = self.collectives.group_of(ddp.process_group)
+            model = self._known[id(ddp)] = DdpModel(ddp, group.id, on_cpu=on_cpu)
+            self.context.add_metadata(**DDP.metadata())
+            self.models.register_module(ddp)
+            if on_cpu:
+                # on CUDA, reading a sampled iteration waits for its events: keep torch's own rate
+                ddp._set_ddp_runtime_logging_sample_rate(1)
+        return model
+
+    def _read(self, ddp: Any) -> None:
+        model = self._model(ddp)
+        if self.steps.attached_mid_step:
+            return  # the reducer's figures are of a backward before the agent was attached
+        if not model.on_cpu and model.rebuilt:
+            return  # on a device, starts are of the host's clock and durations of the device's
+        data = ddp.logger._get_ddp_logging_data()
+        figures = data.ints_map
+        if not model.rebuilt:
+            self._read_buckets(model, data.strs_map, figures, ddp.reducer)
+        if not model.on_cpu:
+            return
+        start, end = figures.get("backward_comm_time_start", 0), 0
+        if start:
+            end = start + figures.get("backward_comm_time", 0)
+        compute_end = figures.get("backward_compute_time_end", 0)
+        if not start or model.iteration == start or not compute_end:
+            return
+        model.iteration = start
+        shift = self._wall_to_monotonic
+        if self.context.mode == ON and model.units:
+            began = figures.get("backward_compute_time_start", 0)
+            self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))
+        # fmt: off
+        self.context.write(end + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
+                             start + shift, compute_end + shift, len(model.buckets), 0)
+        # fmt: on
+
+    def _read_buckets(
+        self, model: DdpModel, texts: dict[str, str], figures: dict[str, int], reducer: Any
+    ) -> None:
+        model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
+        text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
+        model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
+        members = texts.get("rebuilt_per_bucket_param_indices") if model.rebuilt else ""
+        model.members = [[int(i) for i in part.split()] for part in (members or "").split(",")]
+        # a torch without these statistics: buckets are counted and not timed
+        timed = hasattr(reducer, "get_backward_stats")
+        if timed and len(model.members) == len(model.buckets):
+            model.units = [
+                self.context.unit_id(f"bucket {number}", {"kind": "ddp"})
+                for number in range(len(model.buckets))
+            ]
+
+    def _write_buckets(self, model: DdpModel, reducer: Any, began_ns: int, iteration: int) -> None:
+        """Writes when each bucket could be sent: when its last gradient was complete."""
+        moments, ready = reducer.get_backward_stats(), 0
+        write, count = self.context.write, len(model.units)
+        for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
+            ready = max(ready, max((moments[i] for i in members), default=0))
+            sequence = -(iteration * count + number + 1)
+            # fmt: off
+            write(began_ns + ready, Kind.BUCKET, 0, 0, 0, model.group, unit,
+                  model.buckets[number], sequence, number, 0)
+            # fmt: on

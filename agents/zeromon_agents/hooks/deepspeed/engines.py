@@ -1,0 +1,221 @@
+"""The DeepSpeed engines of this process: number, stage, offload, units, and their metadata."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zeromon.ring.model_metadata import ModelMetadata
+from zeromon.ring.strategy import Offload, Strategy, deepspeed
+from zeromon_agents.observe import model_metadata, zero_config, zero_roles
+from zeromon_agents.observe.census import Claims, Provider
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import HookContext
+
+NO_OFFLOAD = "none"
+
+
+class Engine:
+    """What the hooks know of one DeepSpeed engine, without keeping the engine alive."""
+
+    def __init__(self, number: int, engine: Any, forget: Callable[[Any], Any]) -> None:
+        self.number = number
+        self.ref = weakref.ref(engine, forget)
+        self.stage = int(engine.zero_optimization_stage())
+        zero = engine._config.zero_config
+        self.optimizer_on = _device(zero.offload_optimizer)
+        self.params_on = _device(zero.offload_param)
+        self.plus_plus = bool(
+            zero.zero_hpz_partition_size > 1
+            or zero.zero_quantized_weights
+            or zero.zero_quantized_gradients
+        )
+        self.hybrid = (
+            zero.zero_hpz_partition_size > 1 or int(getattr(zero, "mics_shard_size", -1)) > 0
+        )
+        self.bucket = 0
+        """Buckets reduced since the forward began."""
+        self.optimizer_id = id(engine.optimizer)
+        self.modules: dict[int, int] = {}
+        """id(sub-module) -> unit."""
+        self.owners: dict[int, int] = {}
+        """ds_id of a parameter -> unit of the sub-module that holds it."""
+
+    def claims(self) -> Claims:
+        """Yields (memory role, tensors) of the engine; nothing once the engine is gone."""
+        engine = self.ref()
+        return () if engine is None else zero_roles.claims(engine)
+
+    @property
+    def prefix(self) -> str:
+        """What precedes the names of this engine's units, so that two engines' units differ."""
+        return "" if self.number == 1 else f"engine{self.number}:"
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer steps on the host."""
+        return self.optimizer_on != NO_OFFLOAD
+
+    @property
+    def offloads_params(self) -> bool:
+        """Whether parameters live on the host or on NVMe."""
+        return self.params_on != NO_OFFLOAD
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the engine shards its model, and where it keeps what it offloads."""
+        return deepspeed(
+            self.stage,
+            offload=offload_of(self.optimizer_on, self.params_on),
+            hybrid=self.hybrid,
+            plus_plus=self.plus_plus,
+        )
+
+
+class Engines:
+    """Registers engines, and finds them by engine, optimizer, or sub-module."""
+
+    def __init__(self, context: HookContext) -> None:
+        self._context = context
+        self._engines: dict[int, Engine] = {}
+        self._count = 0
+        self.missing: list[str] = []
+        """Methods that this version of DeepSpeed lacks: their hooks are not installed."""
+
+    def of(self, engine: Any) -> Engine:
+        """Returns the record of *engine*, registering it at first sight."""
+        known = self._engines.get(id(engine))
+        if known is None or known.ref() is not engine:
+            known = self._register(engine)
+        return known
+
+    def by_optimizer(self, optimizer: Any) -> Engine | None:
+        """Returns the engine that *optimizer* belongs to."""
+        for known in self._engines.values():
+            if known.optimizer_id == id(optimizer):
+                return known
+        return None
+
+    def by_parameter(self, ds_id: int) -> Engine | None:
+        """Returns the engine whose parameter has the number *ds_id*."""
+        return next((e for e in self._engines.values() if ds_id in e.owners), None)
+
+    def providers(self) -> list[Provider]:
+        """Returns what gives the memory census each engine's tensors."""
+        return [known.claims for known in self._engines.values()]
+
+    def unit_of(self, module: Any) -> tuple[int, int]:
+        """Returns (unit, engine number) of a sub-module; (0, 0) for one without parameters."""
+        key = id(module)
+        for known in self._engines.values():
+            unit = known.modules.get(key)
+            if unit is not None:
+                return unit, known.number
+        return 0, 0
+
+    def _register(self, engine: Any) -> Engine:
+        key = id(engine)
+        self._count += 1
+        forget = self._engines.pop
+        known = Engine(self._count, engine, lambda _: forget(key, None))
+        self._engines[key] = known
+        if known.stage == 3:
+            self._name_units(engine, known)
+        self._write_metadata(engine, known)
+        return known
+
+    def _name_units(self, engine: Any, known: Engine) -> None:
+        for fqn, module in engine.module.named_modules():
+            params = own_parameters(module)
+            if not params:
+                continue
+            described = {"params": len(params), "kind": "zero3", "engine": known.number}
+            unit = self._context.unit_id(known.prefix + (fqn or "(root)"), described)
+            known.modules[id(module)] = unit
+            for param in params:
+                known.owners.setdefault(getattr(param, "ds_id", -1), unit)
+
+    def _write_metadata(self, engine: Any, known: Engine) -> None:
+        metadata: dict[str, Any] = {"stage": known.stage, **known.strategy.metadata()}
+        try:
+            metadata["settings"] = zero_config.settings(engine)
+        except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
+            self._context.guard.note(error, "settings")
+        try:
+            metadata["model"] = engine_model(engine)
+        except Guard.CAUGHT as error:  # likewise: no prediction then
+            self._context.guard.note(error, "model metadata")
+        for part in ("offload_optimizer", "offload_param"):
+            path = getattr(getattr(engine._config.zero_config, part), "nvme_path", None)
+            if path is not None:
+                metadata["disk_path"] = os.path.abspath(path)
+        inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self._context.add_metadata(
+            **known.strategy.metadata(),
+            optimizer=type(inner).__name__,
+            deepspeed=getattr(sys.modules.get("deepspeed"), "__version__", ""),
+            unseen=self.missing,
+            **{f"engine{known.number}": metadata},
+        )
+
+
+def own_parameters(module: Any) -> list[Any]:
+    """Returns the parameters that ZeRO-3 gathers with *module*: its own; of a leaf module, all."""
+    return list(module.parameters(recurse=getattr(module, "_z3_leaf", False)))
+
+
+def engine_model(engine: Any) -> ModelMetadata:
+    """Returns the model metadata of an existing engine."""
+    half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
+    return {
+        **_model_of(engine.module, engine._config, int(engine.dp_world_size), half=half),
+        **model_metadata.of_optimizer(engine.optimizer),
+        "accumulation": int(engine.gradient_accumulation_steps()),
+        "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+    }
+
+
+def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:
+    """Returns the model metadata of an engine that is about to be built with *config*."""
+    parts = (getattr(config, name, None) for name in ("float16_config", "bfloat16_config"))
+    half = any(getattr(part, "enabled", False) for part in parts)
+    metadata = _model_of(model, config, int(config.world_size), half=half)
+    if optimizer is not None:
+        return {**metadata, **model_metadata.of_optimizer(optimizer)}
+    chosen = config.optimizer_params or {}
+    momentum = float(chosen.get("momentum") or 0.0)
+    return {**metadata, "optimizer": str(config.optimizer_name or ""), "momentum": momentum}
+
+
+def _model_of(module: Any, config: Any, ranks: int, *, half: bool) -> ModelMetadata:
+    """Returns the model metadata of an engine with *config*, except its optimizer's."""
+    zero = config.zero_config
+    return model_metadata.of_deepspeed(
+        module,
+        zero,
+        ranks=ranks,
+        half=half,
+        optimizer_on=_place(_device(zero.offload_optimizer)),
+        params_on=_place(_device(zero.offload_param)),
+    )
+
+
+def offload_of(*places: str) -> Offload:
+    """Returns the slowest of the *places* that DeepSpeed keeps state in: ``none``, ``cpu``, ``nvme``."""
+    if "nvme" in places:
+        return Offload.NVME
+    return Offload.HOST if "cpu" in places else Offload.NONE
+
+
+def _device(offload: Any) -> str:
+    """Returns ``none``, ``cpu`` or ``nvme``."""
+    device = getattr(offload, "device", None)
+    return str(getattr(device, "value", device) or NO_OFFLOAD)
+
+
+def _place(device: str) -> str:
+    """Returns the place in the words of :data:`zeromon.memory.spec.PLACES`."""
+    return {"cpu": "host", "nvme": "nvme"}.get(device, "device")

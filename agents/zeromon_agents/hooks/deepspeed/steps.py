@@ -1,0 +1,120 @@
+"""The engine's own hooks: construction, forward, backward, optimizer step, precision."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from zeromon.ring.events import Kind, Outcome, Path, float_bits
+from zeromon_agents.hooks.backend import Services
+from zeromon_agents.hooks.deepspeed.engines import Engines, planned_model
+from zeromon_agents.hooks.deepspeed.gathers import Gathers
+from zeromon_agents.observe.census import census_step
+from zeromon_agents.observe.step import known_number
+from zeromon_agents.runtime.around import RAISED
+from zeromon_agents.runtime.hook_context import OFF, ON
+
+
+class EngineSteps:
+    """Runs before and after the methods of DeepSpeedEngine."""
+
+    def __init__(self, services: Services, engines: Engines, gathers: Gathers) -> None:
+        self._context = services.context
+        self._steps = services.steps
+        self._device = services.device
+        self._transfers = services.transfers
+        self._engines = engines
+        self._gathers = gathers
+        guarded = services.context.guard.guarded
+        self._take_census = guarded(services.census.take)  # its failure must not lose the step
+        self._write_planned = guarded(self._write_planned_model)
+
+    def init_begins(self, _: Any, *__: Any, **arguments: Any) -> None:
+        """Writes the model that is going to be built: building it may end the process."""
+        self._steps.initializing += 1
+        self._write_planned(arguments)
+
+    def init_ends(self, _: None, result: Any, *__: Any) -> None:
+        """Removes the planned model, which the engine's own metadata replaces."""
+        self._steps.initializing -= 1
+        if result is not RAISED:
+            self._write_planned({})
+
+    def _write_planned_model(self, arguments: dict[str, Any]) -> None:
+        if self._context.mode == OFF:
+            return
+        config = arguments.get("config_class")
+        planned = config and planned_model(
+            arguments.get("model"), arguments.get("optimizer"), config
+        )
+        self._context.add_metadata(planned=planned)
+
+    def forward_begins(self, engine: Any, *_: Any, **__: Any) -> None:
+        """Starts the forward phase; registers the engine at its first forward."""
+        known = self._engines.of(engine)
+        self._context.engine, known.bucket = known.number, 0
+        self._device.mark_compute_stream()
+        self._steps.forward_begins()
+
+    def forward_ends(self, *_: Any) -> None:
+        """Ends the forward phase."""
+        self._steps.forward_ends()
+
+    def backward_begins(self, engine: Any, *_: Any, **__: Any) -> bool:
+        """Starts the backward phase: autograd's, and the reduction of the last buckets."""
+        self._context.engine = self._engines.of(engine).number
+        self._steps.backward_begins()
+        return True
+
+    def backward_ends(self, begun: bool | None, *_: Any) -> None:
+        """Ends the backward phase, where it has begun."""
+        self._gathers.all_partitioned()
+        if begun:
+            self._steps.backward_ends()
+
+    def step_begins(self, engine: Any, *_: Any, **__: Any) -> int:
+        """Starts the optimizer phase; returns how many steps the engine has skipped."""
+        context = self._context
+        known = self._engines.of(engine)
+        context.engine, skipped = known.number, int(engine.skipped_steps)
+        if context.mode == ON and census_step(context.step + 1, context.steps_before):
+            self._take_census()
+        self._steps.engine_step_begins(offloads=known.offloads_optimizer)
+        return skipped
+
+    def step_ends(self, skipped: int | None, result: Any, engine: Any, *_: Any) -> None:
+        """Ends the step: applied, skipped for an overflow, or raised."""
+        self._gathers.all_partitioned()
+        number, outcome = self._context.engine, None
+        if result is not RAISED:
+            was_skipped = engine.skipped_steps > (skipped or 0)
+            outcome = Outcome.SKIPPED if was_skipped else Outcome.APPLIED
+            self._write_precision(engine, number)
+            if outcome is Outcome.APPLIED:
+                self._add_updated(engine)
+        self._steps.engine_step_ends(outcome, number, int(getattr(engine, "global_steps", 0)))
+
+    def _write_precision(self, engine: Any, number: int) -> None:
+        optimizer = engine.optimizer
+        scaler = getattr(optimizer, "loss_scaler", None)
+        if scaler is None:
+            scaler = getattr(optimizer, "loss_scale_config", None)
+        scale, hysteresis = math.nan, -1
+        if engine.fp16_enabled() and scaler is not None:
+            scale = float(scaler.cur_scale)
+            hysteresis = int(getattr(scaler, "cur_hysteresis", -1))
+        norm = known_number(getattr(optimizer, "_global_grad_norm", None))
+        # fmt: off
+        self._context.write(time.monotonic_ns(), Kind.PRECISION, 0, 0, 0, number, 0,
+                            float_bits(scale), hysteresis,
+                            float_bits(0.0 if norm is None else norm), norm is not None)
+        # fmt: on
+
+    def _add_updated(self, engine: Any) -> None:
+        """Adds the copy of stages 1 and 2 that brings the updated shard back to the device."""
+        known = self._engines.of(engine)
+        if known.offloads_optimizer and known.stage in (1, 2):
+            name = "param_buffer_of_bit16_for_cpu_offload_groups"
+            buffers = getattr(engine.optimizer, name, None) or ()
+            self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))

@@ -1,0 +1,107 @@
+"""Process groups: what the collective hooks keep of each, and how the name table describes it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zeromon_agents.runtime.hook_context import Entry
+
+
+class Group:
+    """What the hooks know of a process group, without keeping it alive."""
+
+    __slots__ = (
+        "base",
+        "coalesced_from",
+        "coalescing",
+        "cuda",
+        "explained",
+        "extra",
+        "extras",
+        "id",
+        "issued",
+        "numbers",
+        "point_to_point",
+        "ref",
+        "seen_sequences",
+        "size",
+    )
+
+    def __init__(self, number: int, ref: Any, *, size: int, cuda: bool, base: int) -> None:
+        self.id = number
+        self.ref = ref
+        self.size = size
+        self.cuda = cuda
+        self.base = base
+        """The group's own sequence number when the hooks first met it."""
+        self.issued = 0
+        """Calls that passed the hooks."""
+        self.point_to_point = 0
+        """Sends and receives among the calls, numbered apart because only two ranks call each."""
+        self.extra = 0
+        """Sequence numbers that the calls took beyond one each."""
+        self.extras: dict[str, int] = {}
+        """Method -> sequence numbers that one call takes beyond one, measured at its first use."""
+        self.coalesced_from = 0
+        """Sequence number minus calls when coalescing began."""
+        self.explained = 0
+        """Sequence numbers of C++ collectives that were reported already."""
+        self.coalescing: list[Entry] | None = None
+        self.numbers: deque[int] = deque(maxlen=64)
+        """Where the agent was attached: sequence numbers of the newest collectives the hooks saw."""
+        self.seen_sequences: set[int] | None = set()
+        """During warm-up: the sequence numbers of calls that passed the hooks."""
+
+
+def sequence_number(pg: Any) -> int:
+    """Returns how many collectives *pg* has issued, from Python and C++; -1 where it does not count."""
+    try:
+        return int(pg._get_sequence_number_for_group())
+    except RuntimeError:  # backends without sequence numbers (MPI, fake)
+        return -1
+
+
+def nodes_of(ranks: list[int]) -> int:
+    """Returns how many nodes *ranks* are on, by the launcher's ranks per node; 0 where it sets none."""
+    per_node = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or ""
+    if not per_node.isdigit() or int(per_node) < 1:
+        return 0
+    return len({rank // int(per_node) for rank in ranks})
+
+
+def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> dict[str, Any]:
+    """Returns size, ranks, label and backend of a process group, as the name table keeps them.
+
+    *framework* returns the name that a framework gave to a group, and "" for any other group.
+    """
+    world = torch.distributed.distributed_c10d._world
+    ranks = sorted(world.pg_group_ranks.get(pg, {})) or list(range(pg.size()))
+    try:
+        name = str(pg.group_name)
+    except RuntimeError:  # a group without a name
+        name = ""
+    desc = str(getattr(pg, "group_desc", "") or "")
+    given = framework(pg)
+    if given:
+        label = given
+    elif desc == "default_pg":
+        label = "world"
+    elif desc and desc != "undefined":
+        label = desc
+    else:
+        label = f"pg{name or '?'}"
+    devices = sorted({getattr(d, "type", str(d)) for d in getattr(pg, "_device_types", [])})
+    return {
+        "name": name,
+        "label": label[:60],
+        "size": pg.size(),
+        "ranks": ranks[:1024],
+        "nodes": nodes_of(ranks),
+        "devices": devices or ["cpu"],
+        "backend": str(world.pg_map.get(pg, ("?",))[0]),
+    }

@@ -1,0 +1,1 @@
+"""What the agent reads from its process: steps, memory, roles, existing objects, traces."""

@@ -1,0 +1,58 @@
+"""Samples this process's memory on the host: resident set, available memory, pinned memory.
+
+The collector reads the limits from outside (``zeromon.probes.host_memory``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from zeromon.ring.events import Kind
+from zeromon_agents.runtime.hook_context import HookContext
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_EVERY_NS = 100_000_000
+
+
+class Host:
+    """Reads ``/proc``. *proc* is a parameter for tests."""
+
+    def __init__(self, context: HookContext, proc: Path = Path("/proc")) -> None:
+        self._context = context
+        self._proc = proc
+        self._next_ns = 0
+
+    def sample(self, *, force: bool = False) -> None:
+        """Writes a sample of host memory, at most ten per second without *force*."""
+        now = time.monotonic_ns()
+        if now < self._next_ns and not force:
+            return
+        self._next_ns = now + _EVERY_NS
+        rss = int((self._proc / "self" / "statm").read_text().split()[1]) * _PAGE
+        available = available_bytes(self._proc) if force else -1
+        # fmt: off
+        self._context.write(now, Kind.HOST, 0, self._context.phase, 0, 0, 0,
+                             rss, available, pinned_bytes() if force else -1, 0)
+        # fmt: on
+
+
+def available_bytes(proc: Path) -> int:
+    """Returns the kernel's MemAvailable in bytes; -1 where unknown."""
+    with suppress(OSError, ValueError):
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return -1
+
+
+def pinned_bytes() -> int:
+    """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""
+    stats = getattr(torch.cuda, "host_memory_stats", None)
+    if stats is None or not torch.cuda.is_initialized():
+        return -1
+    return int(stats().get("allocated_bytes.current", -1))

@@ -1,0 +1,268 @@
+"""Describes models for the prediction of their memory: sizes, ranks, dtypes, optimizer.
+
+Only shapes and settings are read. The keys and their units are declared in
+:mod:`zeromon.ring.model_metadata`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from zeromon.ring.model_metadata import ModelMetadata
+from zeromon_agents.observe.census import LARGE
+from zeromon_agents.observe.torch_roles import inner, param_groups
+
+_MOST_UNITS = 4
+
+
+def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
+    """Returns the metadata of a ``fully_shard`` root with the FSDPParamGroups *groups*."""
+    sizes = _fsdp2(groups, list(param_groups(module._get_fsdp_state())))
+    return _complete(sizes, module, optimizers)
+
+
+def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
+    """Returns the metadata of an FSDP1 root with the flat parameters of *handles*."""
+    return _complete(_fsdp1(module, handles), module, optimizers)
+
+
+def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
+    """Returns the metadata of a model that every rank holds whole; under DDP, or on its own."""
+    return _complete(_whole(module), module, optimizers)
+
+
+def _complete(sizes: ModelMetadata, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
+    """Adds layers, buffers and optimizer to *sizes*; None where the model has no parameters."""
+    if not sizes["numel"]:
+        return None
+    sizes["blocks"] = blocks(module)
+    sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
+    mine = {id(p) for p in module.parameters()}
+    for optimizer in optimizers:
+        groups_of = getattr(optimizer, "param_groups", ())
+        if any(id(p) in mine for group in groups_of for p in group["params"]):
+            sizes.update(of_optimizer(optimizer))
+            break
+    return sizes
+
+
+def blocks(module: Any) -> list[int]:
+    """[layers, elements of the largest] of the longest list of layers in *module*; [0, 0] without one.
+
+    Sharded parameters count as whole ones.
+    """
+    lists = [
+        m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
+    ]
+    longest = max(lists, key=len, default=None)
+    if longest is None or len(longest) < 2:
+        return [0, 0]
+    return [len(longest), max(sum(_whole_numel(p) for p in m.parameters()) for m in longest)]
+
+
+def _whole_numel(param: Any) -> int:
+    """Elements of the unsharded parameter: a DTensor has the global shape. FSDP1 keeps no such shape."""
+    return math.prod(param.shape)
+
+
+def of_optimizer(optimizer: Any) -> ModelMetadata:
+    """The metadata of an optimizer: its class, and whether its state is partitioned."""
+    held = inner(optimizer)
+    defaults = getattr(held, "defaults", {})
+    facts: ModelMetadata = {
+        "optimizer": type(held).__name__,
+        "momentum": _momentum(defaults),
+    }
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        facts["stage"] = 1
+        own = [p for group in held.param_groups for p in group["params"]]
+        facts["optimizer_numel"] = sum(p.numel() for p in own)
+    return facts
+
+
+def _momentum(defaults: dict[str, Any]) -> float:
+    value = defaults.get("momentum")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _sizes(units: Iterable[int]) -> list[int]:
+    return sorted(units, reverse=True)[:_MOST_UNITS]
+
+
+def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
+    numel = trainable = shard = trainable_shard = factored = kept = 0
+    units = []
+    for group in groups:
+        unit = 0
+        for param in group.fsdp_params:
+            whole, part = math.prod(param._orig_size), param._sharded_param_data.numel()
+            unit, numel, shard = unit + whole, numel + whole, shard + part
+            if param.sharded_param.requires_grad:
+                trainable, trainable_shard = trainable + whole, trainable_shard + part
+                factored += factored_numel(param._orig_size)
+        is_root = any(group is other for other in of_root)
+        if is_root or getattr(group, "post_forward_mesh_info", None) is None:
+            kept += unit  # gathered while others compute
+        else:
+            units.append(unit)
+    first = groups[0].fsdp_params[0]
+    offloads = bool(getattr(first, "offload_to_cpu", False))
+    mesh = groups[0].mesh_info
+    ranks = int(getattr(mesh, "shard_mesh_size", 1))
+    compute = getattr(first, "param_dtype", None) or first.orig_dtype
+    return {
+        "framework": "fsdp2",
+        "stage": 3 if units else 2,
+        "kept_numel": kept,
+        "ranks": ranks * int(getattr(mesh, "replicate_mesh_size", 1)),
+        "shard_ranks": ranks,
+        "numel": numel,
+        "trainable": trainable,
+        "shard_numel": shard,
+        "trainable_shard_numel": trainable_shard,
+        "factored_numel": factored,
+        "units": _sizes(units),
+        "param_bytes": first.orig_dtype.itemsize,
+        "compute_bytes": compute.itemsize,
+        "grad_bytes": first.orig_dtype.itemsize,
+        **_offloaded(offloads, 3 if units else 2),
+    }
+
+
+def _offloaded(offloads: bool, stage: int) -> ModelMetadata:
+    """Where FSDP keeps shards and optimizer state; at stage 2 parameters stay whole on the device."""
+    where = "host" if offloads else "device"
+    return {"optimizer_on": where, "params_on": where if stage == 3 else "device"}
+
+
+def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
+    flats = [handle.flat_param for handle in handles]
+    whole = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
+    parts = [getattr(f, "_local_shard", f).numel() for f in flats]
+    trains = [f.requires_grad for f in flats]
+    first = handles[0]
+    name = getattr(getattr(first, "_sharding_strategy", None), "name", "FULL_SHARD")
+    stored = getattr(flats[0], "_local_shard", flats[0]).dtype
+    compute = getattr(first, "_fwd_bwd_param_dtype", None) or stored
+    hybrid = "HYBRID" in name
+    stage = (
+        0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
+    )
+    world = torch.distributed.get_world_size()
+    roots = [getattr(module, "_handle", None) is handle for handle in handles]
+    kept = sum(n for n, root in zip(whole, roots, strict=True) if root or stage == 2)
+    freed = [n for n, root in zip(whole, roots, strict=True) if not root and stage == 3]
+    return {
+        "framework": "fsdp1" if stage else "ddp",
+        "bucket_views": True,  # nothing is copied into buckets
+        "stage": stage,
+        "ranks": world,
+        "shard_ranks": first.world_size if hybrid or stage else world,
+        "numel": sum(whole),
+        "trainable": sum(n for n, t in zip(whole, trains, strict=True) if t),
+        "shard_numel": sum(parts),
+        "trainable_shard_numel": sum(n for n, t in zip(parts, trains, strict=True) if t),
+        "kept_numel": kept,
+        "units": _sizes(freed),
+        "param_bytes": stored.itemsize,
+        "compute_bytes": compute.itemsize,
+        "grad_bytes": stored.itemsize,
+        **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
+    }
+
+
+def _whole(module: Any) -> ModelMetadata:
+    """DDP, or no wrapper at all: every rank has everything."""
+    params = [p for p in module.parameters() if p.device.type != "meta"]
+    numel = sum(p.numel() for p in params)
+    trainable = [p for p in params if p.requires_grad]
+    each = max((p.element_size() for p in params), default=4)
+    # the arithmetic uses the mean of the dtypes
+    stored = sum(p.nbytes for p in params) / numel if numel else each
+    stored = int(stored) if stored == int(stored) else stored
+    group = getattr(module, "process_group", None)
+    return {
+        "framework": "ddp",
+        "stage": 0,
+        "ranks": group.size() if group is not None else 1,
+        "numel": numel,
+        "trainable": sum(p.numel() for p in trainable),
+        "shard_numel": numel,
+        "trainable_shard_numel": sum(p.numel() for p in trainable),
+        "factored_numel": sum(factored_numel(p.shape) for p in trainable),
+        "param_bytes": stored,
+        "compute_bytes": each,
+        "grad_bytes": stored,
+        "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
+    }
+
+
+def of_deepspeed(
+    module: Any, zero: Any, *, ranks: int, half: bool, optimizer_on: str, params_on: str
+) -> ModelMetadata:
+    """The metadata of the model of a DeepSpeed engine, made or planned; *zero*: its ZeRO settings."""
+    stage = int(zero.stage)
+    params = list(module.parameters())
+    whole = {id(p): int(getattr(p, "ds_numel", 0) or p.numel()) for p in params}
+    part = {id(p): -(-n // ranks) for p in params if (n := whole[id(p)])}
+    trainable = [p for p in params if p.requires_grad]
+    persistent = sum(whole[id(p)] for p in params if getattr(p, "ds_persist", False))
+    modules = module.modules() if stage == 3 else ()
+    units = [
+        sum(whole[id(p)] for p in m.parameters(recurse=getattr(m, "_z3_leaf", False)))
+        for m in modules
+    ]
+    size = 2 if half else 4
+    bucket = int(zero.reduce_bucket_size)
+    if bucket * size >= LARGE and all(p.device.type == "cpu" for p in params):
+        bucket = min(bucket, sum(whole.values()))  # pages beyond that are never touched
+    hpz = int(getattr(zero, "zero_hpz_partition_size", 1))
+    return {
+        "framework": "deepspeed",
+        "stage": stage,
+        "ranks": ranks,
+        "numel": sum(whole.values()),
+        "trainable": sum(whole[id(p)] for p in trainable),
+        "shard_numel": sum(part.values()),
+        "trainable_shard_numel": sum(part[id(p)] for p in trainable if id(p) in part),
+        "factored_numel": sum(factored_numel(getattr(p, "ds_shape", p.shape)) for p in trainable),
+        "persistent_numel": persistent,
+        "largest_tensor_numel": max(whole.values(), default=0),
+        "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0))
+        if stage == 3
+        else 0,
+        "units": _sizes(units),
+        "param_bytes": size,
+        "compute_bytes": size,
+        "grad_bytes": size,
+        # in fp32 the flat partition is a copy of the parameters all the same
+        "has_master": half or stage > 0,
+        "optimizer_on": optimizer_on,
+        "params_on": params_on,
+        "grad_bucket_numel": bucket if stage else 0,
+        "grad_buckets": 2
+        if stage in (1, 2) and zero.overlap_comm and zero.contiguous_gradients
+        else 1,
+        "prefetch_numel": int(getattr(zero, "prefetch_bucket_size", 0)) if stage == 3 else 0,
+        "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
+        "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
+        "buffer_bytes": sum(map(_nbytes, module.buffers())),
+    }
+
+
+def _nbytes(tensor: Any) -> int:
+    """Bytes of a buffer; 0 of a sparse one."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type != "meta"
+    return int(tensor.numel() * tensor.element_size()) if is_plain else 0
+
+
+def factored_numel(shape: Any) -> int:
+    """Elements of Adafactor's second moment for a parameter of *shape*."""
+    shape = tuple(shape)
+    if len(shape) < 2:
+        return int(math.prod(shape))
+    return int(math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1])))

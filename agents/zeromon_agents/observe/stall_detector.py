@@ -1,0 +1,177 @@
+"""Finds the collectives that a stalled rank waits in and that the hooks have not seen.
+
+The hooks do not see what C++ issues (the reducer of DDP, compiled graphs), nor what was issued before
+the agent was attached. The c10d Flight Recorder lists what was issued and has not retired, with time and
+sizes; a group's sequence number says how far this rank has come in the group. The heartbeat reads both,
+and only while nothing moves. Where the Flight Recorder is off, only the sequence numbers are known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from zeromon.ring.events import Flag, Kind, head, place
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.observe.untraced import op_of, payload_bytes, read_flight_recorder
+from zeromon_agents.runtime.hook_context import HookContext
+
+_QUIET_ATTACHED = 2
+_QUIET_LAUNCHED = 5
+"""Checks, a second apart, without progress before the Flight Recorder is read."""
+_USUAL_STEPS = 3
+"""A launched rank is not quiet before this many of its usual steps have passed."""
+_MOST_STACK_WAIT = 64
+_LONG_NS = 5_000_000_000
+_MOST_FRAMES = 24
+_MOST_STACKS = 50
+
+Flying = tuple[int, int, int]
+"""Operation, issue time on CLOCK_MONOTONIC in ns, bytes."""
+
+
+class StallDetector:
+    """Detects that nothing moves, and writes the collectives in flight and the Python stack."""
+
+    def __init__(
+        self,
+        context: HookContext,
+        collectives: Collectives,
+        evaluates: Callable[[], bool] = lambda: False,
+        *,
+        attached: bool,
+    ) -> None:
+        self._context = context
+        self._collectives = collectives
+        self._evaluates = evaluates
+        """Whether a model is in evaluation mode."""
+        self._attached = attached
+        self._last_progress: object = None
+        self._quiet = 0
+        self._step = 0
+        self._checks_of_step = 0
+        self._checks_of_steps: deque[int] = deque(maxlen=8)
+        """Checks, a second apart, that the newest steps took."""
+        self._stack_after = 0
+        """Quiet checks before the stack is written again: twice as many each time."""
+        self._written: dict[tuple[int, int], int] = {}
+        """(group, sequence number) -> head word of a collective that was written as in flight."""
+        self._stack: list[str] = []
+        self._stacks = 0
+
+    def check(self) -> bool:
+        """Returns whether the rank is stalled. Called once a second, at first right after attaching."""
+        groups = [(g, pg) for g in self._groups() if (pg := g.ref()) is not None]
+        numbers = {group.id: self._number(group, pg) for group, pg in groups}
+        progress = (self._context.step, numbers)
+        first, moved = self._last_progress is None, progress != self._last_progress
+        self._last_progress = progress
+        self._quiet = 0 if moved else self._quiet + 1
+        self._count_step()
+        if self._quiet < self._limit() and not (first and self._attached):
+            self._stack_after = 0
+            self._retire(set())
+            self._write_stack([])
+            return False
+        flying = self._in_flight(groups)
+        self._write_progress(numbers)
+        if first and not any(time.monotonic_ns() - e[1] > _LONG_NS for e in flying.values()):
+            return False
+        self._retire(set(flying))
+        self._write(flying)
+        return True
+
+    def _count_step(self) -> None:
+        self._checks_of_step += 1
+        if self._context.step != self._step:
+            self._checks_of_steps.append(self._checks_of_step)
+            self._step, self._checks_of_step = self._context.step, 0
+
+    def _limit(self) -> int:
+        """Returns how many checks without progress are a stall."""
+        if self._attached:
+            return _QUIET_ATTACHED
+        return max(_QUIET_LAUNCHED, _USUAL_STEPS * max(self._checks_of_steps, default=0))
+
+    def _number(self, group: Group, pg: Any) -> int:
+        """Returns the number of the newest collective of *group*, as the records of this rank count."""
+        return sequence_number(pg) - self._shift(group)
+
+    def _shift(self, group: Group) -> int:
+        """Returns what records of this rank leave out: a launched agent counts from its first sight."""
+        return 0 if self._attached else group.base
+
+    def _in_flight(self, groups: list[tuple[Group, Any]]) -> dict[tuple[int, int], Flying]:
+        """Returns (group, number) -> what is in flight, numbered as the records of this rank are."""
+        shifts = {group.id: self._shift(group) for group, _ in groups}
+        flying = in_flight({str(pg.group_name): group for group, pg in groups})
+        return {(group, number - shifts[group]): e for (group, number), e in flying.items()}
+
+    def _groups(self) -> list[Group]:
+        return list(self._collectives.groups.values())
+
+    def _write(self, flying: dict[tuple[int, int], Flying]) -> None:
+        write = self._context.ring.write
+        ours = {(group.id, number) for group in self._groups() for number in group.numbers}
+        for key, (op, issued_ns, nbytes) in flying.items():
+            if key not in ours and key not in self._written:
+                word = self._written[key] = head(0, op, self._context.phase, Flag.INFERRED)
+                issued = head(Kind.ISSUED) | word
+                write(issued_ns, issued, place(key[0]), nbytes, key[1], 0, 0)
+
+    def _write_progress(self, numbers: dict[int, int]) -> None:
+        """Writes the sequence number of each group, and the main thread's stack."""
+        now = time.monotonic_ns()
+        for group, number in numbers.items():
+            word = head(Kind.GROUP_SEQUENCE)
+            self._context.ring.write(now, word, place(group), number, 0, 0, 0)
+        if self._attached or self._quiet >= self._stack_after:
+            self._stack_after = self._quiet + min(self._quiet, _MOST_STACK_WAIT)
+            self._write_stack(main_stack())
+
+    def _write_stack(self, stack: list[str]) -> None:
+        if stack != self._stack and self._stacks < _MOST_STACKS:
+            self._stack, self._stacks = stack, self._stacks + bool(stack)
+            evaluating = bool(stack) and self._evaluates()
+            self._context.add_metadata(stack=stack, evaluating=evaluating)
+
+    def _retire(self, still: set[tuple[int, int]]) -> None:
+        """Writes the end of collectives no longer in flight, without a duration."""
+        now = time.monotonic_ns()
+        for key in self._written.keys() - still:
+            word = head(Kind.DONE, flags=Flag.FAILED) | self._written.pop(key)
+            self._context.ring.write(now, word, place(key[0]), 0, now, 0, key[1])
+
+
+def in_flight(groups: dict[str, Group]) -> dict[tuple[int, int], Flying]:
+    """Returns (group, torch's own number) -> what is in flight.
+
+    The source is torch's Flight Recorder; *groups* are by the name that torch gives them.
+    """
+    collectives = {}
+    shift = time.monotonic_ns() - time.time_ns()
+    for entry in read_flight_recorder(only_active=True):
+        group = groups.get(str((entry.get("process_group") or ("",))[0]))
+        if group is None or entry.get("retired") or entry.get("is_p2p"):
+            continue
+        op = op_of(str(entry.get("profiling_name", "")))
+        issued = int(entry.get("time_created_ns") or 0) + shift
+        key = group.id, int(entry.get("collective_seq_id", 0))
+        collectives[key] = int(op), issued, payload_bytes(op, entry)
+    return collectives
+
+
+def main_stack() -> list[str]:
+    """Returns the main thread's Python stack, outermost call first: ``train.py:41 in main``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[str] = []
+    while frame is not None and len(lines) < _MOST_FRAMES:
+        code = frame.f_code
+        lines.append(f"{code.co_filename[-120:]}:{frame.f_lineno} in {code.co_name[:60]}")
+        frame = frame.f_back
+    return lines[::-1]

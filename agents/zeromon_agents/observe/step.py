@@ -1,0 +1,385 @@
+"""Follows steps and phases without any call in the training script.
+
+Optimizer steps come from torch's global optimizer hooks, or from the DeepSpeed engine that owns the
+optimizer. Backward comes from the one function that every backward passes. Forward comes from the
+wrappers (DDP, FSDP, DeepSpeed); without a wrapper it is the time between the data and the backward. Data
+wait comes from the DataLoader's iterator.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+from zeromon.ring.events import Flag, Kind, Outcome, Phase
+from zeromon.ring.model_metadata import LoaderMetadata
+from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
+from zeromon_agents.runtime.patches import Patches
+
+DETAIL_EVERY, _DETAIL_AT = 9, 4
+"""Differs from the period of control steps: a control step's neighbours must be ordinary steps."""
+_SETTLED = 10
+_OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
+_MOST_LOADER_RECORDS = 32
+_MOST_COUNTS = 64
+
+
+def control_step(step: int, before: int = 0) -> bool:
+    """Whether *step* is a control step, in which hooks count but do not time.
+
+    The same steps are control steps on every rank. They are frequent at first, so that the overhead is
+    known soon, and rare later. *before* is the number of steps taken before the agent was attached.
+    """
+    watched = step - before
+    if watched <= _SETTLED:
+        return False
+    return step % (_OFTEN if watched < _OFTEN_UNTIL else _SELDOM) == 0
+
+
+def steps_taken(optimizer: Any) -> int:
+    """Returns the number of steps in *optimizer*'s state; 0 where it keeps none, or on a device."""
+    states = getattr(optimizer, "state", {})
+    counts = (state.get("step") for state in islice(states.values(), _MOST_COUNTS))
+    return max((int(n) for n in map(known_number, counts) if n is not None), default=0)
+
+
+def known_number(value: Any) -> float | None:
+    """Returns *value* as a float; None where reading it would wait for a device or communicate."""
+    if type(value) is torch.Tensor:
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+class Steps:
+    """Follows the training loop and writes its phases and steps into the ring."""
+
+    def __init__(
+        self,
+        context: HookContext,
+        before_step_mark: Callable[[int], None],
+        before_first_step: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._before_first_step = before_first_step
+        self._before_step_mark = before_step_mark
+        now = time.monotonic_ns()
+        self.step_start_ns = now
+        self._free_since = now
+        self._micro_steps = 0
+        self._last_micro_steps = 0
+        self._forward_from = 0
+        self._forward_seen_ns = 0
+        self._has_wrapper = False
+        self._backward_depth = 0
+        self._backward_from = 0
+        self._open_optimizers: list[int] = []
+        self._optimizer_from = 0
+        self._cpu_optimizer_from = 0
+        self._in_engine = False
+        self._last_engine = 0
+        self.initializing = 0
+        """DeepSpeed engines under construction: each steps its optimizer once, to create state."""
+        self.offloads_optimizer = False
+        """Whether the engine that is stepping runs its optimizer on the host."""
+        self.attached_mid_step = False
+        """Whether the agent was attached during the step under way, and so cannot time it."""
+        self._data_from = 0
+        self._loader: Callable[[], Any] = lambda: None
+        """A weak reference to the DataLoader iterator that was used last."""
+        self._loader_settings: LoaderMetadata = {}
+        self._loader_written: LoaderMetadata = {}
+        self._loader_records = 0
+        self._length = 0
+        """Tokens of each sequence in the last batch; 0 for a batch of something else."""
+        self.on_optimizer: Callable[[Any], None] | None = None
+        """Called with the optimizer before it steps. It must not raise."""
+        self.on_boundary: Callable[[int], None] | None = None
+        """Called between two steps with the number of the step that begins. It must not raise."""
+        self.on_backward: Callable[[], None] | None = None
+        """Called when the first backward of a step begins, where activations are at their peak."""
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        """Starts the forward phase: the outermost wrapped module was called."""
+        if self._backward_depth or self._context.mode == OFF:
+            return  # activation checkpointing recomputes forward as part of backward
+        self._close_forward()
+        self._has_wrapper = True
+        self._forward_from = self._forward_seen_ns = time.monotonic_ns()
+        self._context.phase = Phase.FORWARD
+
+    def forward_seen(self) -> None:
+        """Moves the end of the forward phase to now."""
+        if self._forward_from and not self._backward_depth:
+            self._forward_seen_ns = time.monotonic_ns()
+
+    def forward_ends(self) -> None:
+        """Ends the forward phase: the outermost wrapped module has returned."""
+        self.forward_seen()
+        self._close_forward()
+
+    def _close_forward(self) -> None:
+        if self._forward_from:
+            self._span(Phase.FORWARD, self._forward_from, self._forward_seen_ns)
+            self._forward_from = 0
+            self._context.phase = Phase.OTHER
+
+    # ---- backward -----------------------------------------------------------------------------
+
+    def backward_begins(self) -> None:
+        """Starts the backward phase, unless this backward is nested in another."""
+        self._backward_depth += 1
+        if self._backward_depth > 1 or self._context.mode == OFF:
+            return
+        if self.on_backward is not None and not self._micro_steps:
+            self.on_backward()
+        if self._loader_settings:
+            self._write_loader()
+        now = time.monotonic_ns()
+        if self._forward_from:
+            self._close_forward()
+        elif not self._has_wrapper:
+            self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
+        self._backward_from = now
+        self._context.phase = Phase.BACKWARD
+
+    def backward_ends(self) -> None:
+        """Ends the backward phase and counts a micro-step."""
+        self._backward_depth -= 1
+        if self._backward_depth or not self._backward_from:
+            return
+        self._micro_steps += 1
+        self._free_since = time.monotonic_ns()
+        self._span(Phase.BACKWARD, self._backward_from, self._free_since)
+        self._backward_from = 0
+        self._context.phase = Phase.OTHER
+
+    # ---- optimizer ----------------------------------------------------------------------------
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Starts the optimizer phase; a nested optimizer (ZeroRedundancyOptimizer) counts once."""
+        try:
+            if self.initializing:
+                return
+            if self._in_engine:
+                self._inner_optimizer_begins()
+                return
+            if id(optimizer) in self._open_optimizers:
+                self._open_optimizers.clear()  # its last step raised, and torch called no post hook
+            self._open_optimizers.append(id(optimizer))
+            if len(self._open_optimizers) > 1:
+                return
+            if self.on_optimizer is not None:
+                self.on_optimizer(optimizer)
+            self._begin_optimizer_phase()
+        except Guard.CAUGHT as error:
+            self._context.guard.note(error, "optimizer_begins")
+
+    def optimizer_ends(self, optimizer: Any = None) -> None:
+        """Ends the step when the outermost optimizer has stepped."""
+        try:
+            if self.initializing:
+                return
+            if self._in_engine:
+                self._inner_optimizer_ends()
+                return
+            if self._open_optimizers:
+                self._open_optimizers.pop()
+            if not self._open_optimizers and self._context.mode != OFF and self._optimizer_from:
+                self._end_step(taken=steps_taken(optimizer) if self.attached_mid_step else 0)
+        except Guard.CAUGHT as error:
+            self._context.guard.note(error, "optimizer_ends")
+
+    def engine_step_begins(self, *, offloads: bool) -> None:
+        """Starts the step of a DeepSpeed engine; *offloads*: its optimizer runs on the host."""
+        self._in_engine, self.offloads_optimizer = True, offloads
+        self._cpu_optimizer_from = 0
+        self._begin_optimizer_phase()
+
+    def engine_step_ends(self, outcome: Outcome | None, engine: int, taken: int = 0) -> None:
+        """Ends the step of DeepSpeed engine number *engine*, which has taken *taken* steps in all.
+
+        *outcome* is None when the step raised: the phase ends, and no step is counted.
+        """
+        self._inner_optimizer_ends()
+        self._in_engine = False
+        if self._context.mode == OFF or not self._optimizer_from:
+            return
+        if outcome is None:
+            self._span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
+            self._optimizer_from = 0
+            self._context.phase = Phase.OTHER
+            return
+        self._end_step(outcome, engine, taken)
+
+    def _begin_optimizer_phase(self) -> None:
+        if self._context.mode != OFF:
+            self._close_forward()
+            self._optimizer_from = time.monotonic_ns()
+            self._context.phase = Phase.OPTIMIZER
+
+    def _inner_optimizer_begins(self) -> None:
+        """Starts the phase of an offloaded optimizer within a DeepSpeed engine's step."""
+        if self.offloads_optimizer and self._optimizer_from:
+            now = time.monotonic_ns()
+            self._span(Phase.OPTIMIZER, self._optimizer_from, now)
+            self._optimizer_from = self._cpu_optimizer_from = now
+            self._context.phase = Phase.CPU_OPTIMIZER
+
+    def _inner_optimizer_ends(self) -> None:
+        if self._cpu_optimizer_from:
+            now = time.monotonic_ns()
+            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now)
+            self._optimizer_from, self._cpu_optimizer_from = now, 0
+            self._context.phase = Phase.OPTIMIZER
+
+    def _end_step(
+        self, outcome: Outcome = Outcome.APPLIED, engine: int = 0, taken: int = 0
+    ) -> None:
+        context = self._context
+        now = time.monotonic_ns()
+        if self.attached_mid_step:
+            self._end_partial_step(now, taken)
+            return
+        self._span(Phase.OPTIMIZER, self._optimizer_from, now)
+        self._optimizer_from = 0
+        self._before_step_mark(context.step + 1)
+        now = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
+        context.phase = Phase.OTHER
+        context.unit = 0
+        flags = Flag.IDLE if context.mode == IDLE else Flag(0)
+        # an engine that steps twice without a backward has taken two steps
+        again = engine and engine == self._last_engine
+        if self._micro_steps or not context.step or again:
+            context.step += 1
+            self._last_micro_steps = self._micro_steps
+        else:  # no backward since the last optimizer: a second optimizer of the same step
+            flags |= Flag.CONTINUED
+        # fmt: off
+        context.write(now, Kind.STEP, outcome, 0, flags, 0, 0,
+                       context.step, self.step_start_ns, self._last_micro_steps, engine)
+        # fmt: on
+        self.step_start_ns = self._free_since = now
+        self._micro_steps = 0
+        self._last_engine = engine
+        following = context.step + 1
+        if context.mode != OFF:  # another thread may have switched the agent off
+            control = control_step(following, context.steps_before) and self.on_boundary is None
+            context.mode = IDLE if control else ON
+        boundary = self.on_boundary  # another thread may set it to None
+        if boundary is not None:
+            boundary(following)
+            # starting or stopping a trace between two steps belongs to neither step
+            self.step_start_ns = self._free_since = time.monotonic_ns()
+        context.detailed = context.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
+
+    def _end_partial_step(self, now: int, taken: int) -> None:
+        """Ends the step during which the agent was attached: the next step is seen whole."""
+        context = self._context
+        self.attached_mid_step = False
+        context.step = context.steps_before = taken
+        context.add_metadata(steps_before=taken)
+        self._before_first_step()
+        self._micro_steps = self._forward_from = self._optimizer_from = 0
+        self.step_start_ns = self._free_since = now
+        context.phase, context.unit, context.mode = Phase.OTHER, 0, ON
+
+    # ---- data ---------------------------------------------------------------------------------
+
+    def data_begins(self) -> None:
+        """Starts the data wait: the script requests the next batch from its DataLoader."""
+        if self._context.mode != OFF and not self._backward_depth:
+            self._close_forward()
+            self._data_from = time.monotonic_ns()
+            self._context.phase = Phase.DATA_WAIT
+
+    def data_ends(self) -> None:
+        """Ends the data wait."""
+        if self._data_from:
+            self._free_since = time.monotonic_ns()
+            self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
+            self._data_from = 0
+            self._context.phase = Phase.OTHER
+
+    def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
+        if end_ns > start_ns and not self.attached_mid_step:
+            self._context.write(end_ns, Kind.PHASE, 0, phase, flags, 0, 0, start_ns, 0, 0, 0)
+
+    # ---- installation -------------------------------------------------------------------------
+
+    def watch_backward(self, autograd: Any, patches: Patches) -> None:
+        """Patches the function that ``Tensor.backward``, ``autograd.backward`` and ``grad`` share."""
+        name = "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
+        hook = around(
+            self._context,
+            lambda *_, **__: self.backward_begins(),
+            lambda *_, **__: self.backward_ends(),
+            active_from=OFF,  # the nesting depth must be right when the mode changes
+        )
+        patches.wrap(autograd, name, hook)
+
+    def watch_data(self, dataloader: Any, patches: Patches) -> None:
+        """Patches the iterator class that every DataLoader uses."""
+        hook = around(
+            self._context, self._next_begins, self._next_ends, where="DataLoader", active_from=OFF
+        )
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", hook)
+
+    def _next_begins(self, iterator: Any) -> None:
+        if iterator is not self._loader():
+            self._loader = weakref.ref(iterator)
+            self._describe_loader(iterator)
+        self.data_begins()
+
+    def _next_ends(self, _: None, batch: Any, __: Any) -> None:
+        self.data_ends()
+        if batch is not RAISED:
+            self._length = sequence_length(batch)
+
+    def _describe_loader(self, iterator: Any) -> None:
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        self._loader_settings = {
+            "num_workers": int(getattr(iterator, "_num_workers", 0)),
+            "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+            "batch_size": size if isinstance(size, int) else 0,
+        }
+
+    def _write_loader(self) -> None:
+        """Writes the loader's settings when backward begins, and again only when they differ.
+
+        A loader that no backward follows is one of an evaluation. A script makes a new iterator each
+        epoch, and may alternate between two loaders, so the number of records is bounded.
+        """
+        written = self._loader_written
+        same_length = written.get("length", self._length) == self._length
+        loader: LoaderMetadata = {
+            **self._loader_settings,
+            "length": self._length if same_length else 0,
+        }
+        if loader != written and self._loader_records < _MOST_LOADER_RECORDS:
+            self._loader_written = loader
+            self._loader_records += 1
+            self._context.add_metadata(loader=loader)
+
+
+def sequence_length(batch: Any) -> int:
+    """Returns the tokens of each sequence in *batch*; 0 where it is no batch of token ids.
+
+    Token ids are the first tensor, or the one under ``input_ids``, if it is a matrix of integers.
+    """
+    first: Any = batch
+    if isinstance(batch, Mapping):
+        first = batch.get("input_ids")
+    elif isinstance(batch, (list, tuple)) and batch:
+        first = batch[0]
+    is_float = getattr(first, "is_floating_point", None)
+    is_tokens = is_float is not None and not is_float() and len(first.shape) == 2
+    return int(first.shape[1]) if is_tokens else 0

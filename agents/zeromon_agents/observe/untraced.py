@@ -1,0 +1,151 @@
+"""Counts collectives that C++ issues past the hooks: DDP's reducer, functional and compiled ones.
+
+A group's own sequence number says how many there were. Their operation is known only
+
+* in the first steps, from the c10d Flight Recorder, which lists each collective;
+* for DDP's gradient buckets, from the reducer's own list of bucket sizes.
+
+All others are reported as counted, with an unknown operation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zeromon.ring.events import Kind, Op, Phase
+from zeromon.ring.torch_names import ITEM_BYTES, operation_named
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.runtime.hook_context import HookContext
+
+WARM_UP_STEPS = 3
+_MOST_ENTRIES = 400  # a dump costs about 9 us per entry, once, in a warm-up step
+
+Buckets = Callable[[int], list[int]]
+"""Returns the gradient bucket sizes, in bytes, that C++ reduces on a group, given the group's id."""
+
+
+class UntracedCollectives:
+    """Explains, at the end of a step, the sequence numbers that no hook saw."""
+
+    def __init__(self, context: HookContext, collectives: Collectives, buckets: Buckets) -> None:
+        self._context = context
+        self._collectives = collectives
+        self._buckets = buckets
+
+    def account(self, step: int) -> None:
+        """Writes what C++ has issued since the last call; *step* counts from the start of the agent."""
+        self._register_new_groups()
+        flight: list[dict[str, Any]] | None = None
+        for group in list(self._collectives.groups.values()):
+            pg = group.ref()
+            if pg is None:
+                continue
+            sequence = sequence_number(pg) - group.base
+            if sequence < 0:
+                continue
+            hooked = group.issued + group.extra
+            missing = sequence - hooked - group.explained
+            if missing > 0:
+                few = sequence + group.base < _MOST_ENTRIES
+                if step <= WARM_UP_STEPS and flight is None and few:
+                    flight = read_flight_recorder()
+                self._explain(group, missing, flight, str(pg.group_name))
+            shift = group.base if self._collectives.attached else 0
+            # fmt: off
+            self._context.write(time.monotonic_ns(), Kind.GROUP_SEQUENCE, 0, 0, 0, group.id, 0,
+                                 sequence + shift, hooked + shift, 0, 0)
+            # fmt: on
+
+    def _register_new_groups(self) -> None:
+        groups = torch.distributed.distributed_c10d._world.pg_map
+        if len(groups) > len(self._collectives.groups):
+            for pg in list(groups):
+                if hasattr(pg, "group_name"):
+                    self._collectives.group_of(pg)
+
+    def _explain(
+        self, group: Group, missing: int, flight: list[dict[str, Any]] | None, name: str
+    ) -> None:
+        group.explained += missing
+        listed = self._from_flight_recorder(group, flight or [], name)
+        if sum(listed[op][0] for op in listed) == missing:
+            for op, (count, nbytes) in listed.items():
+                self._report(group, op, count, nbytes)
+            return
+        buckets = self._buckets(group.id)
+        if buckets and missing % len(buckets) == 0:
+            rounds = missing // len(buckets)
+            self._report(group, Op.ALL_REDUCE, missing, rounds * sum(buckets))
+            return
+        self._report(group, Op.NONE, missing, 0)
+
+    def _from_flight_recorder(
+        self, group: Group, flight: list[dict[str, Any]], name: str
+    ) -> dict[Op, tuple[int, int]]:
+        ours = group.seen_sequences
+        if ours is None:
+            return {}
+        counts: Counter[Op] = Counter()
+        nbytes: Counter[Op] = Counter()
+        for entry in flight:
+            number = entry.get("collective_seq_id", 0)
+            group_name = (entry.get("process_group") or ("",))[0]
+            if group_name != name or number <= group.base or number in ours or entry.get("is_p2p"):
+                continue
+            ours.add(number)  # counts once
+            op = op_of(str(entry.get("profiling_name", "")))
+            counts[op] += 1
+            nbytes[op] += payload_bytes(op, entry)
+        return {op: (counts[op], nbytes[op]) for op in counts}
+
+    def _report(self, group: Group, op: Op, count: int, nbytes: int) -> None:
+        phase = Phase.BACKWARD if op == Op.ALL_REDUCE else Phase.OTHER
+        # fmt: off
+        self._context.write(time.monotonic_ns(), Kind.COUNTED, op, phase, 0, group.id, 0,
+                             count, nbytes, 0, 0)
+        # fmt: on
+
+
+def op_of(profiling_name: str) -> Op:
+    """Returns the operation of a Flight Recorder name such as ``gloo:all_reduce``."""
+    return operation_named(profiling_name.rpartition(":")[2])
+
+
+def payload_bytes(op: Op, entry: dict[str, Any]) -> int:
+    """Returns the payload S of a Flight Recorder entry in bytes: the unsharded size."""
+    side = "output" if op == Op.ALL_GATHER else "input"
+    sizes, dtypes = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes") or []
+    total = 0
+    for position, size in enumerate(sizes):
+        numel = 1
+        for extent in size:
+            numel *= extent
+        dtype = dtypes[position] if position < len(dtypes) else (dtypes or ["Byte"])[-1]
+        total += numel * ITEM_BYTES.get(dtype, 1)
+    return total
+
+
+def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
+    """Returns the Flight Recorder's entries without stack traces; [] where it is absent or off.
+
+    torch's C++ makes the pickle in this very call: nothing from outside the process is unpickled.
+    """
+    distributed = torch._C._distributed_c10d
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(distributed, name, None)
+        if dump is None:
+            continue
+        content = pickle.loads(
+            dump(includeCollectives=True, includeStackTraces=False, onlyActive=only_active)
+        )
+        entries = content.get("entries") if isinstance(content, dict) else None
+        if entries:
+            return list(entries)
+    return []

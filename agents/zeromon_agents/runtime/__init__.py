@@ -1,0 +1,1 @@
+"""The agent, and what keeps it harmless: guard, patches, hook context, bootstrap, rendezvous."""

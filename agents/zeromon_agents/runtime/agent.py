@@ -1,0 +1,342 @@
+"""The agent of a training process: installs the hooks, keeps them quiet, and removes them.
+
+The training thread does as little as possible. A daemon thread (the heartbeat) does once a second what
+needs no hook: it samples host memory, writes a heartbeat, reports the first error of a hook to the user,
+and starts a collector when none runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from zeromon import __version__
+from zeromon.ring.buffer import RingWriter
+from zeromon.ring.events import ExitKind, Flag, Kind
+from zeromon_agents.hooks.backend import Services
+from zeromon_agents.hooks.backends import Backends
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.units import Units
+from zeromon_agents.observe.allocator import Allocator, cuda_ready
+from zeromon_agents.observe.census import Census, census_step
+from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.observe.host import Host
+from zeromon_agents.observe.offload import Transfers
+from zeromon_agents.observe.stall_detector import StallDetector
+from zeromon_agents.observe.step import Steps
+from zeromon_agents.observe.torch_roles import Models
+from zeromon_agents.observe.trace_capture import PROFILER, Capture
+from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
+from zeromon_agents.runtime.collector_process import ensure_collector
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
+from zeromon_agents.runtime.imports import ImportWatch
+from zeromon_agents.runtime.patches import Patches
+from zeromon_agents.runtime.rank_info import RankInfo
+from zeromon_agents.runtime.rendezvous import Rendezvous
+
+_HEARTBEAT_SECONDS = 1.0
+_COLLECTOR_CHECK_EVERY = 5
+_HUNG_AFTER_NS = 5_000_000_000
+
+
+class Attachment(NamedTuple):
+    """How the agent was attached to a process that was running already."""
+
+    pid: int
+    """The process as the collector sees it, outside of the process's PID namespace."""
+    settings: dict[str, str]
+    """The ZEROMON_ variables of the command that attached."""
+
+
+class Agent:
+    """The hooks of one process, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(
+        self, run_dir: Path, rank_info: RankInfo, attachment: Attachment | None = None
+    ) -> None:
+        self.run_dir, self.rank_info, self.attachment = run_dir, rank_info, attachment
+        pid = attachment.pid if attachment else os.getpid()
+        name = f"rank{rank_info.rank}.{pid}.{secrets.token_hex(2)}.ring"
+        self.guard = Guard()
+        self.ring = RingWriter(run_dir / name, rank=rank_info.rank, pid=pid)
+        self.context = context = HookContext(self.ring, self.guard)
+        self.patches, self.imports = Patches(), ImportWatch()
+        self.device = DeviceTimer(context)
+        self.collectives = Collectives(context, self.device)
+        self.steps = Steps(context, self._before_step_mark, self.collectives.counts.clear)
+        self.collectives.attached = self.steps.attached_mid_step = attachment is not None
+        self.models = Models(self.guard.note)
+        self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
+        self.census = Census(context)
+        self.units, self.transfers = Units(context), Transfers(context)
+        self.backends = Backends(
+            Services(
+                context, self.patches, self.steps, self.collectives, self.device, self.models,
+                self.census, self.units, self.transfers,
+            )
+        )  # fmt: skip
+        self.collectives.framework_label = self.backends.group_label
+        self.census.add(lambda: (self.models.claims,))
+        self.census.add(self.backends.providers)
+        self.allocator, self.host = Allocator(context), Host(context)
+        self.stall_detector = StallDetector(
+            context, self.collectives, self.models.evaluates, attached=attachment is not None
+        )
+        untraced = UntracedCollectives(context, self.collectives, self.backends.bucket_bytes)
+        guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
+        self._counting = (guarded(self.collectives.flush_step), guarded(self.transfers.flush))
+        self._sampling = tuple(
+            map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
+        )
+        self._accounting = guarded(untraced.account)
+        self._describing = guarded(self._describe_new_models)
+        self._metadata: dict[str, Any] = {}
+        self._describe_from, self._wrote_device = 0, False
+        self._hang_written_of = self._census_of = -1
+        self._stopping = threading.Event()
+        self._heart: threading.Thread | None = None
+        self._excepthook: Any = None
+        self.rendezvous = self._rendezvous()
+
+    def _rendezvous(self) -> Rendezvous | None:
+        """Returns what introduces this node to the others; None on one node, or on another rank."""
+        here = self.rank_info
+        if here.world_size <= max(1, here.local_world_size):
+            return None
+        if not here.is_node_leader(self.run_dir):
+            return None
+        return Rendezvous(
+            self.run_dir, here.rank, here.local_world_size, here.world_size, self.guard
+        )
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Installs every hook; a hook on a module that is not loaded follows after its import."""
+        self._write_rank_metadata()
+        self._register_existing_groups()
+        self.guard.on_limit = self.pause
+        self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
+        self.steps.on_backward = self.guard.guarded(self._backward_begins)
+        self.collectives.install(self.patches)
+        for module, watch in (
+            ("torch.autograd", self.steps.watch_backward),
+            ("torch.utils.data.dataloader", self.steps.watch_data),
+            (PROFILER, self.capture.watch_profiler),
+        ):
+            patch = functools.partial(self.guard.guarded(watch), patches=self.patches)
+            self.imports.when_imported(module, patch)
+        self.backends.install(self.imports)
+        atexit.register(self._at_exit)
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        # the step during which the agent was attached is counted and not timed
+        self.context.mode = IDLE if self.steps.attached_mid_step else ON
+        self.context.detailed = True
+        self._heart = threading.Thread(target=self._heartbeat, name="zeromon", daemon=True)
+        self._heart.start()
+        if self.rendezvous is not None:
+            self.rendezvous.start()
+
+    def stop(self) -> list[str]:
+        """Removes every hook and writes the end; returns names that another tool has patched since."""
+        if self._stopping.is_set():
+            return []
+        self._stopping.set()
+        self.context.mode = OFF
+        self.guard.guarded(self.capture.close)("the agent was stopped")
+        self.backends.stop()
+        self.units.stop()
+        self.imports.close()
+        if self.rendezvous is not None:
+            self.rendezvous.stop()
+        kept = self.patches.restore()
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        atexit.unregister(self._at_exit)
+        self.context.emit(Kind.EXIT, op=ExitKind.DETACHED)
+        if self._heart is not None and self._heart is not threading.current_thread():
+            self._heart.join(2 * _HEARTBEAT_SECONDS)
+        return kept
+
+    def pause(self) -> None:
+        """Switches all hooks off, in place: too many of them failed."""
+        self.context.mode = OFF
+
+    # ---- metadata -----------------------------------------------------------------------------
+
+    def _write_rank_metadata(self) -> None:
+        here = self.rank_info
+        self.context.add_metadata(
+            rank=here.rank,
+            local_rank=here.local_rank,
+            world_size=here.world_size,
+            local_world_size=here.local_world_size,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            torch=torch.__version__,
+            python=sys.version.split()[0],
+            agent=__version__,
+            device="cpu",
+            argv=sys.argv[:20],
+        )
+
+    def _write_device_metadata(self) -> None:
+        if self._wrote_device or not cuda_ready():
+            return
+        self._wrote_device = True
+        index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        self.context.add_metadata(
+            device=f"cuda:{index}",
+            device_name=properties.name,
+            device_uuid=str(getattr(properties, "uuid", "")),
+        )
+
+    def _register_existing_groups(self) -> None:
+        world = torch.distributed.distributed_c10d._world
+        for pg in list(world.pg_map):
+            if hasattr(pg, "group_name"):
+                self.collectives.group_of(pg, existed=True)
+
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        """Takes the census, where gradients are complete and nothing is updated yet."""
+        if self.context.mode == OFF:
+            return
+        self.models.register_optimizer(optimizer)
+        following = self.context.step + 1
+        if following == 1:  # before the optimizer creates its state, which may end the process
+            self._describing(0)
+        due = self.context.mode == ON and census_step(following, self.context.steps_before)
+        if due and self._census_of != following:
+            self._census_of = following
+            self.census.take()
+
+    def _backward_begins(self) -> None:
+        if self.context.mode == ON:
+            self.allocator.sample_tensors()
+
+    def _describe_new_models(self, step: int) -> None:
+        """Writes the models at the end of a step in which one is new; at twice the step the next time.
+
+        A script may create optimizers without end, and each description stays in the name table.
+        """
+        if self.models.changed and step >= self._describe_from:
+            self._describe_from = 2 * step
+            self._write_models()
+
+    def _write_models(self) -> None:
+        self.models.changed = False
+        metadata = self.backends.metadata()
+        if metadata != self._metadata:
+            self._metadata = metadata
+            self.context.add_metadata(**metadata)
+
+    # ---- every step ---------------------------------------------------------------------------
+
+    def _before_step_mark(self, step: int) -> None:
+        for count in self._counting:
+            count()
+        if self.context.mode == IDLE:
+            return
+        watched = step - self.context.steps_before
+        self._accounting(watched)
+        self._describing(watched)
+        if watched == WARM_UP_STEPS:
+            self.collectives.end_warm_up()
+        for sample in self._sampling:
+            sample()
+
+    # ---- every second -------------------------------------------------------------------------
+
+    def _heartbeat(self) -> None:
+        beats = 0
+        while not self._stopping.is_set():
+            try:
+                self._one_heartbeat(beats)
+            except Guard.CAUGHT as error:
+                self.guard.note(error, "heartbeat")
+            beats += 1
+            self._stopping.wait(_HEARTBEAT_SECONDS)
+
+    def _one_heartbeat(self, beats: int) -> None:
+        self.context.emit(Kind.BEAT, self.guard.errors, self.context.step)
+        self.host.sample(force=True)
+        self.imports.sweep()
+        self._write_device_metadata()
+        stalled = self.stall_detector.check()
+        if self.attachment is None:
+            self._write_hang_of_control_step()
+        elif stalled and not self.models.modules:
+            self.backends.discover()
+            if self.models.changed:
+                self._write_models()
+        self.capture.check()
+        message = self.guard.message()
+        if message:
+            with suppress(OSError):  # stderr may be closed
+                os.write(2, f"{message}\n".encode())
+        if beats % _COLLECTOR_CHECK_EVERY == (0 if self.rank_info.local_rank == 0 else 2):
+            if self.attachment is None:
+                ensure_collector(self.run_dir.parent)
+            elif (
+                self.attachment.pid == os.getpid()
+            ):  # in a PID namespace it would mistake processes
+                ensure_collector(self.run_dir.parent, self.attachment.settings)
+
+    def _write_hang_of_control_step(self) -> None:
+        """Writes the newest collective of a control step that does not end."""
+        last, context = self.collectives.last_counted, self.context
+        if context.mode != IDLE or last is None or self._hang_written_of == context.step:
+            return
+        if time.monotonic_ns() - self.steps.step_start_ns < _HUNG_AFTER_NS:
+            return
+        self._hang_written_of = context.step
+        op, phase, group, nbytes = last
+        # fmt: off
+        context.write(self.steps.step_start_ns, Kind.ISSUED, op, phase, Flag.INFERRED, group, 0,
+                      nbytes, 0, 0, 0)
+        # fmt: on
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def in_forked_child(self) -> None:
+        """Mutes the agent in a forked worker, which shares the mapping of its parent's ring."""
+        self.ring.mute()
+        self.context.mode = OFF
+        self.steps.on_boundary = None
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        atexit.unregister(self._at_exit)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.guard.guarded(self.capture.flush)()
+        with suppress(Guard.CAUGHT):
+            text = self.context.text(f"{kind.__name__}: {error}")
+            self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
+            atexit.unregister(self._at_exit)
+        self._excepthook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        with suppress(Guard.CAUGHT):
+            self._stopping.set()
+            self.context.mode = OFF
+            # a trace that fails must not lose the end record
+            self.guard.guarded(self.capture.close)("the script ended before those steps did")
+            self.guard.guarded(self.capture.flush)()
+            self.context.emit(Kind.EXIT, op=ExitKind.CLEAN)
+            self.collectives.settle()

@@ -1,0 +1,51 @@
+"""What the injected payload calls, in a thread of its own: attach to this process, and detach."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeromon_agents.runtime.agent import Attachment
+from zeromon_agents.runtime.bootstrap import BOOTSTRAP
+
+
+def attach(
+    run_dir: str, pid: int, settings: dict[str, str], *, any_process: bool
+) -> dict[str, Any]:
+    """Starts the agent and returns which rank this is. Raises what keeps the agent from starting.
+
+    *any_process*: also attaches to a process without a process group, which may be no rank.
+    """
+    distributed = torch.distributed
+    grouped = distributed.is_available() and distributed.is_initialized()
+    if not grouped and not any_process:
+        return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
+    if BOOTSTRAP.agent is not None:
+        return {"watched": BOOTSTRAP.agent.run_dir.name, **_identity()}
+    BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings))
+    return _identity()
+
+
+def detach() -> dict[str, Any]:
+    """Removes every hook and returns the names that another tool has patched since."""
+    agent = BOOTSTRAP.agent
+    if agent is None:
+        return {"refused": "it is not watched", "hint": "zeromon attach shows what is."}
+    if agent.capture.recording:
+        return {"refused": "a trace is being recorded", "hint": "Try again when it is saved."}
+    identity = _identity()
+    return {"kept": BOOTSTRAP.stop(), **identity}
+
+
+def _identity() -> dict[str, Any]:
+    agent = BOOTSTRAP.agent
+    rank_info = agent.rank_info if agent is not None else None
+    return {
+        "rank": rank_info.rank if rank_info else 0,
+        "world_size": rank_info.world_size if rank_info else 1,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }

@@ -1,0 +1,261 @@
+"""Starts the agent when this process becomes a rank.
+
+The start-up shim calls :func:`install` when ``torch.distributed.distributed_c10d`` has just been loaded.
+The agent does not start there, because launchers, data workers and compiler processes import torch, too.
+It starts at ``init_process_group``, or at the first optimizer step of a process without process groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch  # its import is under way: the parts exist when they are used
+
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.imports import ImportWatch
+from zeromon_agents.runtime.patches import Patches
+from zeromon_agents.runtime.safe_point import run_when_not_executing
+
+if TYPE_CHECKING:
+    from zeromon_agents.runtime.agent import Agent, Attachment
+
+
+class Bootstrap:
+    """Waits until the process becomes a rank, and holds its agent. One per interpreter."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self._c10d: ModuleType | None = None
+        self._patches = Patches()
+        self._optimizer_hooks: list[Any] = []
+        self._watches_forks = False
+        self._watch = ImportWatch()
+        self._failed = False
+        self._waits = False
+        """Whether the first optimizer step may start the agent."""
+
+    def install(self, c10d: ModuleType) -> None:
+        """Hooks ``init_process_group`` of *c10d* and the first optimizer step."""
+        if self._c10d is not None:
+            return
+        self._c10d = c10d
+        self._waits = True
+        original = self._patches.original(c10d, "init_process_group")
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.start_safely()
+            return result
+
+        for name in (c10d.__name__, "torch.distributed", "torch.distributed.device_mesh"):
+            # these import the name from c10d, and may have done so already
+            module = sys.modules.get(name)
+            if module is not None and vars(module).get("init_process_group") is original:
+                self._patches.set(module, "init_process_group", init_process_group)
+        self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
+
+    def attach(self, run_dir: Path, attachment: Attachment) -> Agent:
+        """Starts the agent in a process that is training already; called by a thread of its own.
+
+        Raises what keeps the agent from starting; no hook stays installed then.
+        """
+        if self.agent is not None:
+            return self.agent
+        self.agent = start_agent(run_dir, attachment)
+        self._watch_forks()
+        import torch.optim.optimizer as optimizers
+
+        if not self._optimizer_hooks:  # a run that hangs within an optimizer gets the hooks later
+            act = functools.partial(self._watch_optimizers, optimizers)
+            run_when_not_executing(optimizers.__file__ or "", act, self._is_attached)
+        return self.agent
+
+    def _is_attached(self) -> bool:
+        return self.agent is not None
+
+    def _watch_forks(self) -> None:
+        """Registers the fork hook once per process, because Python cannot unregister it."""
+        if not self._watches_forks:
+            self._watches_forks = True
+            os.register_at_fork(after_in_child=self._in_forked_child)
+
+    def _in_forked_child(self) -> None:
+        if self.agent is not None:
+            self.agent.in_forked_child()
+
+    def _watch_optimizers(self, optimizer_module: ModuleType) -> None:
+        """Registers torch's global optimizer hooks once, until :meth:`stop`.
+
+        torch iterates over these hooks while it calls them, so no hook may be added or removed from
+        within one. The agent may start in the first call, so it is called through these two hooks.
+        """
+        if self._optimizer_hooks:
+            return
+        before = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
+        after = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
+        if before is not None and after is not None:
+            self._optimizer_hooks = [before(self._before_step), after(self._after_step)]
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.agent is None and self._waits and not self._failed and _is_rank():
+            self.start_safely()
+        if self.agent is not None:
+            self.agent.steps.optimizer_begins(optimizer)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and self.agent is not None:
+            self.agent.steps.optimizer_ends(optimizer)
+
+    def start_safely(self) -> None:
+        """Starts the agent. A failure is reported once on stderr, and training goes on."""
+        if self.agent is not None or self._failed:
+            return
+        try:
+            self.agent = start_agent(run_directory())
+            self._watch_forks()
+        except Guard.CAUGHT as error:
+            self._failed = True
+            hint = getattr(error, "hint", "")
+            report_failure(error, hint)
+
+    def stop(self) -> list[str]:
+        """Stops the agent and removes the bootstrap's own wrappers; returns names that stay patched."""
+        kept: list[str] = []
+        self._waits = False
+        if self.agent is not None:
+            kept = self.agent.stop()
+            self.agent = None
+        kept += self._patches.restore()
+        if self._optimizer_hooks:
+            import torch.optim.optimizer as optimizers
+
+            file = optimizers.__file__ or ""
+            if not run_when_not_executing(file, self._remove_hooks, self._is_detached):
+                kept.append("torch's global optimizer hooks")
+        self._watch.close()
+        self._c10d = None
+        self._failed = False
+        return kept
+
+    def _is_detached(self) -> bool:
+        return self.agent is None
+
+    def _remove_hooks(self) -> None:
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks.clear()
+
+
+def _is_rank() -> bool:
+    """Whether a process that steps an optimizer is a rank: a single one, or one of a process group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True  # through an init_process_group that was imported before it was patched
+    return "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+BOOTSTRAP = Bootstrap()
+
+
+def install(c10d: ModuleType) -> None:
+    """Installs the bootstrap; called by the start-up shim."""
+    BOOTSTRAP.install(c10d)
+
+
+def report_failure(error: BaseException, hint: str = "") -> None:
+    """Writes to stderr that this process is not watched, and why."""
+    text = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
+    with suppress(OSError):  # stderr may be closed
+        os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
+
+
+def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
+    """Creates and starts the agent of this process. Raises RuntimeError where torch lacks a part."""
+    missing = missing_parts()
+    if missing:
+        raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
+    from zeromon_agents.runtime.agent import Agent
+    from zeromon_agents.runtime.rank_info import RankInfo
+
+    agent = Agent(run_dir, RankInfo(), attachment)
+    try:
+        agent.start()
+    except Guard.CAUGHT:
+        agent.stop()  # half-installed hooks must not stay
+        raise
+    return agent
+
+
+def missing_parts() -> list[str]:
+    """Returns the names that the agent needs and this torch lacks."""
+    import torch.optim.optimizer as optimizer
+
+    distributed = getattr(torch._C, "_distributed_c10d", None)
+    group = getattr(distributed, "ProcessGroup", None)
+    wanted = {
+        "torch.distributed": distributed is not None,
+        "ProcessGroup._get_sequence_number_for_group": hasattr(
+            group, "_get_sequence_number_for_group"
+        ),
+        "Work": hasattr(distributed, "Work"),
+        "register_optimizer_step_post_hook": hasattr(
+            optimizer, "register_optimizer_step_post_hook"
+        ),
+    }
+    return [name for name, there in wanted.items() if not there]
+
+
+def run_directory() -> Path:
+    """Returns the folder of this run: given by ``zeromon run``, or named by what all ranks share."""
+    from zeromon.ring import paths
+
+    given = os.environ.get("ZEROMON_RUN_DIR")
+    if given:
+        folder = paths.make_private(Path(given))
+        describe_run(folder)  # on the nodes without a `zeromon run`
+        return folder
+    root = paths.choose_root()
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+    name = "".join(c if c.isalnum() else "_" for c in script)[:24].strip("_") or "python"
+    key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_RANKS)
+    if not key.strip("|"):
+        key = f"{os.getpid()}.{time.time_ns()}"
+    base = f"{name}-{zlib.crc32(key.encode()):08x}"
+    rank = os.environ.get("RANK", "0")
+    for attempt in range(1, 1000):
+        folder = root / (base if attempt == 1 else f"{base}-{attempt}")
+        if not list(folder.glob(f"rank{rank}.*.ring")):
+            break  # a folder with a ring of this rank belongs to an earlier run
+    folder = paths.make_private(folder)
+    describe_run(folder)
+    return folder
+
+
+_SHARED_BY_RANKS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+)
+
+
+def describe_run(folder: Path) -> None:
+    """Writes ``run.json`` for a run without ``zeromon run``; the first rank to write wins."""
+    try:
+        fd = os.open(folder / "run.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(fd, "w") as file:
+        json.dump({"run": folder.name, "command": sys.argv[:50], "started": time.time()}, file)

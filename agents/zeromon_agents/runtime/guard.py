@@ -1,0 +1,56 @@
+"""Keeps errors of hooks away from the training loop: counts them, and keeps the first one's text.
+
+Everything that a hook does beyond the wrapped call must be guarded: by
+:func:`zeromon_agents.runtime.around.around`, by :meth:`Guard.guarded`, or, on the hot path, where one
+more call would cost too much, by ``except Guard.CAUGHT`` and :meth:`Guard.note`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+_LIMIT = 1000
+
+
+class Guard:
+    """Counts the agent's errors and calls :attr:`on_limit` after a thousand."""
+
+    CAUGHT = Exception
+    """What hooks catch. KeyboardInterrupt and SystemExit belong to the user and pass through."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self.first: str | None = None
+        self._reported = False
+        self.on_limit: Callable[[], None] | None = None
+
+    def note(self, error: BaseException, where: str) -> None:
+        """Counts *error*, raised by the hook named *where*."""
+        self.errors += 1
+        if self.first is None:
+            self.first = f"{where}: {type(error).__name__}: {error}"[:500]
+        if self.errors == _LIMIT and self.on_limit is not None:
+            self.on_limit()
+
+    def message(self) -> str | None:
+        """Returns the message for the user once; None before the first error, and afterwards."""
+        if self.first is None or self._reported:
+            return None
+        self._reported = True
+        return f"zeromon: a hook failed and training goes on without it ({self.first})"
+
+    def guarded(self, hook: Callable[P, Any]) -> Callable[P, None]:
+        """Returns *hook* wrapped so that it counts its errors and raises none of them."""
+
+        @functools.wraps(hook)
+        def safe(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                hook(*args, **kwargs)
+            except Guard.CAUGHT as error:
+                self.note(error, hook.__qualname__)
+
+        return safe

@@ -1,0 +1,117 @@
+"""The state that all hooks of one process share: the ring's ``write``, the mode, the phase, the unit.
+
+Every hook reads the mode on every call:
+
+======  ==========================================================================
+OFF     hooks only call through (detached, not started, forked child)
+IDLE    a control step: collectives are counted, nothing is timed. The overhead of
+        the agent is the difference between IDLE and ON steps
+ON      everything is recorded
+======  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from zeromon.ring.buffer import NameKind, RingWriter
+from zeromon.ring.events import Flag, Kind, Phase, head, place
+from zeromon_agents.runtime.guard import Guard
+
+OFF, IDLE, ON = 0, 1, 2
+
+Entry = list[Any]
+"""A collective under way. A list, because a callback on another thread fills in END."""
+
+WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT, HELD_NS = range(8)
+"""The fields of an :data:`Entry`. WORD holds op, phase and flags where a record's head has them.
+
+HELD_NS is how long the issuing call blocked the caller, or -1 for a synchronous collective, which blocks
+to its end."""
+
+
+class HookContext:
+    """The state that hooks read and write; one per process."""
+
+    __slots__ = (
+        "_ahead",
+        "_phase",
+        "_units",
+        "detailed",
+        "engine",
+        "guard",
+        "head_word",
+        "mode",
+        "ring",
+        "step",
+        "steps_before",
+        "unit",
+    )
+
+    def __init__(self, ring: RingWriter, guard: Guard) -> None:
+        self.ring = ring
+        self.guard = guard
+        self.mode = OFF
+        self.detailed = False
+        """Whether this step also takes the samples that are too expensive for every step."""
+        self._phase: int = Phase.OTHER
+        self._ahead = False
+        self.head_word = 0
+        """Phase and flags of a collective issued now, at their places in a record's head."""
+        self.engine = 0
+        """Number of the DeepSpeed engine that is running, 0 for none."""
+        self.unit = 0
+        """Id of the unit that is communicating, 0 for none."""
+        self.step = 0
+        self.steps_before = 0
+        """Steps that the run had taken when the agent was attached."""
+        self._units: dict[str, int] = {}
+
+    @property
+    def phase(self) -> int:
+        """The phase of the step; hot hooks read :attr:`head_word` instead."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        self._phase = phase
+        self.head_word = head(0, 0, phase, Flag.AHEAD if self._ahead else 0)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a collective issued now is a prefetch."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, ahead: bool) -> None:
+        self._ahead = ahead
+        self.phase = self._phase
+
+    def unit_id(self, fqn: str, describe: dict[str, Any]) -> int:
+        """Returns the id of the unit *fqn* in records; 0 when the name table is full."""
+        number = self._units.get(fqn)
+        if number is None:
+            number = self.ring.name(NameKind.UNIT, {"fqn": fqn, **describe})
+            self._units[fqn] = number
+        return number
+
+    def add_metadata(self, **metadata: Any) -> None:
+        """Writes metadata of this rank. A later value of a key replaces an earlier one."""
+        self.ring.name(NameKind.META, metadata)
+
+    def text(self, text: str) -> int:
+        """Stores *text* and returns its id, which a record can carry; 0 when the name table is full."""
+        return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
+
+    # fmt: off
+    def write(self, t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
+              a: int, b: int, c: int, d: int) -> None:
+        """Writes a record. Hot paths pack ``head`` and ``place`` themselves."""
+        self.ring.write(t_ns, head(kind, op, phase, flags), place(group, unit), a, b, c, d)
+    # fmt: on
+
+    def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
+        """Writes a record of the current time, phase and unit, from a hook off the hot path."""
+        now = time.monotonic_ns()
+        self.ring.write(now, head(kind, op, self.phase), place(0, self.unit), a, b, c, d)

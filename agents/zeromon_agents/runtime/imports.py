@@ -1,0 +1,78 @@
+"""Runs a callback when a module has been imported, without importing the module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+OnModule = Callable[[ModuleType], None]
+
+
+class ImportWatch(MetaPathFinder):
+    """A finder that finds nothing itself: it calls the other finders, and adds a callback to the load.
+
+    Each callback runs once, right after the module's body, before other code can import names from it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, OnModule] = {}
+
+    def when_imported(self, name: str, callback: OnModule) -> None:
+        """Runs *callback* with module *name*: now if it is loaded, otherwise after its import."""
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is not None and not getattr(spec, "_initializing", False):
+            callback(module)
+            return
+        self._waiting[name] = callback
+        if module is not None and spec is not None and spec.loader is not None:
+            return  # its import is under way: `sweep` will find it
+        if self not in sys.meta_path:
+            # a new list: another thread may be iterating over the old one, and would skip a finder
+            sys.meta_path = [self, *sys.meta_path]
+
+    def sweep(self) -> None:
+        """Runs the callbacks of modules that were loaded without this finder."""
+        for name in list(self._waiting):
+            module = sys.modules.get(name)
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
+                self._waiting.pop(name)(module)
+
+    def close(self) -> None:
+        """Removes the finder and drops the callbacks that have not run."""
+        self._waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds *fullname* with the other finders, and adds the callback to its loader."""
+        if fullname not in self._waiting:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = (
+                find(fullname, path, target) if find and finder is not self else None
+            )
+            if spec is not None and spec.loader is not None:
+                self._add_callback(fullname, spec.loader)
+                return spec
+        return None
+
+    def _add_callback(self, fullname: str, loader: Loader) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> Any:
+            execute(module)
+            callback = self._waiting.pop(fullname, None)
+            if callback is not None:
+                callback(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -1,0 +1,246 @@
+"""Exchanges the collectors' addresses between the nodes of a job, over the job's own store.
+
+One rank per node publishes its node's address and reads those of the other nodes, in a thread that ends
+when all ranks are covered, or after ten minutes. It writes the nodes to ``nodes.json`` in the run's
+folder. From then on the collectors talk to each other, and the job's store is not used again.
+
+``ZEROMON_RDZV`` names a folder that all nodes share, for a job whose store cannot be used.
+``ZEROMON_MEET`` is its old name, which still works in this release.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from zeromon.ring.atomic import replace_file
+from zeromon_agents.runtime.guard import Guard
+
+_TIMEOUT_SECONDS = 600.0
+_NAME_SECONDS = 30.0
+_COUNT_SECONDS = 5.0
+"""After this time all ranks of a node have created their rings."""
+_MOST_NODES = 65536
+_SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+class RendezvousStore(Protocol):
+    """Where nodes publish their address and ranks, as JSON."""
+
+    def publish(self, first_rank: int, node: bytes) -> None:
+        """Publishes the node whose first rank is *first_rank*."""
+
+    def nodes(self) -> list[bytes]:
+        """Returns all nodes that were published so far."""
+
+
+class JobStore:
+    """The job's own store. No call waits for a key that is not there yet."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._known: list[bytes] = []
+
+    def publish(self, first_rank: int, node: bytes) -> None:
+        """Publishes a node under the next free number."""
+        self._store.set(f"zeromon/node/{self._store.add('zeromon/nodes', 1)}", node)
+
+    def nodes(self) -> list[bytes]:
+        """Returns all nodes; reads only new ones, because a published node does not change."""
+        count = min(_MOST_NODES, int(self._store.add("zeromon/nodes", 0)))
+        while len(self._known) < count:
+            key = f"zeromon/node/{len(self._known) + 1}"
+            if not self._store.check([key]):
+                break
+            self._known.append(bytes(self._store.get(key)))
+        return list(self._known)
+
+
+class SharedFolder:
+    """A folder that all nodes share."""
+
+    def __init__(self, folder: Path) -> None:
+        key = "|".join(os.environ.get(name, "") for name in _SHARED)
+        self._folder = folder / f"zeromon-{zlib.crc32(key.encode()):08x}"
+
+    def publish(self, first_rank: int, node: bytes) -> None:
+        """Writes a file for the node."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(self._folder / f"{first_rank}.json", node)
+
+    def nodes(self) -> list[bytes]:
+        """Returns the content of all files."""
+        return [path.read_bytes() for path in sorted(self._folder.glob("*.json"))[:_MOST_NODES]]
+
+
+def rendezvous_store() -> RendezvousStore | None:
+    """Returns where this job's nodes publish; None where every store would disturb the job."""
+    shared = os.environ.get("ZEROMON_RDZV") or os.environ.get("ZEROMON_MEET")
+    if shared:
+        return SharedFolder(Path(shared))
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    own = connection_of(store)
+    return None if own is None else JobStore(own)
+
+
+def connection_of(store: Any) -> Any:
+    """Returns a second connection to *store*: on one, the job and the agent would block each other."""
+    clone = getattr(store, "clone", None)
+    if clone is not None:  # torch 2.7 and later
+        return clone()
+    below = getattr(store, "underlying_store", store)
+    while hasattr(below, "underlying_store"):
+        below = below.underlying_store
+    if isinstance(below, torch.distributed.TCPStore):
+        made = torch.distributed.TCPStore(
+            below.host, below.port, is_master=False, wait_for_workers=False
+        )
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart has a new store
+        return torch.distributed.PrefixStore(f"zeromon/{attempt}", made)
+    return None
+
+
+def is_first_on_node(run_dir: Path) -> bool:
+    """Whether this is the first call for *run_dir*, among all ranks of this node."""
+    try:
+        os.close(os.open(run_dir / "meets", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def ranks_in(run_dir: Path) -> list[int]:
+    """Returns the ranks that have a ring in *run_dir*, in ascending order."""
+    texts = (path.name.split(".")[0].removeprefix("rank") for path in run_dir.glob("rank*.ring"))
+    return sorted({int(text) for text in texts if text.isdigit()})
+
+
+class Rendezvous:
+    """The thread of one node's first rank. *local*: ranks of the node, 0 where unknown."""
+
+    def __init__(self, run_dir: Path, rank: int, local: int, world: int, guard: Guard) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._local = local
+        self._world = world
+        self._guard = guard
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Starts the thread and returns at once."""
+        run = self._guard.guarded(self._run)
+        threading.Thread(target=run, name="zeromon-rdzv", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the thread at its next pause."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile
+            store, node = rendezvous_store(), self._node()
+            if store is None or node is None:
+                return
+            store.publish(node["first_rank"], json.dumps(node).encode())
+            began, known = time.monotonic(), 0
+            while time.monotonic() - began < _TIMEOUT_SECONDS:
+                nodes = [one for one in map(_node_of, store.nodes()) if one is not None]
+                if len(nodes) > known:
+                    known = len(nodes)
+                    replace_file(self._run_dir / "nodes.json", json.dumps(nodes).encode())
+                if sum(one["ranks"] for one in nodes) >= self._world:
+                    return
+                if self._stopping.wait(0.2 if time.monotonic() - began < 10 else 5.0):
+                    return
+
+    def _node(self) -> dict[str, Any] | None:
+        """Returns this node as soon as its collector listens; None without a collector or other nodes.
+
+        On the first node the collector must also have named the run.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < _NAME_SECONDS:
+            first, ranks = self._rank, self._local
+            if not ranks and time.monotonic() - began > _COUNT_SECONDS:
+                here = ranks_in(self._run_dir)
+                first, ranks = min(here, default=first), len(here)
+                if ranks >= self._world:
+                    return None  # all ranks are on this node
+            address = collector_at(self._run_dir.parent)
+            name, started = ("", 0.0) if first else _name_in(self._run_dir)
+            if ranks and address and (name or first):
+                return {
+                    "node": socket.gethostname(),
+                    "address": address,
+                    "first_rank": first,
+                    "ranks": ranks,
+                    "run": name,
+                    "started": started,
+                }
+            if self._stopping.wait(0.1):
+                return None
+        return None
+
+
+def _node_of(content: bytes) -> dict[str, Any] | None:
+    """Decodes a published node; None for anything else."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        node = json.loads(content)
+        return {
+            "node": str(node["node"])[:255],
+            "address": str(node["address"])[:255],
+            "first_rank": int(node["first_rank"]),
+            "ranks": max(0, int(node["ranks"])),
+            "run": str(node["run"])[:80],
+            "started": float(node["started"]),
+        }
+    return None
+
+
+def _name_in(run_dir: Path) -> tuple[str, float]:
+    with suppress(OSError, ValueError, TypeError):
+        name, started = json.loads((run_dir / "name.json").read_bytes())
+        return str(name), float(started)
+    return "", 0.0
+
+
+def collector_at(root: Path) -> str:
+    """Returns the address at which other nodes reach the collector of *root*; "" while none listens.
+
+    For a collector that listens on every address, it is ``ZEROMON_ADVERTISE``, or else the address of
+    this node on the way to the job's master.
+    """
+    try:
+        listens = json.loads((root / "collector.json").read_bytes())
+        host, port = str(listens["host"]), int(listens["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if host in ("0.0.0.0", "::"):
+        host = os.environ.get("ZEROMON_ADVERTISE") or _address_towards(
+            os.environ.get("MASTER_ADDR", "")
+        )
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address_towards(master: str) -> str:
+    """Returns the address of this node on the way to *master*. It sends no packet."""
+    with suppress(OSError):
+        family, kind, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+            if not ipaddress.ip_address(address).is_loopback:
+                return address
+    return socket.gethostname()

@@ -1,0 +1,61 @@
+"""Runs an action only while no thread executes the code of one file.
+
+torch calls its global optimizer hooks while it iterates over the dictionary that holds them. A hook that
+another thread adds or removes meanwhile would raise in the training loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+_TIMEOUT_SECONDS = 2.0
+_PAUSE_SECONDS = 0.002
+_LONG_SWITCH_INTERVAL_SECONDS = 1.0
+
+
+def run_when_not_executing(file: str, act: Callable[[], None], wanted: Callable[[], bool]) -> bool:
+    """Runs *act* as soon as no thread executes code of *file*.
+
+    Returns whether it ran within two seconds. After that a thread goes on trying while *wanted* returns
+    True.
+    """
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not _try_once(file, act):
+        if time.monotonic() > deadline:
+            later = (file, act, wanted)
+            threading.Thread(target=_keep_trying, args=later, name="zeromon", daemon=True).start()
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def _keep_trying(file: str, act: Callable[[], None], wanted: Callable[[], bool]) -> None:
+    while wanted() and not _try_once(file, act):
+        time.sleep(10 * _PAUSE_SECONDS)
+
+
+def _try_once(file: str, act: Callable[[], None]) -> bool:
+    """Checks and acts without releasing the interpreter's lock in between."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_LONG_SWITCH_INTERVAL_SECONDS)
+    try:
+        time.sleep(0)  # releases the lock now, so that a whole switch interval lies ahead
+        if any(is_within(frame, file) for frame in sys._current_frames().values()):
+            return False
+        act()
+        return True
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def is_within(frame: FrameType | None, file: str) -> bool:
+    """Whether *frame* or one of its callers executes code of *file*."""
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,143 @@
+"""Applies :mod:`zeromon.sources.access` to the dashboard; a token in an address becomes a cookie."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from zeromon.sources.access import Policy, Request, is_token, refusal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_MOST_BODY = 1 << 20
+_SECONDS_OF_COOKIE = 7 * 24 * 3600
+
+
+def policy_of(token: str, *, loopback: bool) -> Policy:
+    """On loopback everybody may read, elsewhere nobody without *token*; to act needs it everywhere."""
+    return Policy(
+        loopback=loopback,
+        read_token=None if loopback else token,
+        act_token=token,
+        token_hint="open the address that zeromon dash printed: it has the token",
+        actions=("/act/",),
+        read_methods=("GET", "HEAD", "POST"),  # Dash sends its callbacks as POST
+        most_body=_MOST_BODY,
+    )
+
+
+class Guard:
+    """Middleware around the whole application: every request passes here first."""
+
+    def __init__(
+        self, app: App, *, token: str, loopback: bool, port: int, hashes: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._policy = policy_of(token, loopback=loopback)
+        self._cookie = f"zeromon-{port}"
+        self._hashes = hashes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request, redirects one that brings a token, or passes it on."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":  # no page uses a web socket
+            return await send({"type": "websocket.close", "code": 1008})
+        request, brought = self._read(scope)
+        refused = refusal(request, self._policy)
+        if refused is not None:
+            return await _answer(send, refused.status, refused.reason)
+        if is_token(brought, self._token):
+            return await self._trade(scope, send)
+        return await self._app(scope, receive, self._with_headers(request.path, send))
+
+    def _read(self, scope: Scope) -> tuple[Request, str]:
+        """The request, and the token that its address brings."""
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        brought = query.get("token", "")
+        bearer = headers.get(b"authorization", "")
+        given = brought or self._from_cookie(headers.get(b"cookie", ""))
+        if bearer.startswith("Bearer "):
+            given = bearer.removeprefix("Bearer ")
+        length = headers.get(b"content-length", "0")
+        request = Request(
+            method=scope["method"],
+            path=scope["path"],
+            host=headers.get(b"host", ""),
+            origin=headers.get(b"origin", ""),
+            token=given,
+            length=int(length) if length.isdecimal() else _MOST_BODY + 1,
+        )
+        return request, brought
+
+    def _from_cookie(self, text: str) -> str:
+        try:
+            morsel = SimpleCookie(text).get(self._cookie)
+        except CookieError:
+            return ""
+        return morsel.value if morsel is not None else ""
+
+    async def _trade(self, scope: Scope, send: Send) -> None:
+        """Redirects to the address without the token, which would stay in the browser's history."""
+        rest = [
+            pair
+            for pair in parse_qsl(scope["query_string"].decode("latin-1"))
+            if pair[0] != "token"
+        ]
+        # a path that begins with two slashes would lead to another host
+        target = "/" + scope["path"].lstrip("/\\") + (f"?{urlencode(rest)}" if rest else "")
+        cookie = (
+            f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict; "
+            f"Max-Age={_SECONDS_OF_COOKIE}"
+        )
+        headers = [
+            (b"location", target.encode("latin-1", "ignore")),
+            (b"set-cookie", cookie.encode()),
+        ]
+        await send({"type": "http.response.start", "status": 303, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _with_headers(self, path: str, send: Send) -> Send:
+        """*send*, with the security headers of *path* added to the answer."""
+
+        async def dressed(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers(path)]
+            await send(message)
+
+        return dressed
+
+    def _headers(self, path: str) -> list[tuple[bytes, bytes]]:
+        if path.startswith("/report/"):
+            # a document with its own scripts inside: a sandbox gives it an origin of its own
+            policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+            policy += "img-src data: blob:; sandbox allow-scripts allow-downloads"
+        else:
+            scripts = " ".join(self._hashes)
+            policy = f"default-src 'self'; script-src 'self' {scripts}; "
+            policy += "style-src 'self' 'unsafe-inline'; "
+            policy += "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
+            policy += (
+                "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            )
+        return [
+            (b"content-security-policy", policy.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+        ]
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send(
+        {"type": "http.response.body", "body": f"zeromon: {text}\n".encode("utf-8", "replace")}
+    )

@@ -1,0 +1,145 @@
+"""What Dash calls when something on a page changes: on the server, and in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dash import ClientsideFunction, Input, Output, State, dcc
+
+from zeromon.errors import TraceError, ZeromonError
+from zeromon.traces.analysis import lanes
+from zeromon.traces.kineto import read
+from zeromon_dashboard import figures, runs_page
+from zeromon_dashboard.feed import Feeds
+from zeromon_dashboard.hub import Hub
+from zeromon_dashboard.layout import skeleton
+from zeromon_dashboard.url_state import PAGES, Route, parse_address
+from zeromon_dashboard.widgets import CONFIG, trouble
+
+_MOST_TRACE_BYTES = 256 << 20
+
+
+def add_callbacks(app: Any, feeds: Feeds) -> None:
+    """Registers all callbacks with the Dash application."""
+    _add_server_callbacks(app, feeds)
+    for name, *dependencies in _in_browser():
+        app.clientside_callback(ClientsideFunction("zeromon", name), *dependencies)
+    for name, *dependencies in _in_browser_on_change():
+        function = ClientsideFunction("zeromon", name)
+        app.clientside_callback(function, *dependencies, prevent_initial_call=True)
+
+
+# ---- on the server --------------------------------------------------------------------------------
+
+
+def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
+    def show(address: str) -> tuple[Any, Any]:
+        route = parse_address(address)
+        if not route.run:
+            return _runs(feeds.hub, route), None
+        try:
+            feed = feeds.of(route)
+            page, cursor = feed.page()
+            return skeleton(route, page, feed.span, feed.ranks), cursor.as_json()
+        except ZeromonError as error:
+            return trouble(str(error), error.hint), None
+
+    def timeline(clicks: int | None, address: str) -> Any:
+        if not clicks:
+            return None
+        try:
+            return _timeline(feeds.hub, parse_address(address))
+        except (ZeromonError, OSError) as error:
+            return trouble(str(error), getattr(error, "hint", ""))
+
+    app.callback(
+        Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
+        prevent_initial_call=True,
+    )(show)  # fmt: skip
+    app.callback(
+        Output("timeline", "children"), Input("show-trace", "n_clicks"), State("route", "data"),
+        prevent_initial_call=True,
+    )(timeline)  # fmt: skip
+
+
+def _runs(hub: Hub, route: Route) -> Any:
+    comparison: Any = None
+    if len(route.compared) > 1:
+        try:
+            comparison = runs_page.comparison(hub.compared(route.compared))
+        except ZeromonError as error:
+            comparison = trouble(str(error), error.hint)
+    return runs_page.runs_page(hub.runs(), comparison)
+
+
+def _timeline(hub: Hub, route: Route) -> Any:
+    """The last trace of a run, as lanes."""
+    capture = hub.followed(route.run).newest().run.capture
+    if capture is None or not capture.files:
+        raise TraceError("no trace was taken of this run", "Capture one while the run is live.")
+    paths = [Path(capture.folder) / name for name in capture.files]
+    nbytes = sum(path.stat().st_size for path in paths)
+    if nbytes > _MOST_TRACE_BYTES:
+        raise TraceError(
+            f"the trace has {nbytes >> 20} MiB: too many to draw here",
+            f"zeromon trace analyze {capture.folder} --html trace.html",
+        )
+    rows = [(f"rank {n}", lanes(read(path))) for n, path in zip(capture.ranks, paths, strict=False)]
+    return dcc.Graph(figure=figures.timeline(rows), config=CONFIG)
+
+
+# ---- in the browser: the functions of assets/zeromon.js ---------------------------------------------
+
+
+def _in_browser() -> Iterator[tuple[Any, ...]]:
+    """Functions that also run when the page is loaded: name, outputs, inputs, states."""
+    yield (
+        "route", Output("route", "data"), Output("at", "data"),
+        Input("url", "pathname"), Input("url", "search"), State("route", "data"),
+    )  # fmt: skip
+    yield (
+        "links", *(Output(f"nav-{name}", "href") for name in PAGES),
+        *(Output(f"nav-{name}", "active") for name in ("runs", *PAGES)), Output("pages", "style"),
+        Input("route", "data"),
+    )  # fmt: skip
+    yield "dark", Output("theme", "forceColorScheme"), Input("dark", "checked")
+    yield "remembered", Output("dark", "checked"), Input("url", "id")
+
+
+def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
+    """Functions that run only when an input changes: name, outputs, inputs, states."""
+    yield (
+        "poll", _also("cursor", "data"), Input("tick", "n_intervals"),
+        State("route", "data"), State("at", "data"), State("cursor", "data"),
+    )  # fmt: skip
+    yield "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value")
+    yield "measured", _also("url", "search"), Input("metric", "value")
+    for name, event in (("rank-map", "clickData"), ("rank-table", "cellClicked")):
+        yield "drill", _also("url", "search"), _also("url", "pathname"), Input(name, event)
+    yield (
+        "open", _also("url", "pathname"), _also("url", "search"), Input("run-table", "cellClicked"),
+    )  # fmt: skip
+    yield (
+        "compare", _also("url", "search"), Input("compare", "n_clicks"),
+        State("run-table", "selectedRows"),
+    )  # fmt: skip
+    yield (
+        "seek", _also("at", "data"), Output("when-text", "children"),
+        Input("when", "value"), State("when", "max"),
+    )  # fmt: skip
+    yield "now", Output("when", "value"), Input("now", "n_clicks"), State("when", "max")
+    yield (
+        "play", Output("play", "children"), Input("play", "n_clicks"), Input("speed", "value"),
+        State("when", "min"), State("when", "max"), State("when", "value"),
+    )  # fmt: skip
+    yield (
+        "capture", Output("capture-result", "children"), Input("capture", "n_clicks"),
+        State("route", "data"),
+    )  # fmt: skip
+
+
+def _also(component: str, name: str) -> Output:
+    """A property that other callbacks set, too."""
+    return Output(component, name, allow_duplicate=True)

@@ -1,0 +1,64 @@
+"""What a page of a run is made from, and what it is made into. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zeromon.focus import most_exposed
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.step_history import Series
+from zeromon_dashboard.charts import Chart
+from zeromon_dashboard.url_state import Route
+
+Props = dict[str, Any]
+"""Properties of a component by name."""
+
+Parts = dict[str, Props]
+"""Properties by the id of a component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Everything that a page of a run is made from."""
+
+    where: Route
+    run: RunSnapshot
+    series: Series
+    findings: Sequence[KnownFinding] = ()
+    """All findings in the run's record; only for the page of advice."""
+    live: bool = False
+    age: float = 0.0
+    """Seconds since the snapshot was read."""
+    trouble: str = ""
+    """Why there is no newer snapshot; "" where nothing is wrong."""
+
+    @property
+    def rank(self) -> RankSnapshot | None:
+        """The rank that parts about one rank show: the chosen one, else the most exposed one."""
+        if self.where.ranks:
+            chosen = (r for r in self.run.ranks if r.rank == self.where.ranks[0])
+            return next(chosen, None)
+        return most_exposed(self.run.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page at one moment."""
+
+    parts: Parts
+    charts: dict[str, Chart] = field(default_factory=dict)
+    """Charts to whose lines an open tab appends points."""
+
+
+def clock(wall: float) -> str:
+    """The moment *wall*, seconds since the epoch, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+
+
+def rounded(value: float | None) -> float | None:
+    """*value* with three decimal places, for tables."""
+    return None if value is None else round(value, 3)

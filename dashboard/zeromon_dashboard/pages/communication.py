@@ -1,0 +1,167 @@
+"""The page "Communication": what a rank waits for, what is in flight, traces, bandwidth. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from zeromon.readout.hang import hang_text
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.units import human_bytes, human_seconds
+from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import (
+    column,
+    grid,
+    heading,
+    number,
+    optional,
+    optional_graph,
+    two_columns,
+)
+
+_MOST_TRAFFIC = 200
+
+
+_TRAFFIC = (
+    column("unit", "unit or bucket", minWidth=220, tooltipField="unit"),
+    column("op", "operation"),
+    column("phase", "phase"),
+    column("group", "group"),
+    number("calls", "calls"),
+    number("mib", "MiB"),
+    number("ms", "time, ms"),
+    number("waits", "waits, ms"),
+    {**number("exposed", "exposed, ms"), "sort": "desc"},
+    number("busbw", "busbw, GB/s"),
+    number("best", "best, GB/s"),
+)
+
+
+def content(known: Known) -> Page:
+    """The table of one rank's collectives, those in flight, and their figures."""
+    rank = known.rank
+    return Page(
+        {
+            "traffic": {"rowData": stats_rows(rank)},
+            "traffic-title": {
+                "children": f"Collectives of rank {rank.rank}, per step" if rank else "no rank yet"
+            },
+            "in-flight": {"children": _in_flight(known.run)},
+            **optional(
+                "own-time",
+                snapshot_figures.own_time(known.run),
+                "A comparison needs two ranks that have timed the same steps.",
+            ),
+            **optional(
+                "busbw",
+                snapshot_figures.busbw(rank) if rank else None,
+                "No transfer has been timed yet.",
+            ),
+            **optional(
+                "sizes",
+                snapshot_figures.sizes(rank) if rank else None,
+                "No collective has been counted yet.",
+            ),
+            "capture-state": {"children": _capture(known.run)},
+        }
+    )
+
+
+def skeleton(parts: Parts, _: Route) -> list[Any]:
+    """The components that the content goes into."""
+    return [
+        dmc.Title(id="traffic-title", order=5, **parts["traffic-title"]),
+        grid("traffic", _TRAFFIC, parts["traffic"], 360),
+        two_columns(
+            html.Div(
+                [heading("In flight"), dmc.Stack(id="in-flight", gap=4, **parts["in-flight"])]
+            ),
+            html.Div(
+                [
+                    heading("Timeline"),
+                    dmc.Group(
+                        [
+                            dmc.Button(
+                                "Capture a trace of 2 steps",
+                                id="capture",
+                                size="xs",
+                                variant="light",
+                            ),
+                            dmc.Button(
+                                "Show the trace", id="show-trace", size="xs", variant="light"
+                            ),
+                            dmc.Text(id="capture-state", size="sm", **parts["capture-state"]),
+                        ],
+                        gap="sm",
+                    ),
+                    dmc.Text(id="capture-result", size="sm", c="orange"),
+                ]
+            ),
+        ),
+        dcc.Loading(html.Div(id="timeline")),
+        optional_graph("own-time", parts),
+        two_columns(optional_graph("busbw", parts), optional_graph("sizes", parts)),
+    ]
+
+
+def stats_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
+    """The rows of the table of collectives, those with the most exposed time first."""
+    return [
+        {
+            "id": str(n),
+            "unit": row.unit or f"({row.group})",
+            "op": row.op,
+            "phase": row.phase.replace("_", " "),
+            "group": f"{row.group} ({row.group_size})",
+            "calls": round(row.calls, 1),
+            "mib": round(row.nbytes / (1 << 20), 3),
+            "ms": round(1e3 * row.seconds, 3),
+            "waits": None if row.wait_seconds is None else round(1e3 * row.wait_seconds, 3),
+            "exposed": round(1e3 * row.exposed_seconds, 3),
+            "busbw": _gigabytes(row.busbw_bytes_per_second),
+            "best": _gigabytes(row.best_busbw_bytes_per_second),
+        }
+        for n, row in enumerate(rank.traffic[:_MOST_TRAFFIC] if rank else ())
+    ]
+
+
+def _gigabytes(rate: float | None) -> float | None:
+    return None if not rate else round(rate / 1e9, 4)
+
+
+def _in_flight(run: RunSnapshot) -> list[Any]:
+    now = run.taken_ns
+    waiting = [
+        (now - one.issued_ns, rank.rank, one) for rank in run.ranks for one in rank.in_flight
+    ]
+    waiting.sort(key=lambda item: item[:2], reverse=True)
+    lines: list[Any] = [
+        dmc.Alert(
+            hang_text(run, hang),
+            color="red",
+            title="A collective hangs",
+        )
+        for hang in run.hangs
+    ]
+    if not waiting or run.ended:
+        return lines or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]
+    return lines + [
+        dmc.Text(
+            f"rank {rank}: {one.op} {human_bytes(one.nbytes)} in {one.group}"
+            f"{f', {one.unit}' if one.unit else ''}, for {human_seconds(ns / 1e9)}",
+            size="sm",
+        )
+        for ns, rank, one in waiting[:8]
+    ]
+
+
+def _capture(run: RunSnapshot) -> str:
+    capture = run.capture
+    if capture is None:
+        return "No trace was taken of this run."
+    what = f"trace {capture.number}, step {capture.first} to {capture.first + capture.steps - 1}"
+    return f"{what}: {capture.state}{f' ({capture.note})' if capture.note else ''}"

@@ -1,0 +1,107 @@
+"""The page "Memory": over the steps, by role, within a step, fragmentation. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+
+from zeromon.focus import first_counted
+from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.text import UNATTRIBUTED_NAMES
+from zeromon.snapshot import RankSnapshot
+from zeromon.units import human_bytes, human_count
+from zeromon_dashboard import charts, snapshot_figures
+from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import (
+    card,
+    cards,
+    drawn,
+    graph,
+    optional,
+    optional_graph,
+    risk_card,
+    two_columns,
+)
+
+
+def content(known: Known) -> Page:
+    """The charts and cards of one rank's memory."""
+    rank = known.rank
+    lines = {"memory": charts.charts_of(known.series, known.run)["memory"]}
+    counted = rank if known.where.ranks else first_counted(known.run.ranks)
+    return Page(
+        {
+            "cards": {"children": [risk_card(known.run), *_fragmentation(rank)]},
+            **optional(
+                "roles",
+                snapshot_figures.roles(counted) if counted else None,
+                "No memory census of this run has been taken yet.",
+            ),
+            **optional(
+                "within",
+                snapshot_figures.within_step(counted) if counted else None,
+                "Peaks by unit need a run that allocates on a device.",
+            ),
+            "rests": {"children": _rests(counted)},
+        },
+        drawn(lines),
+    )
+
+
+def skeleton(parts: Parts, _: Route) -> list[Any]:
+    """The components that the content goes into."""
+    return [
+        cards(parts),
+        graph("memory", parts),
+        two_columns(optional_graph("roles", parts), optional_graph("within", parts)),
+        dmc.Text(id="rests", size="sm", c="dimmed", **parts["rests"]),
+    ]
+
+
+def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
+    if rank is None:
+        return []
+    memory = rank.memory
+    if memory is None:
+        host = rank.host
+        limit = human_bytes(host.limit_bytes) if host and host.limit_bytes > 0 else "no limit"
+        return [
+            card("Resident", human_bytes(rank.rss_bytes), f"rank {rank.rank}"),
+            card(
+                "Host headroom",
+                human_bytes(host.headroom_bytes if host else None),
+                f"cgroup: {limit}",
+            ),
+            card("Pinned", human_bytes(rank.pinned_bytes), f"rank {rank.rank}"),
+        ]
+    slack = memory.reserved_bytes - memory.allocated_bytes
+    retries = f"{human_count(memory.retries)} allocation retries, {human_count(memory.ooms)} failed"
+    return [
+        card(
+            "Reserved",
+            human_bytes(memory.reserved_bytes),
+            f"{human_bytes(memory.allocated_bytes)} of it allocated, rank {rank.rank}",
+        ),
+        card(
+            "Headroom",
+            human_bytes(memory.headroom_bytes),
+            f"of {human_bytes(memory.capacity_bytes)}",
+        ),
+        card(
+            "Fragmentation",
+            human_bytes(slack),
+            f"reserved, not allocated; {human_bytes(memory.inactive_split_bytes)} in split blocks; "
+            f"{retries}",
+        ),
+    ]
+
+
+def _rests(rank: RankSnapshot | None) -> str:
+    """The memory that no role accounts for."""
+    rests = unattributed_memory(rank) if rank is not None else ()
+    return "; ".join(
+        f"{UNATTRIBUTED_NAMES[rest.kind]} ({rest.place}): {human_bytes(rest.nbytes)}"
+        for rest in rests
+    )

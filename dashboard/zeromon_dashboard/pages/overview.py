@@ -1,0 +1,126 @@
+"""The page "Overview": cards, where a step goes, all charts, the most severe findings. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+
+from zeromon.focus import most_exposed
+from zeromon.levels import EXPOSED
+from zeromon.readout.charts import names
+from zeromon.readout.figures import SPREAD
+from zeromon.snapshot import RunSnapshot
+from zeromon.units import human_ratio, human_seconds
+from zeromon_dashboard import charts, snapshot_figures
+from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import (
+    SEVERITY_COLOURS,
+    card,
+    cards,
+    drawn,
+    finding_list,
+    graph,
+    heading,
+    risk_card,
+    two_columns,
+)
+
+
+def content(known: Known) -> Page:
+    """The cards, the breakdown of a step, all charts, and the most severe findings."""
+    run = known.run
+    return Page(
+        {
+            "cards": {"children": [risk_card(run), _waits(run), _steps(run), _agent(run)]},
+            "breakdown": {"figure": snapshot_figures.breakdown(run)},
+            "spreads": {"children": _spreads(run)},
+            "findings": {
+                "children": [*_notes(run), *finding_list(run.findings[:3], len(run.findings))]
+            },
+        },
+        drawn(charts.charts_of(known.series, run)),
+    )
+
+
+def skeleton(parts: Parts, _: Route) -> list[Any]:
+    """The components that the content goes into."""
+    graphs = [graph(name, parts) for name in ("breakdown", *names()) if name in parts]
+    return [
+        cards(parts),
+        html.Div(id="spreads", **parts["spreads"]),
+        two_columns(*graphs),
+        heading("Findings"),
+        dmc.Stack(id="findings", gap="xs", **parts["findings"]),
+    ]
+
+
+def _spreads(run: RunSnapshot) -> Any:
+    """How the figures of all ranks spread, where the snapshot has only some ranks."""
+    fleet = run.fleet
+    if fleet is None:
+        return None
+    heads = ("least", "5 %", "median", "95 %", "most")
+    rows = []
+    for figure in SPREAD:
+        spread = fleet.spreads.get(figure.field)
+        if spread is not None:
+            values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
+            cells = [html.Td(figure.unit.text(value)) for value in values]
+            rows.append(html.Tr([html.Td(figure.label), *cells]))
+    return dmc.Table(
+        [
+            html.Thead(html.Tr([html.Th(f"{fleet.ranks:,} ranks"), *(html.Th(h) for h in heads)])),
+            html.Tbody(rows),
+        ],
+        withTableBorder=True,
+        verticalSpacing=4,
+    )
+
+
+def _notes(run: RunSnapshot) -> list[Any]:
+    """Warnings of the snapshot's source."""
+    return [dmc.Alert(part, color="orange") for part in run.note.split("; ") if part and run.ranks]
+
+
+def _waits(run: RunSnapshot) -> Any:
+    worst = most_exposed(run.ranks)
+    if worst is None or worst.exposed_ratio is None:
+        return card("Exposed communication", "n/a", "no communication has been timed yet")
+    share = worst.exposed_ratio
+    colour = SEVERITY_COLOURS[EXPOSED.severity(share)]
+    note = f"{human_seconds(worst.exposed_seconds)} a step on rank {worst.rank}"
+    if worst.traffic and worst.traffic[0].exposed_seconds > 0:
+        most = worst.traffic[0]
+        note += f"; most in {most.unit or most.group} ({most.op})"
+    error = worst.check.error_ratio if worst.check is not None else None
+    note += f"; {error * 100:+.0f} % against the last trace" if error is not None else ""
+    return card("Exposed communication", human_ratio(share), note, colour)
+
+
+def _steps(run: RunSnapshot) -> Any:
+    known = [rank.step_seconds for rank in run.ranks if rank.step_seconds]
+    if not known:
+        return card("Step time", "n/a", "no step yet")
+    slowest = max(known)
+    return card(
+        "Step time", human_seconds(slowest), f"{1 / slowest:.3g} steps/s; median of the last steps"
+    )
+
+
+def _agent(run: RunSnapshot) -> Any:
+    costs = [
+        (rank.overhead_ratio, rank.overhead_noise_ratio or 0.0)
+        for rank in run.ranks
+        if rank.overhead_ratio is not None
+    ]
+    if not costs:
+        return card("Monitoring overhead", "n/a", "not enough control steps yet")
+    cost, noise = max(costs)
+    return card(
+        "Monitoring overhead",
+        f"{cost * 100:+.1f} %",
+        f"± {noise * 100:.1f} %, compared with control steps",
+    )

@@ -1,0 +1,116 @@
+"""The plain HTTP routes: what open tabs poll, tables as CSV, the report, requests for a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import Request, Response
+
+from zeromon.errors import ZeromonError
+from zeromon.report.render import render
+from zeromon.units import no_formula
+from zeromon_dashboard.feed import Cursor, Feeds
+from zeromon_dashboard.html_report import run_page
+from zeromon_dashboard.hub import Hub
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.pages.communication import stats_rows
+from zeromon_dashboard.pages.ranks import rank_rows
+from zeromon_dashboard.url_state import Route, parse, parse_address
+
+
+def add_routes(server: Any, feeds: Feeds) -> None:
+    """Registers all routes with the FastAPI application."""
+
+    def live(request: Request) -> Response:
+        query = request.query_params
+        cursor = Cursor(
+            query.get("feed", ""),
+            _integer(query.get("version", "")),
+            query.get("epoch", ""),
+            float(_integer(query.get("step", ""))),
+        )
+        try:
+            return _json(feeds.of(parse_address(query.get("to", ""))).since(cursor))
+        except ZeromonError as error:
+            return _json(json.dumps({"error": str(error)}), 404)
+
+    def table(run: str, name: str, request: Request) -> Response:
+        route = parse(f"/run/{run}/overview", str(request.url.query))
+        try:
+            content = to_csv(_rows(feeds.hub, route, name))
+        except ZeromonError as error:
+            return Response(str(error), 404, media_type="text/plain")
+        headers = {"Content-Disposition": f'attachment; filename="{route.run}-{name}.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+
+    def report(run: str) -> Response:
+        route = parse(f"/run/{run}/overview", "")
+        try:
+            followed = feeds.hub.followed(route.run)
+            snapshot = followed.newest().run
+            _, series = followed.series((), 0, None)
+            return Response(run_page(snapshot, series, render(snapshot)), media_type="text/html")
+        except ZeromonError as error:
+            return Response(str(error), 404, media_type="text/plain")
+
+    async def trace(request: Request) -> Response:
+        try:
+            body = json.loads(await request.body())
+            run, steps = str(body["run"]), int(body.get("steps", 2))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _json(json.dumps({"error": f"not a request: {error}"}), 400)
+        try:
+            number = await asyncio.to_thread(feeds.hub.trace, run, steps)
+        except ZeromonError as error:
+            return _json(json.dumps({"error": str(error), "hint": error.hint}), 409)
+        return _json(json.dumps({"number": number}), 202)
+
+    server.add_api_route("/live", live, methods=["GET"])
+    server.add_api_route("/csv/{run}/{name}", table, methods=["GET"])
+    server.add_api_route("/report/{run}.html", report, methods=["GET"])
+    server.add_api_route("/act/trace", trace, methods=["POST"])
+
+
+def _json(text: str, status: int = 200) -> Response:
+    headers = {"Cache-Control": "no-store"}
+    return Response(text, status, media_type="application/json", headers=headers)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        return -1
+
+
+def _rows(hub: Hub, route: Route, name: str) -> list[dict[str, Any]]:
+    followed = hub.followed(route.run)
+    run = followed.newest().run if route.at is None else followed.at(route.at)
+    if name == "ranks":
+        return rank_rows(run)
+    if name == "traffic":
+        return stats_rows(Known(route, run, {}).rank)
+    _, series = followed.series(route.ranks, route.last, route.at)
+    return [dict(zip(series, row, strict=True)) for row in zip(*series.values(), strict=True)]
+
+
+def to_csv(rows: Iterable[dict[str, Any]]) -> str:
+    """Rows as CSV; a text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    out = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(out, list(row))
+            writer.writeheader()
+        writer.writerow(
+            {
+                name: no_formula(value) if isinstance(value, str) else value
+                for name, value in row.items()
+            }
+        )
+    return out.getvalue()

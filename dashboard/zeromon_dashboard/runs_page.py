@@ -1,0 +1,162 @@
+"""The list of all runs, and runs side by side. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from zeromon.compare.comparison import (
+    Column,
+    Comparison,
+    Row,
+    format_change,
+    format_figure,
+    grouped,
+    letter,
+)
+from zeromon.readout.figures import EXPOSED, MEMORY, STEP
+from zeromon.units import human_count
+from zeromon_dashboard.hub import Item
+from zeromon_dashboard.page import clock, rounded
+from zeromon_dashboard.widgets import column, figure_column, grid, number
+
+COLUMNS = (
+    column("run", "run", minWidth=200, pinned="left"),
+    column("state", "state", minWidth=220),
+    column("started", "started", minWidth=170, filter="agTextColumnFilter"),
+    column("strategy", "strategy"),
+    number("ranks", "ranks"),
+    number("steps", "steps"),
+    *map(figure_column, (STEP, EXPOSED, MEMORY)),
+    column("worst", "findings"),
+    column("command", "command", minWidth=240, tooltipField="command"),
+)
+
+
+def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
+    """The table of all runs, and the comparison of the selected ones."""
+    if not items:
+        return dmc.Alert(
+            [
+                html.P("No run has been recorded yet. Start one:"),
+                html.Pre("zeromon run -- torchrun --nproc-per-node 2 train.py"),
+            ],
+            title="No runs yet",
+            color="blue",
+        )
+    return dmc.Stack(
+        [
+            dmc.Group(
+                [
+                    dmc.Title("Runs", order=3),
+                    dmc.Button("Compare selected", id="compare", size="xs", variant="light"),
+                    dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
+                ]
+            ),
+            grid(
+                "run-table",
+                COLUMNS,
+                {"rowData": run_rows(items)},
+                420,
+                rowSelection={"mode": "multiRow", "enableClickSelection": False},
+            ),
+            html.Div(comparison, id="comparison"),
+        ],
+        gap="sm",
+    )
+
+
+def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The rows of the table of runs."""
+    return [
+        {
+            "id": m.run,
+            "run": m.run,
+            "state": m.verdict if item.live or m.ended else f"no longer monitored: {m.verdict}",
+            "started": clock(m.started_wall),
+            "strategy": m.strategy,
+            "ranks": m.ranks,
+            "steps": m.steps,
+            "step": rounded(STEP.unit.scaled(m.step_seconds)),
+            "exposed": rounded(EXPOSED.unit.scaled(m.exposed_ratio)),
+            "memory": rounded(MEMORY.unit.scaled(m.memory_bytes) if m.memory_bytes >= 0 else None),
+            "worst": m.worst or "none",
+            "command": " ".join(m.command),
+        }
+        for item in items
+        for m in (item.manifest,)
+    ]
+
+
+def comparison(compared: Comparison) -> Any:
+    """Runs side by side: which one to prefer, and which differences are significant."""
+    advice = compared.advice
+    heads = [_compared_head(number, column) for number, column in enumerate(compared.columns)]
+    marks = f"Coloured figures differ significantly from {letter(0)}."
+    return dmc.Stack(
+        [
+            dmc.Alert(
+                html.Ul([html.Li(why) for why in advice.reasons]),
+                title=advice.text[:1].upper() + advice.text[1:],
+                color="gray" if advice.take is None else "teal",
+            ),
+            dmc.Table(
+                [
+                    html.Thead(html.Tr([html.Th(""), *heads])),
+                    html.Tbody([line for part in grouped(compared) for line in _compared(*part)]),
+                ],
+                withTableBorder=True,
+                withRowBorders=True,
+                highlightOnHover=True,
+                verticalSpacing=4,
+            ),
+            dmc.Text(marks, size="xs", c="dimmed"),
+        ],
+        gap="sm",
+    )
+
+
+def _compared_head(number: int, column: Column) -> Any:
+    ended = f", {column.ended}" if column.died else ""
+    return html.Th(
+        [
+            dcc.Link(f"{letter(number)}  {column.runs[0]}", href=f"/run/{column.runs[0]}/overview"),
+            dmc.Text(
+                f"{column.strategy}, {human_count(column.steps)} steps{ended}",
+                size="xs",
+                c="dimmed",
+            ),
+        ]
+    )
+
+
+def _compared(title: str, rows: Sequence[Row]) -> list[Any]:
+    head = html.Tr(html.Th(title, colSpan=1 + len(rows[0].cells))) if rows else None
+    lines = [
+        html.Tr([html.Td(row.label), *(_compared_cell(row, n) for n in range(len(row.cells)))])
+        for row in rows
+    ]
+    return [head, *lines] if head is not None else []
+
+
+def _compared_cell(row: Row, number: int) -> Any:
+    cell = row.cells[number]
+    if cell.value is None:
+        return html.Td(dmc.Text("n/a", size="sm", c="dimmed"), title=cell.why)
+    colour = ("teal" if cell.better else "orange") if cell.marked else "dimmed"
+    return html.Td(
+        [
+            html.Span(format_figure(cell.value, row.unit), className="figure"),
+            dmc.Text(
+                format_change(row, number),
+                size="xs",
+                c=colour,
+                span=True,
+                ml=8,
+                fw=700 if cell.marked else 400,
+            ),
+        ]
+    )

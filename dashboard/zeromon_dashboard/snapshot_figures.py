@@ -1,0 +1,291 @@
+"""Figures of one snapshot of a run, as plain dictionaries for plotly. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
+from zeromon.readout.figures import FIGURE
+from zeromon.readout.text import silent_for, state_text
+from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon_dashboard.charts import COLOURS, GIB, axis, layout
+
+_MOST_BARS = 32
+_MOST_UNITS = 80
+_STEPS_OF_HEAT = 60
+_WIDE = 32
+_PHASE_COLOURS = {
+    "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
+    "exposed": "#D55E00", "data_wait": "#F0E442", "other": "#999999",
+}  # fmt: skip
+
+
+def breakdown(run: RunSnapshot) -> dict[str, Any]:
+    """A bar for each rank, or for the slowest ones: where the time of a step goes."""
+    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MOST_BARS]
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    parts = {rank.rank: rank_parts(rank) for rank in ranks}
+    names = [f"rank {rank.rank}" for rank in ranks]
+    data = []
+    for phase in PARTS:
+        x = [1e3 * parts[rank.rank].get(phase, 0.0) for rank in ranks]
+        if any(x):
+            data.append(
+                {
+                    "type": "bar", "orientation": "h", "y": names, "x": x,
+                    "name": PART_NAMES[phase], "marker": {"color": _PHASE_COLOURS[phase]},
+                    "hovertemplate": "%{x:.3g} ms<extra>%{y}, %{fullData.name}</extra>",
+                }
+            )  # fmt: skip
+    of = len(run.ranks) if run.fleet is None else run.fleet.ranks
+    more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
+    title = f"Where a step goes, ms, mean of the last {WINDOW}{more}"
+    return {
+        "data": data,
+        "layout": {
+            **layout(title, max(220, 110 + 24 * len(ranks) * bool(data))),
+            "barmode": "stack",
+            "xaxis": axis(""),
+            "yaxis": {**axis(""), "autorange": "reversed"},
+            "legend": {
+                "orientation": "h",
+                "y": -0.12,
+                "yanchor": "top",
+                "x": 0,
+                "traceorder": "normal",
+            },
+        },
+    }
+
+
+def roles(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Memory by role, measured against predicted and against plain ZeRO; None without a census."""
+    rows = [row for row in rank.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)]
+    if not rows:
+        return None
+    names = [row.role.replace("_", " ") for row in rows]
+    most = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
+    scale, unit = scaled(most)
+    columns: tuple[tuple[str, list[int | None], str], ...] = (
+        ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
+        ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
+        ("plain ZeRO", [row.plain_bytes for row in rows], COLOURS[7]),
+    )
+    return {
+        "data": [
+            {
+                "type": "bar", "orientation": "h", "name": name, "y": names,
+                "x": [None if nbytes is None else nbytes / scale for nbytes in values],
+                "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
+                "textposition": "outside", "cliponaxis": False, "marker": {"color": colour},
+                "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
+            }
+            for name, values, colour in columns
+        ],
+        "layout": {
+            **layout(f"Memory of rank {rank.rank} by role", 120 + 62 * len(rows)),
+            "barmode": "group",
+            "xaxis": {**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
+            "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def scaled(most: float) -> tuple[int, str]:
+    """The unit, in bytes, in which *most* bytes are a legible number, and its name."""
+    return next(((n, unit) for n, unit in _UNITS if most >= n), _UNITS[-1])
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
+    """The most bytes allocated while each unit ran, in the order of its model; None where unknown."""
+    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MOST_UNITS]
+    if not units:
+        return None
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+                "x": [shortened(unit.fqn or "(root)") for unit in units],
+                "y": [unit.peak_allocated_bytes / GIB for unit in units],
+                "customdata": [unit.fqn for unit in units],
+                "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"Peak allocated memory by unit, rank {rank.rank}", 300),
+            "xaxis": {**axis(""), "type": "category"},
+            "yaxis": {**axis("GiB"), "rangemode": "tozero"},
+        },
+    }  # fmt: skip
+
+
+def shortened(name: str, most: int = 32) -> str:
+    """A long name by its end, in which units differ."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
+    """How many collectives of each size; None without any."""
+    bounds = [*(f"≤ {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
+    shown = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
+    if not shown:
+        return None
+    return {
+        "data": [
+            {
+                "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
+                "y": [row.calls[n] for n in shown],
+                "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
+            }
+            for row in rank.sizes
+        ],
+        "layout": {
+            **layout(f"Collectives of rank {rank.rank} by size", 300),
+            "barmode": "stack", "xaxis": axis(""), "yaxis": axis("calls in timed steps"),
+        },
+    }  # fmt: skip
+
+
+def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Bus bandwidth against the size of a call, a point a unit and operation; None without any."""
+    rows = [row for row in rank.traffic if row.busbw_bytes_per_second and row.calls]
+    if not rows:
+        return None
+    data = []
+    for op in dict.fromkeys(row.op for row in rows):
+        mine = [row for row in rows if row.op == op]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": op, "marker": {"size": 9},
+                "x": [row.nbytes / row.calls for row in mine],
+                "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
+                "customdata": [
+                    [
+                        row.unit or row.group, row.phase.replace("_", " "),
+                        human_bytes(row.nbytes / row.calls), human_rate(row.busbw_bytes_per_second),
+                    ]
+                    for row in mine
+                ],
+                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} a call at "
+                "%{customdata[3]}<extra>%{fullData.name}</extra>",
+            }
+        )  # fmt: skip
+    links = rank.links.device_bytes_per_second if rank.links is not None else None
+    peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
+        "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
+    return {
+        "data": data,
+        "layout": {
+            **layout(f"Bus bandwidth of rank {rank.rank} by size of a call", 320),
+            "xaxis": {**axis("bytes a call"), "type": "log"},
+            "yaxis": {**axis("GB/s"), "rangemode": "tozero"},
+            "shapes": peak,
+        },
+    }
+
+
+def own_time(run: RunSnapshot) -> dict[str, Any] | None:
+    """Each rank's step time without exposed communication, minus the median of all ranks, milliseconds.
+
+    In synchronous training all ranks' steps are equally long; what differs is the time without waiting.
+    None where fewer than two ranks have timed the same steps.
+    """
+    own = {
+        rank.rank: {
+            step.step: (step.end_ns - step.start_ns - step.exposed_ns) / 1e6
+            for step in rank.recent[-2 * _STEPS_OF_HEAT :]
+            if not step.idle
+        }
+        for rank in run.ranks
+    }
+    common = sorted(set.intersection(*map(set, own.values())))[-_STEPS_OF_HEAT:] if own else []
+    if len(own) < 2 or not common:
+        return None
+    middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
+    z = [[round(steps[step] - middle[step], 4) for step in common] for steps in own.values()]
+    most = max(1e-3, *(abs(value) for row in z for value in row))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
+                "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
+                "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
+                "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout("Step time without waiting, against the median", 120 + min(500, 26 * len(z))),
+            "xaxis": axis("step"), "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def _colourbar(unit: str) -> dict[str, Any]:
+    return {"title": {"text": unit}, "thickness": 10, "nticks": 3}
+
+
+def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
+    """A cell for each rank, 32 in a row; of a larger run a cell for each node, 64 in a row."""
+    figure = FIGURE[metric]
+    unit = figure.unit
+    if run.fleet is None:
+        cells = [
+            (_rounded(unit.scaled(figure.of_rank(rank))), _rank_hover(rank)) for rank in run.ranks
+        ]
+        what, widest, high = "ranks", _WIDE, 26
+    else:
+        cells = [
+            (_rounded(unit.scaled(figure.of_node(node))), _node_hover(node))
+            for node in run.fleet.nodes
+        ]
+        what, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
+    wide = min(widest, max(8, len(cells)))  # two ranks are no banner
+    rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
+    for row in rows:
+        row.extend([(None, ["", "", ""])] * (wide - len(row)))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2, "zmin": 0,
+                "z": [[value for value, _ in row] for row in rows],
+                "customdata": [[hover for _, hover in row] for row in rows],
+                "colorbar": _colourbar(unit.symbol),
+                "hovertemplate": "%{customdata[1]}<br>" + figure.label + " %{z:.4g} " + unit.symbol
+                + "<br>%{customdata[2]}<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"All {what}: {figure.label}", 120 + max(60, high * len(rows))),
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False, "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _node_hover(node: FleetNode) -> list[str]:
+    state = f"{node.up} of {node.ranks} ranks up" + (
+        f", {node.failed} failed" if node.failed else ""
+    )
+    if node.silent_seconds:
+        state = silent_for(node.silent_seconds)
+    facts = _step_and_exposed(node.step_seconds, node.exposed_ratio)
+    return [f"node/{node.node}", f"{node.node}: {state}", facts]
+
+
+def _rank_hover(rank: RankSnapshot) -> list[str]:
+    facts = _step_and_exposed(rank.step_seconds, rank.exposed_ratio)
+    return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
+
+
+def _step_and_exposed(seconds: float | None, ratio: float | None) -> str:
+    return f"step {human_seconds(seconds)}, exposed {human_ratio(ratio)}"

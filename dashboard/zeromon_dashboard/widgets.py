@@ -1,0 +1,229 @@
+"""Components that several pages use: cards, charts, tables, findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from zeromon.focus import nearest_oom
+from zeromon.levels import OOM
+from zeromon.readout.figures import Figure
+from zeromon.readout.remedy import DiffLine, remedy_text
+from zeromon.readout.text import (
+    finding_text,
+    risk_text,
+    subject,
+)
+from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
+from zeromon.units import human_ratio
+from zeromon_dashboard import charts
+from zeromon_dashboard.charts import Chart
+from zeromon_dashboard.page import Parts, Props
+
+CONFIG = {
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["lasso2d", "select2d"],
+}
+
+
+SEVERITY_COLOURS = {
+    Severity.CRITICAL: "red",
+    Severity.WARNING: "orange",
+    Severity.INFO: "blue",
+    None: "dimmed",
+}
+"""Colour of a severity; None: below every threshold."""
+
+
+def card(label: str, value: str, note: str, colour: str = "dimmed") -> Any:
+    """A figure: its name, its value, and a note in a colour."""
+    return dmc.Paper(
+        [
+            dmc.Text(label, size="xs", c="dimmed", tt="uppercase", fw=600),
+            dmc.Text(value, size="xl", fw=700, className="figure"),
+            dmc.Text(note, size="xs", c=colour, lineClamp=3),
+        ],
+        withBorder=True,
+        p="sm",
+        radius="md",
+    )
+
+
+def risk_card(run: RunSnapshot) -> Any:
+    """The highest out-of-memory risk of the run."""
+    nearest = nearest_oom(run.ranks)
+    if nearest is None:
+        return card("OOM risk", "n/a", "the capacity is unknown")
+    rank, risk = nearest
+    colour = SEVERITY_COLOURS[OOM.severity(risk.ratio)]
+    whose = "" if risk.pool == Pool.HOST else subject(rank.rank)
+    return card("OOM risk", human_ratio(risk.ratio), whose + risk_text(risk, rank), colour)
+
+
+def cards(parts: Parts) -> Any:
+    """The row of cards at the top of a page."""
+    return dmc.SimpleGrid(
+        id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm", **parts["cards"]
+    )
+
+
+def graph(name: str, parts: Parts) -> Any:
+    """A figure that every run has."""
+    return dmc.Paper(
+        dcc.Graph(id=name, config=CONFIG, **parts[name]), withBorder=True, p=4, radius="md"
+    )
+
+
+def optional_graph(name: str, parts: Parts) -> Any:
+    """A figure that some runs lack: where it is absent, a text says why."""
+    return dmc.Paper(
+        [
+            html.Div(
+                dcc.Graph(id=name, config=CONFIG, **parts[name]),
+                id=f"{name}-shown",
+                **parts[f"{name}-shown"],
+            ),
+            html.Div(id=f"{name}-absent", className="absent", **parts[f"{name}-absent"]),
+        ],
+        withBorder=True,
+        p=4,
+        radius="md",
+    )
+
+
+def optional(name: str, figure: Props | None, absent: str) -> Parts:
+    """The parts of an :func:`optional_graph`: its figure, or why there is none."""
+    shown: Props = {}
+    hidden: Props = {"display": "none"}
+    return {
+        name: {"figure": figure or {"data": [], "layout": charts.layout("", 120)}},
+        f"{name}-shown": {"style": hidden if figure is None else shown},
+        f"{name}-absent": {"children": absent, "style": shown if figure is None else hidden},
+    }
+
+
+def drawn(charts_by_name: dict[str, Chart | None]) -> dict[str, Chart]:
+    """The charts, an empty one for each that has no value yet."""
+    return {name: chart or _EMPTY for name, chart in charts_by_name.items()}
+
+
+_EMPTY = Chart("no step yet", "", {"": ([], [])}, 1.0)
+
+
+def two_columns(*parts: Any) -> Any:
+    """Two columns, or one on a narrow screen."""
+    return dmc.SimpleGrid(list(parts), cols={"base": 1, "lg": 2}, spacing="sm")
+
+
+def heading(text: str) -> Any:
+    """The title of a part of a page."""
+    return dmc.Title(text, order=5)
+
+
+def grid(
+    name: str, columns: Sequence[dict[str, Any]], rows: Props, height: int, **options: Any
+) -> Any:
+    """A table of *rows*, at most *height* pixels high. *options*: of AG Grid."""
+    return dag.AgGrid(
+        id=name,
+        columnDefs=list(columns),
+        getRowId="params.data.id",
+        defaultColDef={
+            "sortable": True,
+            "filter": True,
+            "floatingFilter": True,
+            "resizable": True,
+            "suppressHeaderFilterButton": True,
+            "minWidth": 100,
+            "flex": 1,
+            "suppressFloatingFilterButton": True,
+        },
+        dashGridOptions={
+            "theme": {"function": "themeQuartz.withPart(agGrid.colorSchemeVariable)"},
+            "rowHeight": 28,
+            "headerHeight": 34,
+            "floatingFiltersHeight": 32,
+            "animateRows": False,
+            "tooltipShowDelay": 300,
+            **options,
+        },
+        style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
+        **rows,
+    )
+
+
+def column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]:
+    """A column of text. *width*: pixels, 0 for a share of the room."""
+    made = {"field": name, "headerName": title, **more}
+    if width:
+        made |= {"width": width, "flex": 0}
+    return made
+
+
+def number(name: str, title: str) -> dict[str, Any]:
+    """A column of numbers."""
+    return {
+        "field": name,
+        "headerName": title,
+        "type": "rightAligned",
+        "filter": "agNumberColumnFilter",
+        "floatingFilter": False,
+        "minWidth": 104,
+    }
+
+
+def figure_column(figure: Figure) -> dict[str, Any]:
+    """The column of a figure, named and scaled as its declaration says."""
+    return number(figure.name, f"{figure.name}, {figure.unit.symbol}")
+
+
+def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:
+    """The *findings*, and how many of *total* are left out."""
+    if not total:
+        return [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
+    shown = [_finding(finding) for finding in findings]
+    more = total - len(findings)
+    return [*shown, *([dmc.Text(f"and {more} more under Advice", size="sm")] if more else [])]
+
+
+def _finding(finding: Finding) -> Any:
+    lines: list[Any] = [
+        dmc.Group(
+            [
+                dmc.Badge(
+                    finding.code or finding.rule,
+                    color=SEVERITY_COLOURS[finding.severity],
+                    variant="light",
+                ),
+                dmc.Text(finding.severity, size="xs", c="dimmed"),
+            ],
+            gap="xs",
+        ),
+        dmc.Text(finding_text(finding), size="sm", mt=4),
+    ]
+    if finding.remedy is not None:
+        words = remedy_text(finding.remedy)
+        lines += [
+            dmc.Text(words.reason, size="xs", c="dimmed", mt=4),
+            html.Pre([_diff_line(line) for line in words.diff], className="diff"),
+            dmc.Text(words.outlook, size="xs"),
+        ]
+    return dmc.Paper(
+        lines, withBorder=True, p="sm", radius="md", className=f"finding {finding.severity}"
+    )
+
+
+def _diff_line(line: DiffLine) -> Any:
+    kind = {"added": "in", "removed": "out"}.get(line.kind, "same")
+    return html.Span(line.text + "\n", className=kind)
+
+
+def trouble(text: str, hint: str = "") -> Any:
+    """A page that says why there is nothing to show."""
+    return dmc.Alert([html.P(text), html.P(hint)], title="This cannot be shown", color="red")

@@ -1,0 +1,172 @@
+"""What the hooks record, what they leave alone, and that they can be taken out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from support import LAUNCH, PROGRAMS, Node, Result, free_port
+
+PROGRAM = str(PROGRAMS / "hooks.py")
+
+
+FRESH = ("restored", "early_import")
+"""Cases about what is imported when: their interpreter has not imported torch before."""
+
+
+def case(node: Node, *words: str) -> tuple[dict[str, Any], Result]:
+    """Runs one case of the program; its JSON, and what the collector saw."""
+    interpreter = [sys.executable] if words[0] in FRESH else [*LAUNCH, "0"]
+    result = node.run([*interpreter, PROGRAM, *words], watched=True, ZEROMON_SHIM="0")
+    assert result.code == 0, result.output
+    line = next(x for x in result.output.splitlines() if x.startswith("{"))
+    return json.loads(line), result
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZEROMON_RUN_DIR", raising=False)
+
+
+def test_after_stop_nothing_of_torch_is_patched(shared_node: Node) -> None:
+    """Classes, modules, hooks, excepthook and import finders are the very same objects."""
+    facts, _ = case(shared_node, "restored")
+    assert facts["during"] > 25
+    assert facts["after"] == []
+    assert facts["kept"] == []
+
+
+def test_a_patch_on_top_of_ours_survives_stop(shared_node: Node) -> None:
+    """Somebody else's wrapper stays and works; stop says so."""
+    facts, _ = case(shared_node, "patched_over")
+    assert facts == {"kept": ["ProcessGroup.allreduce"], "calls": 2, "still_theirs": True}
+
+
+def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> None:
+    """Training goes on with the right values."""
+    facts, result = case(shared_node, "hook_fails")
+    assert facts == {"errors": 3, "value": [1.0] * 4}
+    assert result.output.count("a hook failed and training goes on") == 1
+    assert "injected" in result.output
+    assert result.snapshot.ranks[0].errors == 3
+
+
+def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> None:
+    """unshard, wait and reshard go on; steps are still counted."""
+    facts, _ = case(shared_node, "unit_hook_fails")
+    assert facts == {"errors": True, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("optimizer_raises", {"steps": 5, "errors": 0}),
+        ("sample_fails", {"steps": 3, "errors": 3}),
+        ("early_import", {"started": True}),
+        ("subclass", {"calls": ["theirs"], "errors": 0}),
+        (
+            "sequence_lengths",
+            {"tuple": 5, "dict": 5, "tensor": 5, "images": 0, "floats": 0, "nothing": 0, "text": 0},
+        ),
+    ],
+)
+def test_odd_turns_are_survived(shared_node: Node, name: str, expected: dict[str, Any]) -> None:
+    """Each as its function in the program says."""
+    facts, _ = case(shared_node, name)
+    assert facts == expected
+
+
+def test_the_loader_that_is_trained_on_is_told(shared_node: Node) -> None:
+    """Once; not that of an evaluation; no length where batches differ; and not without end."""
+    facts, _ = case(shared_node, "loader_facts")
+    of_training = {"num_workers": 0, "pin_memory": False, "batch_size": 4, "length": 16}
+    assert facts["first"] == of_training
+    assert facts["after_evaluation"] == 1
+    assert facts["varied"] == of_training | {"length": 0}
+    assert (facts["told"], facts["errors"]) == (32, 0)
+
+
+def test_a_device_mesh_starts_the_agent(shared_node: Node) -> None:
+    """The usual way of an FSDP2 script."""
+    command = [*LAUNCH, "0", PROGRAM, "mesh"]
+    result = shared_node.run(command, ZEROMON_SHIM="0", PORT=str(free_port()))
+    assert '{"started": true}' in result.output, result.output
+
+
+def test_hooks_that_fail_all_the_time_are_switched_off(shared_node: Node) -> None:
+    """After a thousand errors the agent is quiet."""
+    facts, _ = case(shared_node, "hook_fails_often")
+    assert facts == {"errors": 1000, "mode": 0}
+
+
+def test_a_forked_child_is_mute(shared_node: Node) -> None:
+    """It writes nothing into its parent's record, which stays whole."""
+    facts, _ = case(shared_node, "forked")
+    assert facts == {"child_mode": 0, "in_order": True, "issued": 2}
+
+
+def test_nothing_is_kept_alive(shared_node: Node) -> None:
+    """Tensors, storages and Works die when they do without the agent."""
+    watched, _ = case(shared_node, "lifetimes", "watch")
+    bare, _ = case(shared_node, "lifetimes")
+    assert watched == bare
+    assert not any(watched["waited=True"] + watched["waited=False"])
+
+
+def test_peak_memory_is_the_same(shared_node: Node) -> None:
+    """80 more collectives of 16 MiB raise the peak no more than without the agent.
+
+    gloo's own thread frees a tensor a moment late, so one or two more may be alive at once.
+    """
+    watched, _ = case(shared_node, "peak", "watch")
+    bare, _ = case(shared_node, "peak")
+    assert watched["grown_tensors"] <= max(2, bare["grown_tensors"] + 1)
+    own_kib = 24 * 1024  # the ring and our modules
+    assert watched["peak_kib"] - bare["peak_kib"] < own_kib + 2 * 16 * 1024
+
+
+def test_no_graph_break_and_no_recompile(shared_node: Node) -> None:
+    """torch.compile makes as many graphs with the agent as without."""
+    watched, _ = case(shared_node, "graph_breaks", "watch")
+    bare, _ = case(shared_node, "graph_breaks")
+    assert watched.pop("steps") == 20
+    assert bare.pop("steps") == 0
+    assert watched == bare
+
+
+def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
+    """Each public function, with the payload that the definition of S gives it."""
+    _, result = case(shared_node, "every_op")
+    rows = {c.op: (c.count, c.nbytes) for c in result.snapshot.ranks[0].collectives}
+    object_bytes = rows["all_gather"][1] - 2 * 16
+    assert object_bytes > 8  # a size of 8 bytes and the pickled object
+    assert rows == {
+        "all_reduce": (2, 16 + 32),
+        "broadcast": (1, 16),
+        "reduce": (1, 16),
+        "all_gather": (4, 32 + object_bytes),
+        "reduce_scatter": (2, 32),
+        "gather": (1, 16),
+        "scatter": (1, 16),
+        "all_to_all": (1, 16),
+        "barrier": (1, 0),
+    }
+    assert result.snapshot.ranks[0].in_flight == ()
+    assert result.snapshot.ranks[0].unattributed == {}
+
+
+def test_two_optimizers_after_one_backward_are_one_step(shared_node: Node) -> None:
+    """Three loops of two micro-steps and two optimizers: three steps."""
+    _, result = case(shared_node, "two_optimizers")
+    rank = result.snapshot.ranks[0]
+    assert rank.steps == 3
+    assert [s.micro_steps for s in rank.recent] == [2, 2, 2]
+
+
+def test_an_agent_can_be_started_again(shared_node: Node) -> None:
+    """Stop is not the end of it: the newest ring of the rank is the one that is shown."""
+    _, result = case(shared_node, "stopped_and_started_again")
+    assert len(result.snapshot.ranks) == 1
+    assert result.snapshot.ranks[0].collectives[0].count == 1

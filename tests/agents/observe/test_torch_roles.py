@@ -1,0 +1,184 @@
+"""Bytes by role under torch's own strategies, also for models that are not as plain as one hopes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from zeromon.ring.events import Role
+from zeromon_agents.observe.census import count
+from zeromon_agents.observe.model_metadata import of_fsdp2, of_replicated
+from zeromon_agents.observe.torch_roles import Models, fsdp2_groups
+
+WIDTH = 32
+LINEAR = WIDTH * WIDTH * 4
+
+
+def net(layers: int = 2) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, WIDTH)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def found(*things: Any) -> dict[Role, int]:
+    models = Models()
+    for thing in things:
+        is_module = isinstance(thing, nn.Module)
+        (models.register_module if is_module else models.register_optimizer)(thing)
+    rows = count(models.claims())
+    return {role: row.device + row.host for role, row in rows.items() if row.device + row.host}
+
+
+def test_a_plain_model_and_its_optimizer() -> None:
+    """Parameters, gradients, two states; the optimizer's step counters are no state."""
+    model = net()
+    optimizer = one_step(model)
+    assert found(model, optimizer) == {
+        Role.UNSHARDED_PARAM: 2 * LINEAR,
+        Role.UNSHARDED_GRAD: 2 * LINEAR,
+        Role.OPTIMIZER_STATE: 4 * LINEAR,
+    }
+
+
+def test_an_optimizer_alone_tells_of_its_parameters() -> None:
+    """No wrapper was seen."""
+    optimizer = one_step(net())
+    assert found(optimizer)[Role.UNSHARDED_PARAM] == 2 * LINEAR
+
+
+def test_states_are_created_lazily() -> None:
+    """Before the first step there are none."""
+    model = net()
+    assert Role.OPTIMIZER_STATE not in found(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_tied_weights_and_views_count_once() -> None:
+    model = net()
+    model[1].weight = model[0].weight
+    model.register_buffer("view", model[0].weight.detach()[:4])
+    assert found(model) == {Role.UNSHARDED_PARAM: LINEAR}
+
+
+def test_frozen_parts_have_no_gradients() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = one_step(model, torch.optim.AdamW(model[1].parameters()))
+    bytes_of = found(model, optimizer)
+    assert bytes_of[Role.UNSHARDED_PARAM] == 2 * LINEAR
+    assert bytes_of[Role.UNSHARDED_GRAD] == LINEAR
+    facts = of_replicated(model, [optimizer])
+    assert facts is not None
+    assert (facts["numel"], facts["trainable"]) == (2 * WIDTH**2, WIDTH**2)
+
+
+def test_meta_parameters_are_nothing() -> None:
+    with torch.device("meta"):
+        model = net()
+    assert found(model) == {}
+    assert of_replicated(model, []) is None
+
+
+def test_a_model_that_grows_in_mid_run_and_one_that_goes() -> None:
+    model = net()
+    models = Models()
+    models.register_module(model)
+    model.append(nn.Linear(WIDTH, WIDTH, bias=False))
+    assert count(models.claims())[Role.UNSHARDED_PARAM].host == 3 * LINEAR
+    del model
+    gc.collect()
+    assert count(models.claims()) == {}
+    assert models.modules == {}
+
+
+def test_several_models_in_one_process() -> None:
+    """An actor and a critic that share a trunk: the trunk counts once."""
+    trunk = nn.Linear(WIDTH, WIDTH, bias=False)
+    actor, critic = nn.Sequential(trunk, *net(1)), nn.Sequential(trunk, *net(1))
+    assert found(actor, critic)[Role.UNSHARDED_PARAM] == 3 * LINEAR
+
+
+def test_fp32_copies_that_an_optimizer_steps_are_masters() -> None:
+    """A model in bf16 outside, fp32 copies inside the optimizer."""
+    model = net().to(torch.bfloat16)
+    copies = [p.detach().float().requires_grad_() for p in model.parameters()]
+    bytes_of = found(model, torch.optim.AdamW(copies))
+    assert bytes_of[Role.MASTER_PARAM] == 2 * LINEAR
+    assert bytes_of[Role.UNSHARDED_PARAM] == LINEAR
+
+
+def test_sparse_gradients_are_counted_as_they_are() -> None:
+    table = nn.Embedding(1000, WIDTH, sparse=True)
+    table(torch.tensor([1, 5])).sum().backward()
+    assert found(table)[Role.UNSHARDED_GRAD] == 2 * 8 + 2 * WIDTH * 4
+
+
+def test_one_that_cannot_be_read_does_not_cost_the_others() -> None:
+    """A sparse buffer, parameters that are not made yet, an optimizer that keeps no list."""
+    model = net()
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    lazy = nn.LazyLinear(4)
+    assert found(model, lazy)[Role.UNSHARDED_PARAM] == 2 * LINEAR
+    facts = of_replicated(model, [])
+    assert facts is not None and facts["buffer_bytes"] == 0
+    noted: list[str] = []
+    models = Models(lambda error, where: noted.append(where))
+    optimizer = one_step(model)
+    optimizer.param_groups = 3
+    models.register_module(model)
+    models.register_optimizer(optimizer)
+    assert count(models.claims())[Role.UNSHARDED_PARAM].host == 2 * LINEAR
+    assert noted == ["census of an optimizer"]
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    """This process believes that it is rank 0 of four."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_dtensors_on_a_two_dimensional_mesh() -> None:
+    """Tensor-parallel and data-parallel at once: this rank has a quarter of each weight."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = net()
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": ColwiseParallel()})
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    assert found(model) == {Role.SHARDED_PARAM: 2 * LINEAR // 4}
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_a_gathered_unit_is_seen_in_its_own_role() -> None:
+    """One unit unsharded by hand."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    model[0].unshard()
+    bytes_of = found(model)
+    assert bytes_of[Role.SHARDED_PARAM] == 2 * LINEAR // 4
+    assert bytes_of[Role.UNSHARDED_PARAM] == LINEAR
+    facts = of_fsdp2(model, list(fsdp2_groups(model)), [])
+    assert facts is not None
+    assert (facts["shard_ranks"], facts["shard_numel"]) == (4, 2 * WIDTH**2 // 4)

@@ -1,0 +1,203 @@
+"""The wrapper of all hooks but the collective one: what runs when, and that errors stay inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from torch._dynamo.testing import CompileCounter
+
+from zeromon.ring.buffer import RingWriter
+from zeromon_agents.runtime.around import RAISED, SKIP, around
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
+
+Calls = list[tuple[Any, ...]]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> HookContext:
+    context = HookContext(RingWriter(tmp_path / "rank0.ring", rank=0), Guard())
+    context.mode = ON
+    return context
+
+
+def recorded(context: HookContext, calls: Calls, **options: Any) -> Any:
+    """A wrapped function that returns the sum of its arguments, and notes what runs around it."""
+
+    def before(*args: Any, **kwargs: Any) -> str:
+        calls.append(("before", args, kwargs))
+        return "state"
+
+    def after(state: Any, result: Any, *args: Any) -> None:
+        calls.append(("after", state, result, args))
+
+    @around(context, before, after, **options)
+    def add(first: int, second: int = 0) -> int:
+        """Adds."""
+        if second < 0:
+            raise KeyError("negative")
+        return first + second
+
+    return add
+
+
+def test_both_see_the_call_and_after_sees_state_and_result(context: HookContext) -> None:
+    calls: Calls = []
+    assert recorded(context, calls)(1, second=2) == 3
+    assert calls == [("before", (1,), {"second": 2}), ("after", "state", 3, (1,))]
+
+
+def test_an_exception_of_the_function_passes_and_after_sees_that_it_raised(
+    context: HookContext,
+) -> None:
+    calls: Calls = []
+    with pytest.raises(KeyError, match="negative"):
+        recorded(context, calls)(1, -1)
+    assert calls[1][2] is RAISED
+    assert context.guard.errors == 0
+
+
+def test_a_skipped_call_has_no_after(context: HookContext) -> None:
+    calls = []
+    function = around(context, lambda *_: SKIP, lambda *_: calls.append(1), scoped=True)(abs)
+    context.unit = 3
+    assert function(-2) == 2
+    assert (calls, context.unit, context.guard.errors) == ([], 3, 0)
+
+
+@pytest.mark.parametrize("second", [2, -2])
+def test_errors_of_both_go_to_the_guard_and_change_nothing(
+    context: HookContext, second: int
+) -> None:
+    states = []
+
+    def before(*_: Any) -> None:
+        raise ValueError("before")
+
+    def after(state: Any, *_: Any) -> None:
+        states.append(state)
+        raise ValueError("after")
+
+    @around(context, before, after, where="Engine.forward")
+    def function(number: int) -> int:
+        if number < 0:
+            raise KeyError(number)
+        return number
+
+    if second > 0:
+        assert function(second) == second
+    else:
+        with pytest.raises(KeyError) as raised:
+            function(second)
+        assert raised.value.__context__ is None
+    assert states == [None]
+    assert context.guard.errors == 2
+    assert context.guard.first == "Engine.forward: ValueError: before"
+
+
+def test_without_a_name_the_guard_gets_the_functions_own(context: HookContext) -> None:
+    def before(*_: Any) -> None:
+        raise ValueError("broken")
+
+    class Engine:
+        @around(context, before)
+        def step(self) -> None:
+            pass
+
+    Engine().step()
+    assert context.guard.first is not None
+    assert context.guard.first.endswith("Engine.step: ValueError: broken")
+
+
+@pytest.mark.parametrize(
+    ("active_from", "runs"), [(OFF, {OFF, IDLE, ON}), (IDLE, {IDLE, ON}), (ON, {ON})]
+)
+def test_modes_below_the_lowest_only_call_the_function(
+    context: HookContext, active_from: int, runs: set[int]
+) -> None:
+    for mode in (OFF, IDLE, ON):
+        calls: Calls = []
+        add = recorded(context, calls, active_from=active_from)
+        context.mode = mode
+        assert add(1, 2) == 3
+        assert bool(calls) == (mode in runs)
+
+
+@pytest.mark.parametrize("fails", ["before", "function", ""])
+def test_a_scoped_wrapper_restores_unit_and_engine(context: HookContext, fails: str) -> None:
+    context.unit, context.engine = 3, 1
+    within = []
+
+    def before() -> None:
+        context.unit, context.engine = 7, 2
+        if fails == "before":
+            raise ValueError
+
+    @around(context, before, lambda *_: within.append(context.unit), scoped=True)
+    def function() -> None:
+        within.append(context.unit)
+        if fails == "function":
+            raise KeyError
+
+    try:
+        function()
+    except KeyError:
+        assert fails == "function"
+    assert within == [7, 7]
+    assert (context.unit, context.engine) == (3, 1)
+
+
+def test_nested_calls_keep_their_own_state(context: HookContext) -> None:
+    """As activation checkpointing and nested units do."""
+    states = []
+
+    def before(depth: int) -> int:
+        context.unit = depth
+        return context.unit
+
+    @around(context, before, lambda state, *_: states.append((state, context.unit)), scoped=True)
+    def function(depth: int) -> None:
+        if depth:
+            function(depth - 1)
+
+    function(2)
+    assert states == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_name_documentation_and_code_name_are_the_functions_own(context: HookContext) -> None:
+    add = recorded(context, [])
+    assert (add.__name__, add.__doc__) == ("add", "Adds.")
+    assert add.__code__.co_name == "add"
+
+    @around(context)
+    def where() -> str:
+        return sys._getframe(1).f_code.co_name
+
+    assert where() == "where"
+
+
+def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(
+    context: HookContext,
+) -> None:
+    calls: Calls = []
+
+    def note(*_: Any) -> None:
+        calls.append(())
+
+    @around(context, note, note, traced=True)
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
+    dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(lambda tensor: double(tensor) + 1, backend=counter, fullgraph=True)
+    for mode in (ON, IDLE, OFF, ON):
+        context.mode = mode
+        assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert counter.frame_count == 1
+    assert calls == []

@@ -1,0 +1,286 @@
+"""Events and snapshots made by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from zeromon.diagnosis.hangs import hangs
+from zeromon.fold.communication import CollectiveStats
+from zeromon.fold.fold import fold
+from zeromon.fold.state import Arrival, RankState
+from zeromon.fold.summarize import summarize
+from zeromon.ring.events import (
+    Done,
+    Event,
+    Flag,
+    HostSample,
+    Issued,
+    Op,
+    Phase,
+    PhaseSpan,
+    StepMark,
+)
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import (
+    Cause,
+    Device,
+    DeviceMemory,
+    Disk,
+    EngineRow,
+    ExpectedRow,
+    Finding,
+    GatherRow,
+    HostMemory,
+    InFlight,
+    Links,
+    Pressure,
+    RankSnapshot,
+    Risk,
+    RoleRow,
+    RunSnapshot,
+    Setting,
+    StepSummary,
+    TraceCheck,
+    TransferRow,
+)
+
+MS = 1_000_000
+
+
+def state(**facts: Any) -> RankState:
+    """A rank of a group of two named world (id 1)."""
+    made = RankState(rank=0, pid=1)
+    made.groups[1] = {"label": "world", "size": 2, "ranks": [0, 1]}
+    made.units[7] = "layers.0"
+    made.meta.update({"world_size": 2, "strategy": "fsdp2", "node": "n0", **facts})
+    return made
+
+
+def collective(
+    start_ms: float,
+    end_ms: float,
+    blocked_ms: float,
+    *,
+    op: Op = Op.ALL_GATHER,
+    nbytes: int = 1000,
+    sequence: int = 1,
+    unit: int = 0,
+) -> list[Event]:
+    """A collective that was issued and waited for."""
+    start, end = round(start_ms * MS), round(end_ms * MS)
+    return [
+        Issued(start, op, Phase.FORWARD, 0, 1, unit, nbytes, sequence, 1),
+        Done(
+            end, op, Phase.FORWARD, Flag.END_KNOWN, 1, unit, nbytes, start,
+            round(blocked_ms * MS), sequence,
+        ),
+    ]  # fmt: skip
+
+
+def step(number: int, start_ms: float, end_ms: float, flags: int = 0, micro: int = 1) -> StepMark:
+    """The mark of a step."""
+    return StepMark(round(end_ms * MS), flags, number, round(start_ms * MS), micro)
+
+
+def span(phase: Phase, start_ms: float, end_ms: float) -> PhaseSpan:
+    """A phase."""
+    return PhaseSpan(round(end_ms * MS), phase, 0, round(start_ms * MS))
+
+
+def host(at_ms: float, rss: int, available: int = -1) -> HostSample:
+    """A host sample."""
+    return HostSample(round(at_ms * MS), rss, available, -1)
+
+
+def folded(events: list[Event], into: RankState | None = None) -> RankState:
+    """All events folded."""
+    made = into or state()
+    for event in events:
+        fold(made, event)
+    return made
+
+
+def summary(number: int, **facts: Any) -> StepSummary:
+    """A step of 100 ms with 40 ms of communication, 10 ms of it exposed."""
+    base = StepSummary(
+        step=number,
+        start_ns=number * 100 * MS,
+        end_ns=(number + 1) * 100 * MS,
+        idle=False,
+        micro_steps=1,
+        phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS),
+        collectives=12,
+        collective_bytes=1 << 20,
+        communication_ns=40 * MS,
+        exposed_ns=10 * MS,
+        allocated_bytes=-1,
+        reserved_bytes=-1,
+        rss_bytes=1 << 30,
+    )
+    return replace(base, **facts)
+
+
+def rank(number: int = 0, **facts: Any) -> RankSnapshot:
+    """A live rank with twenty steps behind it."""
+    events: list[Event] = []
+    for n in range(1, 21):
+        begin = n * 100.0
+        events += collective(begin + 5, begin + 45, 10, sequence=n, unit=7)
+        events += [
+            span(Phase.FORWARD, begin, begin + 30),
+            span(Phase.BACKWARD, begin + 30, begin + 80),
+            span(Phase.OPTIMIZER, begin + 80, begin + 90),
+            host(begin + 99, 1 << 30, available=8 << 30),
+            step(n, begin, begin + 100),
+        ]
+    base = summarize(folded(events))
+    if "strategy" in facts:
+        facts.setdefault("strategy_fields", Strategy.parse(facts["strategy"]))
+    return replace(base, rank=number, local_rank=number, pid=100 + number, **facts)
+
+
+def device_memory(**facts: Any) -> DeviceMemory:
+    """An 80 GiB device, half used."""
+    base = DeviceMemory(
+        allocated_bytes=30 << 30,
+        active_bytes=32 << 30,
+        reserved_bytes=40 << 30,
+        inactive_split_bytes=1 << 30,
+        capacity_bytes=80 << 30,
+        free_bytes=36 << 30,
+        retries=0,
+        ooms=0,
+    )
+    return replace(base, **facts)
+
+
+def run(*ranks: RankSnapshot, **facts: Any) -> RunSnapshot:
+    """A run of those ranks."""
+    base = RunSnapshot(
+        run="train-1",
+        command=("torchrun", "train.py"),
+        node="n0",
+        started_wall=1000.0,
+        taken_wall=1030.0,
+        taken_ns=2200 * MS,
+        ended=False,
+        ranks=ranks,
+        findings=(),
+    )
+    snapshot = replace(base, **facts)
+    return replace(snapshot, hangs=hangs(snapshot))  # as the collector does
+
+
+def deepspeed_facts() -> dict[str, Any]:
+    """What only a DeepSpeed rank has."""
+    engine = EngineRow(
+        engine=1, strategy="deepspeed-zero3", steps=20, skipped=1, collectives=9, nbytes=9,
+        exposed_seconds=0.1, loss_scale=65536.0, hysteresis=2, grad_norm=1.5, nonfinite=1,
+    )  # fmt: skip
+    disk = Disk(
+        path="/nvme", free_bytes=1 << 40, total_bytes=1 << 41, device="nvme0n1",
+        device_read_bytes=1, device_written_bytes=1, device_busy_seconds=0.5,
+        device_queue_seconds=1.0, process_read_bytes=1, process_written_bytes=1, busy_ratio=0.5,
+        requests_at_once=2.0, busy_bytes_per_second=50e6, best_busy_bytes_per_second=80e6,
+        read_limit_bytes_per_second=100e6,
+    )  # fmt: skip
+    collective = replace(rank(0).collectives[0], quantized_bytes=5, nodes=2)
+    return {
+        "engines": (engine,),
+        "disk": disk,
+        "collectives": (collective,),
+        "links": Links(
+            device_bytes_per_second=450e9,
+            device_kind="18 NVLinks",
+            network_bytes_per_second=50e9,
+            network_kind="InfiniBand",
+            host_bytes_per_second=63e9,
+            host_kind="PCIe 5 x16",
+        ),
+        "settings": (Setting(engine=1, name="zero.stage", effective="3", written="3"),),
+        "gathers": (GatherRow(outcome="late", nbytes=5, exposed_seconds=0.1),),
+        "transfers": (
+            TransferRow(
+                path="disk_read",
+                nbytes=5,
+                seconds=0.2,
+                blocked_seconds=0.1,
+                bytes_per_second=25e6,
+                best_bytes_per_second=30e6,
+                step_bytes=2.0,
+            ),
+        ),
+        "roles": (
+            RoleRow(
+                role="master_param", device_bytes=0, host_bytes=7, disk_bytes=0, pinned_bytes=0
+            ),
+        ),
+        "expected": (
+            ExpectedRow(
+                role="master_param",
+                measured_bytes=7,
+                plain_bytes=4,
+                predicted_bytes=6,
+                causes=(Cause(text="padding to equal shards", nbytes=2),),
+            ),
+        ),
+    }
+
+
+def series(seconds: Sequence[float], **columns: Any) -> dict[str, list[float]]:
+    """Steps of those durations; each further column a number for all steps, or one a step."""
+    count = len(seconds)
+    base = {
+        "steps": 1, "flags": 0, "duration_us": [s * 1e6 for s in seconds], "exposed_us": 10_000,
+        "data_wait_us": 1_000, "offload_blocked_us": 0, "collective_bytes": 8 << 20, "micro_steps": 2,
+        "allocated_bytes": -1, "reserved_bytes": -1, "rss_bytes": 1 << 30, "other_bytes": -1,
+    }  # fmt: skip
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else [value] * count
+        for name, value in (base | columns).items()
+    }
+
+
+def noisy(seed: int, middle: float = 0.1, count: int = 200) -> list[float]:
+    chooser = random.Random(seed)
+    return [middle * chooser.gauss(1, 0.02) for _ in range(count)]
+
+
+def full_run() -> RunSnapshot:
+    """A run in which every metric has a value."""
+    device = Device(
+        name="X", used_bytes=1, total_bytes=2, utilization_ratio=0.5, power_watts=1.0,
+        temperature_celsius=50.0, pcie_receive_bytes_per_second=1.0,
+        pcie_transmit_bytes_per_second=1.0, nvlink_receive_bytes_per_second=1.0,
+        nvlink_transmit_bytes_per_second=1.0, throttle_reasons=("thermal",), ecc_errors=0, xid=79,
+    )  # fmt: skip
+    one = rank(
+        0, memory=device_memory(), device_stats=device, untimed={"world": 1},
+        unattributed={"world": 1}, overhead_ratio=0.001, overhead_noise_ratio=0.002,
+        pinned_bytes=5,
+        risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
+        host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
+        wait_seconds=0.1, late_seconds=0.0,
+        pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
+    )  # fmt: skip
+    one = replace(one, **deepspeed_facts())
+    stuck = InFlight(
+        op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4,
+        issued_ns=-(10**12), group_id="world//0",
+    )  # fmt: skip
+    split = replace(one.traffic[0], wait_seconds=0.001, transfer_seconds=0.002)
+    check = TraceCheck(
+        steps=(3,), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
+        live_communication_seconds=2.0, trace_communication_seconds=2.0,
+    )  # fmt: skip
+    one = replace(one, in_flight=(stuck,), traffic=(split,), check=check)
+    finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
+    return run(one, findings=(finding,))
+
+
+def arrival(sequence: int, at_ns: int, step: int, end_ns: int = 0) -> Arrival:
+    row = CollectiveStats(Op.ALL_REDUCE, 2, 0)
+    return Arrival(1, sequence, at_ns, end_ns - at_ns if end_ns else MS, step, 0, 1000, row)

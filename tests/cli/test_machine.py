@@ -1,0 +1,97 @@
+"""The survey of a machine: on this one for real, and on small /proc trees."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from zeromon.cli import machine, main
+from zeromon.cli.doctor import facts_as_text
+from zeromon.cli.machine import Fact, ask_torch, may_trace, survey, torch_facts
+
+
+def by_name(facts: list[Fact]) -> dict[str, Fact]:
+    return {fact.name: fact for fact in facts}
+
+
+def test_this_machine_is_described() -> None:
+    """What a user looks for first is there, and right."""
+    found = by_name(survey())
+    version = importlib.metadata.version("torch")
+    assert found["torch"].value.startswith(version)
+    assert found["agent"].severity == "fine"
+    assert f"deepspeed {importlib.metadata.version('deepspeed')}" in found["frameworks"].value
+    assert os.uname().release in found["kernel"].value
+    for name in ("/dev/shm", "host memory", "records", "open files", "ptrace", "network", "device"):
+        assert found[name].value
+
+
+def python(folder: Path, text: str) -> str:
+    """An executable that answers as that text says."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize("text", ["exit 1", "echo nothing", "echo 'FOUND [1]'", "echo 'FOUND {'"])
+def test_a_python_without_torch_is_no_error(tmp_path: Path, text: str) -> None:
+    (fact,) = torch_facts(python(tmp_path, text))
+    assert (fact.name, fact.severity) == ("torch", "note")
+    assert ask_torch(str(tmp_path / "absent")) == {}
+
+
+def test_an_old_torch_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    answer = json.dumps({"version": "1.9", "devices": 2, "cuda": "11.1", "missing": ["Work"]})
+    torch, agent = torch_facts(python(tmp_path, f"echo 'FOUND {answer}'"))
+    assert torch.value == "1.9, CUDA 11.1, 2 devices"
+    assert agent.severity == "warning" and "lacks Work" in agent.value
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "allowed"),
+    [("0", "0", True), ("1", "0", False), ("1", f"{1 << 19:x}", True), (None, "0", True)],
+)
+def test_who_may_look_into_processes(
+    tmp_path: Path, scope: str | None, capabilities: str, allowed: bool
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
+    if scope is not None:
+        (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+        (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+    assert may_trace(tmp_path)[0] is allowed
+
+
+def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Fact]:
+        raise OSError("no /proc here")
+
+    looks = (broken, machine.limits)
+    monkeypatch.setattr(machine, "LOOKS", looks)
+    assert {fact.name for fact in survey()} == {"open files", "locked memory"}
+
+
+def test_doctor_without_a_run_shows_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path))
+    facts = [Fact(name="a", value="1"), Fact(name="bb", value="2", severity="warning", hint="do")]
+    monkeypatch.setattr("zeromon.cli.doctor.survey", lambda: facts)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out == "  a   1\n! bb  2\n      -> do\n"
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["facts"][1]["hint"] == "do"
+    monkeypatch.setattr("zeromon.cli.doctor.survey", lambda: facts[:1])
+    assert main(["doctor"]) == 0
+
+
+def test_every_line_fits_a_terminal() -> None:
+    """Of 80 columns, but for paths and names of devices."""
+    lines = [line for line in facts_as_text(survey()).splitlines() if "/" not in line]
+    assert all(len(line) <= 100 for line in lines), max(lines, key=len)

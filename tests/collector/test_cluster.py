@@ -1,0 +1,430 @@
+"""What the collectors of a run's nodes tell each other; tests/nodes does it on hosts of their own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from builders import MS, arrival, rank, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.collector.cluster import (
+    Clock,
+    KnownNode,
+    Leader,
+    NodeInfo,
+    NodeReport,
+    clock_offset,
+    node_views,
+    packed,
+    peer_updates,
+    unpacked,
+)
+from zeromon.collector.cluster_client import ClusterSync, answer, read_node_infos
+from zeromon.collector.daemon import Collector, TargetFile
+from zeromon.collector.http import start_server, targets
+from zeromon.collector.run_cluster import RunCluster, as_peer_rank
+from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.stragglers import ArrivalSkew, PartialArrival, matched_collective, stragglers
+from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
+from zeromon.storage.run_store import Store
+
+SECOND = 1_000_000_000
+
+
+def card(first: int, node: str = "", run: str = "") -> NodeInfo:
+    return NodeInfo(
+        node=node or f"n{first // 2}", address="127.0.0.1:1", first_rank=first, ranks=2, run=run
+    )
+
+
+def joint(last: int, at: tuple[int, int], size: int = 4, sequence: int = 1) -> PartialArrival:
+    """Two ranks of a node, when each came, ms; *last* is the one that came later."""
+    early, late = at
+    return PartialArrival("g", sequence, size, 2, early * MS, late * MS, last, early * MS, MS)
+
+
+def test_the_last_of_all_is_late_by_what_it_is_behind_the_last_but_one() -> None:
+    match = matched_collective([joint(1, (10, 12)), joint(3, (11, 30))])
+    assert (match.last_rank, match.late_ns, match.node_late_ns) == (3, 18 * MS, 0)
+    both = matched_collective([joint(1, (10, 12)), joint(3, (28, 30))])
+    assert (both.late_ns, both.node_late_ns) == (2 * MS, 16 * MS)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=12), st.integers(1, 5))
+def test_matching_by_nodes_finds_what_matching_by_ranks_finds(at: list[int], nodes: int) -> None:
+    """However the ranks are spread: the same last rank, the same lateness, the same waits."""
+    whole, skews, head = ArrivalSkew(), [ArrivalSkew() for _ in range(nodes)], []
+    homes = {rank: rank % nodes for rank in range(len(at))}
+    for number, skew in enumerate(skews):
+        skew.joined = True
+        members = sum(1 for home in homes.values() if home == number)
+        for one, home in homes.items():
+            if home == number:
+                skew.arrived(one, "g", members, arrival(1, at[one], 1), len(at))
+        head += list(skew.outgoing)
+    for one, called in enumerate(at):
+        whole.arrived(one, "g", len(at), arrival(1, called, 1), len(at))
+    if any(len(at) == sum(1 for h in homes.values() if h == n) for n in range(nodes)):
+        return  # all on one node: nothing to ask anybody
+    match = matched_collective(head)
+    for skew in skews:
+        skew.book(match)
+    late = max(at)
+    assert at[match.last_rank] == late
+    assert match.late_ns == sum(whole.steps[1].late.values())
+    waits = {
+        one: ns for skew in skews for step in skew.steps.values() for one, ns in step.wait.items()
+    }
+    assert waits == whole.steps[1].wait
+
+
+def late_node(skew: ArrivalSkew, extra: int) -> None:
+    """Forty steps in which ranks 2 and 3 come *extra* ms late, one or the other last."""
+    for step in range(1, 41):
+        base, jitter = step * 100, step % 2
+        match = matched_collective(
+            [
+                joint(1, (base, base + 1), sequence=step),
+                PartialArrival(
+                    "g", step, 4, 2, (base + extra) * MS, (base + extra + 1) * MS, 2 + jitter, 0, MS
+                ),
+            ]
+        )
+        skew.arrived(0, "g", 2, arrival(step, base * MS, step), 4)
+        skew.arrived(1, "g", 2, arrival(step, (base + 1) * MS, step), 4)
+        skew.book(match)
+
+
+def test_a_node_is_named_when_all_its_ranks_are_late() -> None:
+    """Neither of its ranks is behind the other, and everybody waits for both."""
+    skew = ArrivalSkew()
+    skew.joined = True
+    late_node(skew, 30)
+    here = [rank(n, step_seconds=0.1) for n in (0, 1)]
+    node_of = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}.__getitem__
+    (found,) = stragglers(skew, here, node_of)
+    assert (found.node, found.whole_node, found.since_step) == ("n1", True, 4)
+    assert found.late_seconds == pytest.approx(0.029, abs=0.002)
+    assert stragglers(skew, here, node_of, error_seconds=0.02) == ()  # it may be the clocks'
+
+
+def test_an_answer_that_never_comes_costs_a_bounded_memory() -> None:
+    skew = ArrivalSkew()
+    skew.joined = True
+    for sequence in range(20_000):
+        skew.arrived(0, "g", 1, arrival(sequence, sequence, 1), 4)
+    assert len(skew._waiting) <= 8192
+    assert len(skew.outgoing) <= 8192
+    skew.book(matched_collective([joint(3, (1, 2), sequence=3)]))  # long forgotten
+    assert not skew.steps
+
+
+@given(st.integers(-(10**15), 10**15), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_the_error_of_a_clock_is_within_the_bound(ahead: int, there: int, back: int) -> None:
+    """Whatever the way there and the way back take."""
+    t1 = 10**15
+    t0 = t1 - there + ahead
+    t3 = t1 + back + ahead
+    found = clock_offset(t0, t1, t1, t3)
+    assert abs(found.value_ns - ahead) <= found.error_ns + 1
+
+
+def test_the_best_exchange_counts_until_drift_makes_it_the_worse() -> None:
+    clock = Clock()
+    assert clock.best(0) is None and clock.round_trip_ns() == -1
+    clock.heard(0, 50, 50, 100)  # 100 ns there and back
+    clock.heard(SECOND, SECOND + 500_000, SECOND + 500_000, SECOND + 1_000_000)
+    best = clock.best(2 * SECOND)
+    assert best is not None and best.error_ns == 50
+    old = clock.best(10**14)  # a day later both are as old, and the first is still better
+    assert old is not None and old.error_at(10**14) > 10**6
+    assert clock.round_trip_ns() == 100
+
+
+def stuck(sequence: int, issued: int) -> InFlight:
+    return InFlight(
+        op="all_reduce", group="world", sequence=sequence, unit="", phase="backward", nbytes=8,
+        issued_ns=issued, group_id="g",
+    )  # fmt: skip
+
+
+def progress(sequence: int) -> tuple[GroupProgress, ...]:
+    return (GroupProgress(group_id="g", label="world", ranks=(0, 1, 2, 3), sequence=sequence),)
+
+
+def reports(now: int) -> tuple[list[RankSnapshot], list[RankSnapshot]]:
+    """Ranks 0 to 2 wait in #7; rank 3 has not called it."""
+    inside = {"in_flight": (stuck(7, now - 20 * SECOND),), "groups": progress(7)}
+    here = [rank(n, **inside) for n in (0, 1)]
+    there = [rank(2, **inside), rank(3, groups=progress(6))]
+    return here, there
+
+
+def test_a_hang_over_nodes_names_the_missing_rank() -> None:
+    """The head asks the other node how far its ranks are, and every node hears the verdict."""
+    now = 100 * SECOND
+    here, there = reports(now)
+    head, asked = Leader(), ()
+    for turn in range(3):
+        at = now + turn * SECOND
+        first = head.answer(
+            NodeReport(
+                "r",
+                card(0),
+                at,
+                peers=peer_updates([as_peer_rank(r, "n0") for r in here], asked, at, 0),
+            ),
+            at,
+        )
+        reply = head.answer(
+            NodeReport(
+                "r",
+                card(2),
+                at,
+                peers=peer_updates([as_peer_rank(r, "n1") for r in there], asked, at, 0),
+            ),
+            at,
+        )
+        asked = tuple(reply.asked)
+    (hang,) = reply.hangs
+    assert first.asked == reply.asked == ["g"]
+    assert (hang.waiting, hang.missing, hang.elsewhere) == ((0, 1, 2), (3,), ())
+    assert [(a.rank, a.node) for a in reply.away] == [(3, "n1")]
+    nodes = tuple(
+        NodeView(node=f"n{n}", address="", first_rank=2 * n, ranks=2, here=n == 0) for n in (0, 1)
+    )
+    snapshot = replace(
+        run(*here, taken_ns=now), hangs=reply.hangs, away=tuple(reply.away), nodes=nodes
+    )
+    (said,) = [f for f in advise(snapshot) if f.rule == "collective_in_flight"]
+    assert said.rank == 3
+    assert "ranks 0, 1 and 2 on n1 are waiting; rank 3 on n1 has not called it, it is " in said.text
+
+
+def test_ranks_of_a_silent_node_are_not_accused() -> None:
+    now = 100 * SECOND
+    here, there = reports(now)
+    head = Leader()
+    head.answer(NodeReport("r", card(2), now, peers=[as_peer_rank(r, "n1") for r in there]), now)
+    later = now + 20 * SECOND
+    reply = head.answer(
+        NodeReport("r", card(0), later, peers=[as_peer_rank(r, "n0") for r in here]), later
+    )
+    (hang,) = reply.hangs
+    assert (hang.elsewhere, hang.missing, hang.kind) == (
+        (2, 3), (), "members on other nodes are not seen"
+    )  # fmt: skip
+    assert [round(seen.heard) for seen in reply.nodes] == [0, 20]
+
+
+def node(first: int, **facts: Any) -> NodeView:
+    return NodeView(node=f"n{first // 2}", address="", first_rank=first, ranks=2, **facts)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rule", "words"),
+    [
+        ((node(0), node(2, heard_seconds=12.0, silent=True)), "node_silent", "(ranks 2 to 3): it is"),
+        ((node(0), node(2, heard_seconds=3.0)), "", ""),
+        (
+            (node(0), node(2, round_trip_seconds=0.04), node(4, round_trip_seconds=0.001)),
+            "distant_node", "a round trip to node n1 takes 40.0 ms, to the others 1.0 ms",
+        ),
+        ((node(0), node(2, round_trip_seconds=0.004), node(4, round_trip_seconds=0.0001)), "", ""),
+        (
+            (node(0), node(2, round_trip_seconds=0.04), node(4, round_trip_seconds=0.05)),
+            "distant_node", "a round trip to node n0 takes 45.0 ms;",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_nodes(nodes: tuple[NodeView, ...], rule: str, words: str) -> None:
+    found = advise(run(rank(exposed_ratio=0.2, overlap_ratio=0.9), nodes=nodes))
+    told = [f for f in found if f.rule in ("node_silent", "distant_node")]
+    assert [f.rule for f in told] == ([rule] if rule else [])
+    assert all(words in f.text for f in told)
+    quiet = run(rank(exposed_ratio=0.02, overlap_ratio=0.9), nodes=nodes)
+    assert "distant_node" not in {f.rule for f in advise(quiet)}
+
+
+def test_a_node_without_the_head_says_why() -> None:
+    (told,) = advise(run(rank(exposed_ratio=0.0), nodes_note="the head does not answer"))
+    assert (told.rule, told.severity, told.text) == (
+        "nodes_apart", "info", "the head does not answer"
+    )  # fmt: skip
+
+
+def test_many_joints_make_the_sample_smaller() -> None:
+    head = Leader()
+    groups, many = packed(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
+    report = NodeReport("r", card(2), 0, groups=groups, joints=many)
+    head.answer(report, SECOND)
+    assert head.answer(report, 2 * SECOND).sample == 2
+    head = Leader()
+    exchange = ClusterSync("r", card(0), [card(0, run="r"), card(2)], head)
+    exchange._sample = 2
+    exchange.enqueue(deque(joint(1, (n, n + 1), 2, sequence=n) for n in range(100)), [])
+    exchange.enqueue(deque(), [])
+    assert [match.sequence for match in exchange.matches()] == list(range(0, 100, 2))
+
+
+def test_a_thousand_nodes_are_answered_more_seldom() -> None:
+    head = Leader()
+    for number in range(320):
+        reply = head.answer(NodeReport("r", card(2 * number), 0), number * SECOND // 100)
+    reply = head.answer(NodeReport("r", card(0), 0), 4 * SECOND)
+    assert reply.every_seconds == 10.0
+    assert len(reply.nodes) == 320  # it knew of none
+    reply = head.answer(NodeReport("r", card(0), 0, known=320), 5 * SECOND)
+    assert reply.nodes == []
+    late = head.answer(NodeReport("r", card(0), 0, known=320), 40 * SECOND)
+    assert len(late.nodes) == 319
+    cards = [seen.card for seen in late.nodes]
+    heard = {seen.card.first_rank: KnownNode(seen.card, 20.0) for seen in late.nodes}
+    assert not any(view.silent for view in node_views(cards, heard, 1.0, 10.0, 0, None, 0))
+    assert all(view.silent for view in node_views(cards, heard, 1.0, 1.0, 0, None, 0))
+
+
+def test_a_row_of_no_group_is_refused() -> None:
+    groups, rows = packed([joint(3, (1, 2)), joint(3, (2, 3), sequence=2)])
+    assert groups == ["g"]
+    assert [row.sequence for row in unpacked(groups, rows)] == [1, 2]
+    with pytest.raises(ValueError, match="no group 0"):
+        list(unpacked([], rows))
+
+
+def test_names_from_elsewhere_steer_no_terminal() -> None:
+    bad = "n\x1b[2J\u202e"
+    peer = msgspec.structs.replace(
+        as_peer_rank(rank(2, failed=True, ended=bad), "another"), doing=bad
+    )
+    head = Leader()
+    reply = head.answer(NodeReport("r", card(2, node=bad), SECOND, peers=[peer]), SECOND)
+    (away,) = reply.away
+    shown = [seen.card.node for seen in reply.nodes] + [away.node, away.ended, away.doing]
+    assert all(text.isprintable() for text in shown)
+    assert away.node == reply.nodes[0].card.node  # whatever it says of itself
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):  # of msgspec's, whose text is its own
+        answer(Leader(), body, 0)
+
+
+def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing() -> None:
+    exchange = ClusterSync("r", card(2), [NodeInfo("n0", "127.0.0.1:9", 0, 2, "r"), card(2)], None)
+    exchange._replied -= 60
+    waits = threading.Event()
+    for _ in range(100):
+        exchange.enqueue(deque(), [])
+        if exchange.note:
+            break
+        waits.wait(0.1)
+    exchange.close()
+    assert "the collector of node n0, 127.0.0.1:9 does not answer" in exchange.note
+    assert "ZEROMON_HOST" in exchange.note
+    assert not exchange.is_heard
+    assert [view.heard_seconds for view in exchange.nodes()] == [None, 0.0]
+
+
+def test_a_collector_of_another_machine_alone_is_not_listed(tmp_path: Path) -> None:
+    """Its 127.0.0.1 would be taken for ours, and its ranks be shown under the wrong node."""
+    collector = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    far = NodeInfo("n2", "10.0.0.3:9417", 4, 2)
+    exchange = ClusterSync("r", card(0), [card(0, run="r"), card(2), far], Leader())
+    cluster = RunCluster(tmp_path)
+    cluster._sync = exchange
+    collector._runs["r"] = SimpleNamespace(run="r", cluster=cluster)  # type: ignore[assignment]
+    assert [one.first_rank for one in collector.targets()] == [0, 4]
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", '[{"node": 1}]', "null", "[1]"])
+def test_a_damaged_list_of_nodes_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "nodes.json").write_text(content)
+    assert read_node_infos(tmp_path) == []
+    (tmp_path / "nodes.json").write_bytes(msgspec.json.encode([card(2), card(4)]))
+    assert read_node_infos(tmp_path) == []  # the head is not among them yet
+    (tmp_path / "nodes.json").write_bytes(msgspec.json.encode([card(2), card(0, run="r")]))
+    assert [found.first_rank for found in read_node_infos(tmp_path)] == [0, 2]
+
+
+def test_service_discovery_lists_what_there_is() -> None:
+    """A run of one node is found where it was asked for; one of several at every node's address."""
+    alone = targets([], [run(rank(0), rank(1))], "10.0.0.1:9417")
+    assert alone == [
+        {
+            "targets": ["10.0.0.1:9417"],
+            "labels": {
+                "__meta_zeromon_run": "train-1",
+                "__meta_zeromon_node": "n0",
+                "__meta_zeromon_ranks": "0-1",
+            },
+        }
+    ]
+    spread = [replace_run(card(0)), replace_run(card(2))]
+    assert len(targets(spread, [run(rank(0), run="train-1")], "x:1")) == 2
+    assert targets([], [], "x:1")[0]["targets"] == ["x:1"]
+    assert json.dumps(alone)
+
+
+def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "sd.json"
+    file = TargetFile(str(path))
+    groups = targets([], [run(rank(0))], "a:1")
+    file.write(groups)
+    assert json.loads(path.read_text()) == groups
+    first = path.stat().st_ino
+    file.write(groups)
+    assert path.stat().st_ino == first  # nothing has changed
+    file.write(targets([], [], "a:1"))
+    assert json.loads(path.read_text()) != groups
+    TargetFile("").write(groups)
+    TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
+
+
+def replace_run(one: NodeInfo) -> NodeInfo:
+    return msgspec.structs.replace(one, run="train-1")
+
+
+class Silent:
+    """A collector that heads nothing."""
+
+    view = ()
+
+    def exchange(self, body: bytes) -> bytes:
+        return answer(Leader(), body, 0)
+
+
+def test_only_who_has_the_token_may_report() -> None:
+    import urllib.error
+    import urllib.request
+
+    server = start_server(Silent(), "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
+    url = f"http://127.0.0.1:{server.server_port}/api/exchange"
+    body = msgspec.json.encode(NodeReport("r", card(2), 0))
+
+    def post(content: bytes, **headers: str) -> int:
+        request = urllib.request.Request(url, data=content, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as got:
+                return int(got.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    try:
+        assert post(body) == 401
+        assert post(body, Authorization="Bearer other") == 401
+        assert post(body, Authorization="Bearer secret") == 200
+        assert post(b"{}", Authorization="Bearer secret") == 400
+    finally:
+        server.shutdown()

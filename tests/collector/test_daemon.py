@@ -1,0 +1,195 @@
+"""The collector: rings, locks, and what it leaves alone in folders of users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import rank, run
+
+from zeromon.collector import daemon as collector_module
+from zeromon.collector.daemon import Collector
+from zeromon.collector.rank import RankFollower
+from zeromon.fold.summarize import summarize
+from zeromon.probes.process import ProcessWatch
+from zeromon.ring.buffer import NameKind, RingWriter
+from zeromon.ring.events import ExitKind, Kind, head
+from zeromon.storage.run_store import Store
+
+# ---- HTTP ---------------------------------------------------------------------------------------
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+# ---- paths --------------------------------------------------------------------------------------
+
+
+# ---- collector ----------------------------------------------------------------------------------
+
+
+def ring_in(folder: Path, number: int = 0) -> RingWriter:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return RingWriter(folder / f"rank{number}.{os.getpid()}.ring", rank=number, capacity=1024)
+
+
+def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path) -> None:
+    """A run whose collector died with it: the next collector writes its record."""
+    root = tmp_path / "rings"
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom zeromon.ring.buffer import RingWriter\n"
+        "w = RingWriter(Path(sys.argv[1]), rank=0, capacity=1024)\n"
+        "w.write(1, 4, 0, 1, 2, 0, 0)\nw.write(9, 5, 0, 1, 0, 1, 0)\n"
+    )
+    (root / "old").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", program, str(root / "old" / "rank0.1.ring")], check=True)
+    made = Collector(root, Store(tmp_path / "store"))
+    for _ in range(6):
+        made.tick()
+    assert not (root / "old").exists()
+    kept = Store(tmp_path / "store").load("old")
+    assert kept.ended
+    assert kept.ranks[0].steps == 1
+    assert "killed" in kept.ranks[0].ended or kept.ranks[0].ended == "ended"
+    assert len(list((tmp_path / "store" / "runs" / "old").glob("*.ring.gz"))) == 1
+
+
+def test_folders_of_the_user_are_never_touched(tmp_path: Path) -> None:
+    """ZEROMON_DIR may be a folder with other things in it, also beside our rings."""
+    root = tmp_path / "scratch"
+    (root / "checkpoints").mkdir(parents=True)
+    (root / "checkpoints" / "model.pt").write_text("dear")
+    ring_in(root / "run")
+    (root / "run" / "notes.txt").write_text("dear, too")
+    made = Collector(root, Store(tmp_path / "store"))
+    made.tick()
+    made._runs["run"].ranks[next(iter(made._runs["run"].ranks))].process = ProcessWatch(2**22 + 5)
+    for _ in range(6):
+        made.tick()
+    assert made.view[0].ended
+    assert (root / "checkpoints" / "model.pt").read_text() == "dear"
+    assert [p.name for p in (root / "run").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "facts", ['{"started": "x", "pid": 1}', '{"command": 5}', '{"pid": 1e99}', '{"pid": "z"}', "[]"]
+)
+def test_a_hostile_run_file_does_not_stop_the_collector(tmp_path: Path, facts: str) -> None:
+    """The other run is shown."""
+    ring_in(tmp_path / "rings" / "good")
+    ring_in(tmp_path / "rings" / "bad")
+    (tmp_path / "rings" / "bad" / "run.json").write_text(facts)
+    (tmp_path / "rings" / "bad" / "rank9.1.ring").mkdir()
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    for _ in range(3):
+        made.tick()
+    assert "good" in [r.run for r in made.view]
+
+
+def test_a_broken_ring_does_not_hide_the_others(tmp_path: Path) -> None:
+    """It is named in the run's note."""
+    writer = ring_in(tmp_path / "rings" / "a", 1)
+    writer.write(5, head(Kind.STEP), 0, 1, 0, 1, 0)
+    (tmp_path / "rings" / "a" / "rank0.1.ring").write_bytes(b"junk")
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    (snapshot,) = made.view
+    assert [r.rank for r in snapshot.ranks] == [1]
+    assert "not a ring" in snapshot.note
+
+
+def test_a_full_disk_keeps_the_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be stored is not deleted."""
+    root = tmp_path / "rings"
+    writer = ring_in(root / "a")
+    writer.write(5, head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    made = Collector(root, Store(Path("/proc/no/such/place")))
+    made.tick()
+    for follower in made._runs["a"].ranks.values():
+        follower.process = ProcessWatch(2**22 + 5)
+    for _ in range(6):
+        made.tick()
+    assert made.view[0].ended
+    assert list((root / "a").glob("*.ring"))
+
+
+def test_the_collector_stays_until_the_views_have_seen_the_end(tmp_path: Path) -> None:
+    """Somebody looked a moment ago: wait for them to look again."""
+    now = [0.0]
+    made = Collector(tmp_path, Store(tmp_path / "store"), clock=lambda: now[0])
+    made.tick()
+    now[0] = 2.0
+    assert not made.may_end()  # too soon
+    now[0] = 10.0
+    assert made.may_end()  # nobody has ever looked
+    made._runs["x"] = None  # type: ignore[assignment]
+    made.was_read()
+    del made._runs["x"]
+    made._read_since_end = False
+    now[0] = 20.0
+    assert not made.may_end()
+    made.was_read()
+    assert made.may_end()
+
+
+def test_an_elastic_restart_shows_the_newest_process_of_a_rank(tmp_path: Path) -> None:
+    """Two rings of one rank."""
+    folder = tmp_path / "rings" / "a"
+    first = ring_in(folder)
+    first.name(NameKind.META, {"strategy": "old"})
+    time.sleep(0.01)
+    second = RingWriter(folder / "rank0.999.ring", rank=0, capacity=1024)
+    second.name(NameKind.META, {"strategy": "new"})
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    assert [r.strategy for r in made.view[0].ranks] == ["new"]
+
+
+def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
+    """`--name exp` twice: exp and exp-2; the same run after a restart of the collector: exp."""
+    store = Store(tmp_path / "store")
+    store.save(run(rank(0), run="exp", started_wall=1000.0))
+    folder = tmp_path / "rings" / "exp"
+    ring_in(folder)
+    (folder / "run.json").write_text('{"started": 2000.0}')
+    made = Collector(tmp_path / "rings", store)
+    made.tick()
+    assert [r.run for r in made.view] == ["exp-2"]
+    (folder / "run.json").write_text('{"started": 1000.0}')
+    again = Collector(tmp_path / "rings", store)
+    again.tick()
+    assert [r.run for r in again.view] == ["exp"]
+
+
+def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
+    """The second one goes away at once, successfully."""
+    held = collector_module.lock(tmp_path)
+    assert held is not None
+    assert collector_module.serve(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
+    os.close(held)
+
+
+def test_an_ending_is_told_by_the_best_evidence(tmp_path: Path) -> None:
+    """Exit status before goodbye, exception before both."""
+    writer = ring_in(tmp_path)
+    follower = RankFollower(writer.path)
+    follower.poll()
+    assert follower.ending() == ("", False)
+    follower.process = ProcessWatch(2**22 + 5)
+    follower.poll()
+    assert follower.ending()[1]
+    writer.write(5, head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    follower.poll()
+    assert follower.ending() == ("ended", False)
+    number = writer.name(NameKind.TEXT, {"text": "ValueError: x"})
+    writer.write(6, head(Kind.EXIT, ExitKind.EXCEPTION), 0, number, 0, 0, 0)
+    follower.poll()
+    assert follower.ending() == ("exception", True)
+    assert summarize(follower.state).exception == "ValueError: x"
+
+
+# ---- devices ------------------------------------------------------------------------------------

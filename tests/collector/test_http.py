@@ -1,0 +1,124 @@
+"""The collector's HTTP server: who may read, who may start a trace, and on which port it listens."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from builders import rank, run
+from served import Fixed, get
+
+from zeromon.collector.http import start_server
+from zeromon.errors import (
+    CaptureRefused,
+    CollectorError,
+)
+from zeromon.snapshot import (
+    Capture,
+    RunSnapshot,
+)
+
+
+class Tracing(Fixed):
+    """A view that takes requests for traces."""
+
+    def __init__(self, *runs: RunSnapshot) -> None:
+        super().__init__(*runs)
+        self.asked: list[tuple[str, int, tuple[int, ...]]] = []
+
+    def trace(self, name: str, steps: int, ranks: list[int]) -> Capture:
+        if steps > 100:
+            raise CaptureRefused("too many", "Ask for fewer.")
+        self.asked.append((name, steps, tuple(ranks)))
+        return Capture(number=7, state="waiting", first=12, steps=steps, ranks=(0,), folder="/f")
+
+
+def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_a_trace_is_asked_for_with_the_key_only() -> None:
+    """Also on loopback: a web page, or another user of the machine, must not start one."""
+    view = Tracing(run(rank(0)))
+    server = start_server(view, "127.0.0.1", 0, key="secret")
+    port, good = server.server_port, {"Authorization": "Bearer secret"}
+    body = json.dumps({"run": "train-1", "steps": 3, "ranks": [0]}).encode()
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "secre\u0301t".encode().decode("latin-1")},
+    ):
+        assert post(port, "/api/trace", body, **headers)[0] == 401
+    assert view.asked == []
+    assert post(port, "/api/trace", body, **good | {"Host": "evil.example"})[0] == 403
+    assert post(port, "/metrics", body, **good)[0] == 405
+    for wrong in (
+        b"",
+        b"{",
+        b'{"steps": 2}',
+        b'{"run": 1}',
+        b'{"run": "a", "ranks": ["0"]}',
+        b"\xff",
+    ):
+        status, said = post(port, "/api/trace", wrong, **good)
+        assert (status, said["error"].startswith("not a request")) == (400, True), wrong
+    status, said = post(port, "/api/trace", body, **good)
+    assert (status, said["number"], said["first"]) == (202, 7, 12)
+    assert view.asked == [("train-1", 3, (0,))]
+    many = json.dumps({"run": "train-1", "steps": 101}).encode()
+    status, said = post(port, "/api/trace", many, **good)
+    assert (status, said) == (409, {"error": "too many", "hint": "Ask for fewer."})
+    server.shutdown()
+
+
+def test_without_a_key_nobody_asks_for_traces() -> None:
+    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0)
+    body = json.dumps({"run": "train-1"}).encode()
+    assert post(server.server_port, "/api/trace", body, Authorization="Bearer ")[0] == 401
+    server.shutdown()
+
+
+def test_a_public_address_needs_a_token_and_asks_for_it() -> None:
+    """No token, no listening; a wrong one gets 401."""
+    with pytest.raises(CollectorError):
+        start_server(Fixed(), "0.0.0.0", 0)
+    server = start_server(Fixed(run(rank(0))), "0.0.0.0", 0, token="secret")
+    port = server.server_port
+    assert get(port, "/metrics")[0] == 401
+    assert get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
+    assert get(port, "/metrics", Authorization="Bearer secret")[0] == 200
+    server.shutdown()
+
+
+def test_a_web_page_elsewhere_cannot_read_the_api() -> None:
+    """DNS rebinding: the Host header must be this machine's."""
+    server = start_server(Fixed(run(rank(0))), "127.0.0.1", 0)
+    assert get(server.server_port, "/api/runs", Host="evil.example:9417")[0] == 403
+    assert get(server.server_port, "/api/runs", Origin="http://evil.example")[0] == 403
+    assert get(server.server_port, "/api/runs")[0] == 200
+    assert get(server.server_port, "/nothing")[0] == 404
+    server.shutdown()
+
+
+def test_a_taken_port_is_stepped_over_or_refused() -> None:
+    """The next free one, unless exactly this one is wanted."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = start_server(Fixed(), "127.0.0.1", port)
+        assert server.server_port != port
+        server.shutdown()
+        with pytest.raises(CollectorError) as caught:
+            start_server(Fixed(), "127.0.0.1", port, strict_port=True)
+        assert "--port" in caught.value.hint

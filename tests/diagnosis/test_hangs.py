@@ -1,0 +1,152 @@
+"""Who waits, who is missing, and why; on snapshots made by hand. `tests/runs` hangs for real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import rank, run
+
+from zeromon.cli.doctor import as_text, stack_of
+from zeromon.diagnosis.engine import advise
+from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
+
+NOW = 100_000_000_000
+WORLD, OTHER = "world/0/0,1", "other/1/0,1"
+
+
+def entry(op: str = "all_reduce", sequence: int = 7, group: str = WORLD, **more: Any) -> InFlight:
+    facts: dict[str, Any] = {"nbytes": 64, "issued_ns": NOW - 20_000_000_000} | more
+    label = group.split("/")[0]
+    return InFlight(
+        op=op, group=label, sequence=sequence, unit="", phase="backward", group_id=group, **facts
+    )
+
+
+def at(number: int, *inside: InFlight, world: int = 6, other: int = 0, **more: Any) -> RankSnapshot:
+    members = more.pop("members", (0, 1))
+    groups = (
+        GroupProgress(group_id=WORLD, label="world", ranks=members, sequence=world),
+        GroupProgress(group_id=OTHER, label="other", ranks=members, sequence=other),
+    )
+    return rank(number, in_flight=inside, groups=groups, **more)
+
+
+def found(*ranks: RankSnapshot) -> Any:
+    return run(*ranks, taken_ns=NOW).hangs
+
+
+def test_a_member_that_has_not_come() -> None:
+    (hang,) = found(at(0, entry(), world=7), at(1))
+    assert hang.kind == "a member has not come"
+    assert (hang.waiting, hang.missing, hang.dead, hang.elsewhere) == ((0,), (1,), (), ())
+    assert (hang.op, hang.group, hang.sequence, round(hang.seconds)) == (
+        "all_reduce",
+        "world",
+        7,
+        20,
+    )
+
+
+def test_a_slow_collective_is_no_hang_yet() -> None:
+    """Neither before ten seconds, nor before ten times a step."""
+    young = entry(issued_ns=NOW - 9_000_000_000)
+    assert found(at(0, young, world=7), at(1)) == ()
+    assert found(at(0, entry(), world=7, step_seconds=3.0), at(1)) == ()
+
+
+def test_a_dead_peer() -> None:
+    (hang,) = found(at(0, entry(), world=7), at(1, alive=False, ended="SIGKILL", failed=True))
+    assert (hang.kind, hang.dead, hang.missing) == ("a member is dead", (1,), ())
+
+
+def test_other_operations_and_other_sizes_at_one_number() -> None:
+    (ops,) = found(at(0, entry(), world=7), at(1, entry("broadcast"), world=7))
+    assert ops.kind == "mismatched operations"
+    assert ops.calls == ("rank 0: all_reduce of 64 B", "rank 1: broadcast of 64 B")
+    left = GroupProgress(
+        group_id=WORLD, label="world", ranks=(0, 1), sequence=7, op="broadcast", nbytes=64
+    )  # its sender does not wait: it is out of it again
+    (gone,) = found(at(0, entry(), world=7), replace(at(1), groups=(left,)))
+    assert (gone.kind, gone.waiting, gone.calls) == (ops.kind, (0,), ops.calls)
+    (sizes,) = found(at(0, entry(), world=7), at(1, entry(nbytes=128), world=7))
+    assert sizes.kind == "mismatched sizes"
+    (fine,) = found(
+        at(0, entry("broadcast"), world=7), at(1, entry("broadcast", nbytes=9), world=7)
+    )
+    assert fine.kind == "all members are in it"
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
+    first, second = found(at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1))
+    assert {first.kind, second.kind} == {"deadlock of groups"}
+
+
+def test_members_on_other_nodes_are_not_accused() -> None:
+    (hang,) = found(at(0, entry(), world=7, members=(0, 1, 8, 9)), at(1, entry(), world=7))
+    assert (hang.elsewhere, hang.missing) == ((8, 9), ())
+    assert hang.kind == "members on other nodes are not seen"
+
+
+def test_the_doctor_lists_the_nodes() -> None:
+    nodes = (
+        NodeView(node="a", address="a:1", first_rank=0, ranks=2, here=True, heard_seconds=0.0),
+        NodeView(node="b", address="b:1", first_rank=2, ranks=2, heard_seconds=12.0,
+                 round_trip_seconds=0.002, silent=True),
+    )  # fmt: skip
+    text = as_text(run(rank(0), nodes=nodes, nodes_note="no answer"), (), {})
+    assert "  a  ranks 0-1  this node\n" in text
+    assert "  b  ranks 2-3  reported 12.00 s ago  round trip 2.0 ms\n  no answer\n" in text
+
+
+def test_it_is_said_once_with_who_and_where() -> None:
+    """As a finding, and by the doctor."""
+    snapshot = run(at(0, entry(), world=7), at(1, phase="data_wait"), taken_ns=NOW)
+    told = [f for f in advise(snapshot) if f.rule == "collective_in_flight"]
+    assert [f.rank for f in told] == [1]
+    assert "all_reduce #7 of group world (64 B) has not ended for 20 s" in told[0].text
+    assert "rank 1 has not called it, it is in data_wait" in told[0].text
+    text = as_text(snapshot, snapshot.hangs, {1: "File train.py"})
+    assert "!! all_reduce #7" in text and "Python stack of rank 1\n  File train.py" in text
+    assert "no collective hangs" in as_text(run(at(0)), (), {})
+
+
+def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert stack_of(1) == "py-spy is not installed: pip install py-spy"
+
+
+def dead(number: int, nbytes: int, op: str = "all_reduce", sequence: int = 7) -> RankSnapshot:
+    group = GroupProgress(
+        group_id=WORLD, label="world", ranks=(0, 1), sequence=sequence, op=op, nbytes=nbytes
+    )
+    return rank(number, groups=(group,), alive=False, ended="exception", failed=True)
+
+
+def test_a_mismatch_that_the_backend_ended_is_told_from_the_record() -> None:
+    """gloo raises on both ranks; nothing is in flight any more."""
+    (hang,) = found(dead(0, 64), dead(1, 128))
+    assert (hang.kind, hang.seconds, hang.sequence) == ("mismatched sizes", 0.0, 7)
+    told = [f for f in advise(run(dead(0, 64), dead(1, 128))) if f.rule == "collective_mismatch"]
+    assert told[0].text == (
+        "all_reduce #7 of group world (64 B) broke off: mismatched sizes; "
+        "rank 0: all_reduce of 64 B; rank 1: all_reduce of 128 B"
+    )
+    (hang,) = found(dead(0, 64), dead(1, 64, "broadcast"))
+    assert hang.kind == "mismatched operations"
+
+
+def test_deaths_for_other_reasons_are_no_mismatch() -> None:
+    assert found(dead(0, 64), dead(1, 64)) == ()
+    assert found(dead(0, 64), dead(1, 128, sequence=6)) == ()
+    assert found(dead(0, 64, "gather"), dead(1, 128, "gather")) == ()
+
+
+def test_a_send_without_an_answer_accuses_no_member() -> None:
+    """Only two ranks take part in it: the others have not missed it."""
+    ranks = [at(0, entry("send", -5), members=(0, 1, 2)), at(1), at(2)]
+    (hang,) = found(*ranks)
+    assert (hang.kind, hang.waiting, hang.missing) == ("its peer has not answered", (0,), ())
+    text = next(f.text for f in advise(run(*ranks, taken_ns=NOW)) if "in_flight" in f.rule)
+    assert text.startswith("send #5 of group world")

@@ -1,0 +1,392 @@
+"""Ways out: each rule fires on the snapshot that it is about, names a gain, and is silent beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MS, run, summary
+from evidence import (
+    FIRES,
+    GATHERS,
+    GIB,
+    ON_PCIE,
+    SILENT,
+    TRIED,
+    found,
+    fp16,
+    offloading,
+    one,
+    planning,
+    role,
+    way,
+)
+
+import zeromon
+from zeromon.diagnosis.engine import LINGER_NS, FindingDebouncer, advise
+from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
+from zeromon.report.render import render
+from zeromon.snapshot import (
+    Disk,
+    Finding,
+    HostMemory,
+    Pressure,
+    RankSnapshot,
+    RunSnapshot,
+    Severity,
+)
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.screens.findings import finding_page
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_a_rule_fires_with_evidence_cause_change_effect_and_price(rule: str) -> None:
+    finding = found(FIRES[rule], rule)
+    assert finding is not None, [f.rule for f in advise(run(FIRES[rule]))]
+    remedy = finding.remedy
+    assert remedy is not None
+    assert any(letter.isdigit() for letter in finding.text) and remedy.cause and remedy.dialect
+    changed = [line[0] for line in remedy.diff.splitlines()]
+    assert "+" in changed or "-" in changed
+    said = remedy.gain_high_seconds is not None or remedy.frees_bytes or remedy.effect
+    assert said and remedy.price
+    if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
+        assert 0 <= remedy.gain_low_seconds < remedy.gain_high_seconds <= 0.2
+    text = render(run(FIRES[rule], findings=(finding,)))
+    assert finding.code in text and "cost: " in text and "expected: " in text
+    page = [
+        "".join(text for text, _ in line) for line in finding_page(finding, DisplayOptions(), 200)
+    ]
+    assert any(remedy.diff.splitlines()[0] in line for line in page)
+
+
+@pytest.mark.parametrize("rule", SILENT)
+def test_a_rule_is_silent_where_its_cause_is_not(rule: str) -> None:
+    assert found(SILENT[rule], rule) is None
+
+
+def test_every_rule_with_a_remedy_is_here() -> None:
+    without = {
+        "agent_errors", "collective_in_flight", "collective_mismatch", "disk_space", "distant_node",
+        "events_dropped", "exposed_communication", "history_stopped", "no_step", "node_silent",
+        "nodes_apart", "poor_overlap", "rank_died", "stalled", "straggler", "unknown_version",
+        "untimed_collectives",
+    }  # fmt: skip
+    elsewhere = {"oom_risk", "starved_prefetch"}  # test_engine.py, test_strategy_rules.py
+    assert set(FIRES) == set(SILENT)
+    assert {one.name for one in all_rules()} - without - elsewhere == set(FIRES)
+
+
+def test_every_rule_has_its_page() -> None:
+    """Under its code, with its name, and with what is meant, changed, paid for and known."""
+    names = {code: page.name for code, page in pages().items()}
+    rules = {one.code: one.name for one in all_rules()}
+    assert len(rules) == len(all_rules())
+    assert {code: names.get(code) for code in rules} == rules
+    for code, page in pages().items():
+        assert page.summary.endswith("."), code
+        for part in (
+            "## Why",
+            "## What to change",
+            "## What it costs",
+            "## Sources",
+        ):
+            assert part in page.text, (code, part)
+
+
+def test_every_page_has_a_rule_a_check_or_an_alert() -> None:
+    """``zeromon check`` and the alerts name the code of their page themselves."""
+    root = Path(zeromon.__file__).parent
+    texts = [
+        file.read_text() for part in ("check", "export") for file in (root / part).rglob("*.py")
+    ]
+    checked = {code for text in texts for code in re.findall(r'"(ZM\d{3})"', text)}
+    explains = {"ZM506"}  # a page against a wrong belief: nothing is reported
+    assert set(pages()) == checked | explains | {one.code for one in all_rules()}
+
+
+def test_a_decorated_function_in_its_family_is_all_that_a_rule_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the place of its family: before those of later families, of the same urgency and rank."""
+
+    @rule("ZM999", severity=Severity.WARNING, waits=True)
+    def dummy(run: RunSnapshot) -> list[Match]:
+        return [Match("one", 0), Match("two", 0, severity=Severity.CRITICAL), Match("all")]
+
+    dummy.function.__module__ = health.__name__
+    monkeypatch.setattr(health, "dummy", dummy, raising=False)
+    families = [one.function.__module__ for one in all_rules()]
+    order = [family.__name__ for family in FAMILIES]
+    assert families == sorted(families, key=order.index)
+    lost = run(one(dropped=3), ended=True)
+    findings = [(f.code, f.rule, f.severity, f.rank) for f in advise(lost)]
+    assert findings == [
+        ("ZM999", "dummy", "critical", 0), ("ZM999", "dummy", "warning", -1),
+        ("ZM999", "dummy", "warning", 0), ("ZM005", "events_dropped", "warning", 0),
+    ]  # fmt: skip
+    pressure = Pressure(
+        cpu_wait_ratio=0.0, major_faults_per_second=0, most_cpu_wait_ratio=0.5, cpus=2
+    )
+    doubted = [f for f in advise(run(one(pressure=pressure))) if f.rule == "dummy"]
+    assert {f.severity for f in doubted} == {Severity.INFO}
+    assert all(f.text.endswith("(ZM605)") for f in doubted)
+
+
+def test_a_rule_that_another_family_imports_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [one.code for one in all_rules()]
+    monkeypatch.setattr(health, "borrowed", fsdp.fsdp_prefetch_off, raising=False)
+    assert [one.code for one in all_rules()] == before
+
+
+def test_the_gain_of_prefetch_is_bounded_by_the_compute_it_can_hide_behind() -> None:
+    """40 ms of gathers a phase, and only 10 ms of compute in forward, 110 in backward."""
+    short = summary(1, start_ns=0, end_ns=200 * MS, phase_ns=(0, 10 * MS, 110 * MS, 0, 0, 0),
+                    phase_exposed_ns=(0,) * 6)  # fmt: skip
+    finding = found(one(*GATHERS, recent=(short,) * 30), "fsdp_prefetch_off")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.gain_high_seconds == pytest.approx(0.010 + 0.030)
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings", "says"),
+    [
+        ("...........xx" * 4, {}, "15.4 % of the steps"),
+        ("...........xx" * 3, {}, None),  # two cycles are no rule yet
+        ("...........x.x" * 4, {}, "2 skipped each time"),  # not every step overflows
+        ("....................." + "x" + "...........x" * 4, {"hysteresis": 1}, "8.3 %"),
+        ("...........xxxxx" * 4, {"hysteresis": 5}, "5 skipped each time"),
+        ("...........xx........xx...xx.....xx" * 2, {}, None),  # at no distance of its own
+        (("." * 201 + "x") * 4, {"loss_scale_window": 200}, None),  # 0.5 %
+        ("xxxxxxxxxxx" + "." * 40, {"loss_scale_window": 1000}, "from 2^30 to 2^20"),
+        ("xxxxxxxxxxx" + "." * 10, {"loss_scale_window": 1000}, None),  # it may not be over
+        ("xxxx" + "." * 40, {"loss_scale_window": 1000}, None),
+        ("x" * 30, {}, None),
+    ],
+)
+def test_what_a_loss_scale_costs_is_read_from_where_the_overflows_are(
+    steps: str, settings: dict[str, int], says: str | None
+) -> None:
+    finding = found(fp16(steps, **settings), "loss_scale_settings")
+    assert (finding is None) == (says is None)
+    assert finding is None or (says or "") in finding.text
+
+
+def test_a_scale_that_can_never_fall_is_named() -> None:
+    finding = found(fp16("x" * 30, hysteresis=0), "overflow_storm")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == '- "hysteresis": 0\n+ "hysteresis": 2'
+
+
+@pytest.mark.parametrize("odd", ["", "x", "nan", "inf", "-5", "0", "1e999", "1e18"])
+def test_settings_that_make_no_sense_are_no_crash(odd: str) -> None:
+    settings = tuple(replace(setting, effective=odd) for setting in TRIED.settings)
+    assert found(replace(TRIED, settings=settings), "loss_scale_settings") is None
+
+
+DISK = Disk(
+    path="/nvme", device="nvme0n1", busy_ratio=0.4, busy_bytes_per_second=2e9, requests_at_once=2.0
+)
+
+
+@pytest.mark.parametrize(
+    ("rate", "disk", "because", "change"),
+    [
+        # of what the disk moves while it is busy: a quarter
+        (500e6, DISK, "nvme0n1 is idle for 75.0 % of that time", '"queue_depth": 32'),
+        (1.8e9, DISK, "busy, and has only 2.0 requests at once", '"queue_depth": 32'),
+        (1.8e9, replace(DISK, requests_at_once=30.0), "busy all of that time", '"device": "cpu"'),
+        (95e6, replace(DISK, read_limit_bytes_per_second=100e6), "allows no more than 100 MB/s",
+         '"device": "cpu"'),
+        (20e6, replace(DISK, read_limit_bytes_per_second=100e6), "idle for 99.0 % of that time",
+         "queue_depth"),
+        (500e6, None, "too few requests at once, or can do no more", '"queue_depth": 32'),
+        (500e6, Disk(path="/nvme"), "or can do no more", '"queue_depth": 32'),
+    ],
+)  # fmt: skip
+def test_a_disk_that_is_not_used_is_told_from_one_that_is_used_up(
+    rate: float, disk: Disk | None, because: str, change: str
+) -> None:
+    roles = (replace(role("sharded_param", 0), disk_bytes=GIB),)
+    finding = found(offloading(way("disk_read", rate), disk=disk, roles=roles), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert because in finding.remedy.cause
+    assert change in finding.remedy.diff
+
+
+def test_settings_that_are_there_are_not_advised_again() -> None:
+    settings = {"aio.queue_depth": "128", "aio.block_size": "1048576", "aio.single_submit": "true"}
+    finding = found(offloading(way("disk_read"), disk=DISK, settings=settings), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == (
+        '- "aio": {"block_size": 1048576, "intra_op_parallelism": 1, "single_submit": true}\n'
+        '+ "aio": {"block_size": 8388608, "intra_op_parallelism": 8, "single_submit": false}'
+    )
+
+
+def test_what_does_not_fit_on_the_host_is_moved_for_more_samples() -> None:
+    busy = replace(DISK, requests_at_once=30.0)
+    facts: dict[str, Any] = {
+        "disk": busy,
+        "roles": (replace(role("optimizer_state", 0), disk_bytes=100 * GIB),),
+        "settings": {"gradient_accumulation_steps": "3"},
+    }
+    finding = found(offloading(way("disk_write", 2e9), **facts), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert '+ "gradient_accumulation_steps": 6' in finding.remedy.diff
+
+
+def test_two_ranks_share_a_disk_and_each_device_has_its_own_link() -> None:
+    """Together they use up what one of them does not."""
+    both = [
+        replace(offloading(way("disk_read", 900e6), disk=DISK), rank=number) for number in (0, 1)
+    ]
+    (finding,) = (f for f in advise(run(*both)) if f.rule == "offload_waits")
+    assert finding.remedy is not None
+    assert "requests at once" in finding.remedy.cause
+
+
+def test_copies_of_a_device_are_held_against_its_link() -> None:
+    """4 GiB at 31.5 GB/s need 136 ms of a step of 200 ms, though nobody is seen to wait."""
+    out, back = way("device_to_host", None, step_bytes=4.0 * GIB), way("host_to_device", None)
+    facts: dict[str, Any] = {"blocked_ms": 0, "device": "cuda:0", "links": ON_PCIE}
+    finding = found(offloading(out, back, **facts), "offload_waits")
+    assert finding is not None
+    assert "4.0 GiB a step go one way" in finding.text
+    assert "PCIe 4 x16 can do that takes 136.3 ms at least, 68.2 %" in finding.text
+    assert found(offloading(back, **facts), "offload_waits") is None
+    assert found(offloading(out, **(facts | {"links": None})), "offload_waits") is None
+
+
+def test_on_a_cpu_offload_copies_within_the_host() -> None:
+    finding = found(offloading(way("device_to_host")), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert '- "offload_optimizer": {"device": "cpu"}' in finding.remedy.diff
+
+
+# ---- memory of the host ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "severity"),
+    [
+        (planning(room=10 * GIB), "critical"),
+        (planning(room=round(18.5 * 10**9)), "warning"),  # 18 GB, and programs come on top
+        (planning(room=20 * GIB), None),
+        (planning(room=10 * GIB, rss_bytes=10 * GIB), None),  # some of it is there already
+        (planning(steps=2), None),  # it was made, and it did fit
+        (planning(host=None, host_available_bytes=-1), None),
+        (planning(planned={"stage": "x", "numel": -1}), None),
+        (planning(on="device", device="cpu"), "critical"),  # the device is the host
+        (planning(alive=False, host=HostMemory(limit_bytes=10 * GIB, headroom_bytes=9 * GIB)),
+         "critical"),
+        (planning(alive=False, host=HostMemory(limit_bytes=20 * GIB, headroom_bytes=0)), None),
+    ],
+)  # fmt: skip
+def test_what_will_not_fit_on_the_host_is_told_before_it_is_there(
+    snapshot: RankSnapshot, severity: str | None
+) -> None:
+    finding = found(snapshot, "host_memory_short")
+    assert (finding.severity if finding else None) == severity
+
+
+def test_the_ranks_of_a_node_share_its_memory() -> None:
+    """Each of two would fit alone."""
+    alone = planning(room=30 * GIB)
+    assert found(alone, "host_memory_short") is None
+    (finding,) = (
+        f for f in advise(run(alone, replace(alone, rank=1))) if f.rule == "host_memory_short"
+    )
+    # 4 master, 8 states, 2 gradients and their fp32 copies, 2 of updated parameters: each of 10^9
+    assert "2 ranks take 33.5 GiB of this host, and it has 30.0 GiB" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("change", "diff"),
+    [
+        ({}, '"device": "nvme"'),
+        ({"optimizer_on": "device", "stage": 1}, '+ "stage": 2'),
+        (
+            {"framework": "fsdp2", "stage": 3, "params_on": "host", "param_bytes": 4},
+            "CPUOffload",
+        ),
+    ],
+)
+def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> None:
+    facts = {**planning().planned, **change}
+    finding = found(planning(planned=facts, device="cpu"), "host_memory_short")
+    assert finding is not None and finding.remedy is not None
+    assert diff in finding.remedy.diff
+    alone = found(planning(on="device", device="cpu", world_size=1), "host_memory_short")
+    assert alone is not None and alone.remedy is None  # nobody to divide it with
+
+
+# ---- a host without CPUs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [0.05, 0.4])
+def test_what_waits_for_cpus_is_no_fault_of_communication(waits: float) -> None:
+    """Where ranks have no CPU, or had none within a minute, what is timed is only information."""
+    pressure = Pressure(
+        cpu_wait_ratio=0.05, major_faults_per_second=0, most_cpu_wait_ratio=waits, cpus=2
+    )
+    waiting = one(*[replace(r, exposed_seconds=0.02) for r in GATHERS], pressure=pressure)
+    finding = found(waiting, "fsdp_prefetch_off")
+    assert finding is not None
+    assert finding.severity == ("warning" if waits < 0.15 else "info")
+    assert finding.text.endswith("ranks lack CPUs, which may be why (ZM605)") == (waits >= 0.15)
+    full = replace(FIRES["stage_too_low"], pressure=pressure)
+    memory = found(full, "stage_too_low")
+    assert memory is not None and memory.severity == "warning"  # that has another cause
+
+
+def test_fewer_workers_are_advised_where_they_are_what_takes_the_cpus() -> None:
+    finding = found(replace(FIRES["cpu_starved"], loader={"num_workers": 8}), "cpu_starved")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff.splitlines()[1] == "+ DataLoader(data, num_workers=3)"
+    plain = found(FIRES["cpu_starved"], "cpu_starved")
+    assert plain is not None and plain.remedy is not None
+    assert plain.remedy.diff == "+ OMP_NUM_THREADS=4"
+
+
+# ---- without flapping -----------------------------------------------------------------------------
+
+FINDING = Finding(rule="data_wait", severity="info", text="x", rank=0)
+
+
+def test_a_finding_comes_at_once_and_goes_when_it_has_not_held_for_a_while() -> None:
+    settled = FindingDebouncer()
+    assert settled.shown([FINDING], 0) == (FINDING,)
+    assert settled.shown([], LINGER_NS - 1) == (FINDING,)
+    newer = replace(FINDING, text="y")
+    assert settled.shown([newer], LINGER_NS) == (newer,)
+    assert settled.shown([], 2 * LINGER_NS - 1) == (newer,)
+    assert settled.shown([], 2 * LINGER_NS) == ()
+
+
+def test_one_at_the_edge_of_its_rule_does_not_flap() -> None:
+    settled = FindingDebouncer()
+    shown = [settled.shown([FINDING] if n % 3 == 0 else [], n * 10**9) for n in range(60)]
+    assert all(found == (FINDING,) for found in shown)
+
+
+def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
+    """The worst rank changes from second to second; of two that hold at once both are shown."""
+    settled, other = FindingDebouncer(), replace(FINDING, rank=1)
+    assert settled.shown([FINDING], 0) == (FINDING,)
+    assert settled.shown([other], 10**9) == (other,)
+    assert settled.shown([], 2 * 10**9) == (other,)
+    assert settled.shown([FINDING, other], 3 * 10**9) == (FINDING, other)
+
+
+def healthy() -> RunSnapshot:
+    return run(one(*[replace(r, exposed_seconds=0.0005) for r in GATHERS]))
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert advise(healthy()) == ()

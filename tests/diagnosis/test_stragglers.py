@@ -1,0 +1,218 @@
+"""Stragglers by arrival: who is called late, who is not, since when, and why."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MS, arrival, rank, run, summary
+
+from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.stragglers import ArrivalSkew, cause, longer_phase, stragglers
+from zeromon.fold.communication import MATCHED_BYTES, TRANSFER, WAIT
+from zeromon.probes.cpu_pressure import PressureReader, cpus_of
+from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
+
+STEP_MS = 100
+
+
+def steps(
+    late: dict[int, float], count: int = 40, ranks: int = 4, noise: float = 0.3
+) -> ArrivalSkew:
+    """*count* steps of three collectives; *late*: rank -> ms that it comes later from step 10 on."""
+    chooser = random.Random(2)
+    skew = ArrivalSkew()
+    for step in range(1, count + 1):
+        for call in range(3):
+            at = step * STEP_MS * MS + call * 10 * MS
+            for number in range(ranks):
+                behind = late.get(number, 0.0) if step >= 10 and call == 0 else 0.0
+                jitter = chooser.uniform(0, noise)
+                called = round(at + (behind + jitter) * MS)
+                skew.arrived(number, "g", ranks, arrival(step * 3 + call, called, step))
+    return skew
+
+
+def ranks(count: int = 4) -> list[RankSnapshot]:
+    return [rank(n, step_seconds=STEP_MS / 1e3) for n in range(count)]
+
+
+def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:
+    skew = steps({2: 8.0})
+    (found,) = stragglers(skew, ranks())
+    assert (found.rank, found.since_step) == (2, 10)
+    assert found.late_seconds == pytest.approx(0.008, rel=0.1)
+    assert found.share == pytest.approx(0.08, rel=0.1)
+    assert skew.wait_seconds(0) == pytest.approx(0.008, rel=0.2)
+    assert skew.wait_seconds(2) == pytest.approx(0.0005, abs=0.0005)
+    assert skew.late_seconds(2) == pytest.approx(0.008, rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
+def test_nobody_is_accused_without_reason(noise: float) -> None:
+    """Jitter of any size: somebody is always last, and never the same one."""
+    assert stragglers(steps({}, noise=noise), ranks()) == ()
+
+
+def test_a_lateness_that_does_not_matter_is_none() -> None:
+    """One per cent of a step."""
+    assert stragglers(steps({1: 1.0}, noise=0.0), ranks()) == ()
+
+
+def test_two_that_are_late_alike_are_not_told_apart() -> None:
+    """Nobody waits for one of them alone."""
+    assert stragglers(steps({1: 8.0, 2: 8.0}), ranks()) == ()
+
+
+def test_recovery_is_noticed() -> None:
+    """Twenty steps after it was well again nothing is said."""
+    skew = steps({3: 8.0})
+    assert stragglers(skew, ranks())
+    for step in range(41, 61):
+        for number in range(4):
+            skew.arrived(number, "g", 4, arrival(10_000 + step, step * MS + number % 2, step))
+    assert stragglers(skew, ranks()) == ()
+
+
+def test_too_little_to_say() -> None:
+    """The first steps; a single rank; a group of which one member is here."""
+    assert stragglers(steps({1: 8.0}, count=15), ranks()) == ()
+    assert stragglers(steps({1: 8.0}), ranks(1)) == ()
+    alone = ArrivalSkew()
+    alone.arrived(0, "g", 1, arrival(1, 1, 1))
+    assert alone.steps == {} and alone.wait_seconds(0) is None
+
+
+def test_what_never_completes_is_forgotten() -> None:
+    """A rank that died: what the others called is not kept for ever."""
+    skew = ArrivalSkew()
+    for sequence in range(20_000):
+        skew.arrived(0, "g", 2, arrival(sequence, sequence, 1))
+    assert len(skew._pending) <= 8193
+
+
+def test_a_collective_is_split_into_transfer_and_wait() -> None:
+    """Rank 0 comes 8 ms before rank 1; both leave 2 ms after that."""
+    early, late = arrival(1, 10 * MS, 1, 20 * MS), arrival(1, 18 * MS, 1, 20 * MS)
+    skew = ArrivalSkew()
+    skew.arrived(0, "g", 2, early)
+    skew.arrived(1, "g", 2, late)
+    for one, wait in ((early, 8 * MS), (late, 0)):
+        now = one.traffic.at(0)
+        assert (now[WAIT], now[TRANSFER], now[MATCHED_BYTES]) == (wait, 2 * MS, 1000)
+
+
+def test_an_end_that_is_seen_late_is_no_wait() -> None:
+    """Rank 1 looks 30 ms after the end: the transfer is the other's 2 ms, and nobody has waited."""
+    first, second = arrival(1, 10 * MS, 1, 12 * MS), arrival(1, 10 * MS, 1, 42 * MS)
+    skew = ArrivalSkew()
+    skew.arrived(0, "g", 2, first)
+    skew.arrived(1, "g", 2, second)
+    assert [one.traffic.at(0)[WAIT] for one in (first, second)] == [0, 0]
+    assert second.traffic.at(0)[TRANSFER] == 2 * MS
+
+
+def phases(forward: int, exposed: int, data: int = 5) -> tuple[StepSummary, ...]:
+    one = summary(
+        1,
+        phase_ns=(5 * MS, forward * MS, 50 * MS, 10 * MS, data * MS, 0),
+        phase_exposed_ns=(0, exposed * MS, 0, 0, 0, 0),
+    )
+    return (one,) * 20
+
+
+def test_the_phase_that_makes_it_late_leaves_waiting_out() -> None:
+    """The others' forward is as long, but they wait in it."""
+    late = rank(1, recent=phases(40, 0))
+    others = [rank(n, recent=phases(40, 12)) for n in (0, 2)]
+    phase, longer = longer_phase(late, others)
+    assert (phase, longer) == ("forward", pytest.approx(0.012))
+    data = rank(1, recent=phases(28, 0, data=17))
+    assert longer_phase(data, others) == ("data_wait", pytest.approx(0.012))
+    assert longer_phase(late, []) == ("", 0.0)
+
+
+def test_the_finding_says_it_in_words() -> None:
+    found = stragglers(steps({2: 8.0}), ranks())
+    told = [f for f in advise(run(*ranks(), stragglers=found)) if f.rule == "straggler"]
+    assert [f.rank for f in told] == [2]
+    assert "for it since step 10" in told[0].text
+
+
+def pressed(number: int, waits: float = 0.01, faults: float = 0.0, **facts: Any) -> RankSnapshot:
+    found = Pressure(cpu_wait_ratio=waits, major_faults_per_second=faults)
+    return rank(number, pressure=found, **facts)
+
+
+def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
+    others = [pressed(0), pressed(2)]
+    assert cause(pressed(1), others, 0.1) == ""
+    assert cause(pressed(1, waits=0.07), others, 0.1).startswith("its main thread had no CPU")
+    assert cause(pressed(1, waits=0.04), others, 0.1) == ""  # not enough for a tenth of a step
+    assert cause(pressed(1, faults=500), others, 0.1) == "500 of its pages a second come from disk"
+    assert cause(pressed(1, faults=500), [pressed(0, faults=100)], 0.1) == ""
+    hot = Device(throttle_reasons=("thermal",))
+    assert "throttled (thermal)" in cause(pressed(1, device_stats=hot), others, 0.1)
+    assert cause(pressed(1, device_stats=hot), [pressed(0, device_stats=hot)], 0.1) == ""
+    assert cause(rank(1), others, 0.1) == ""
+
+
+def test_pressure_is_read_from_proc(tmp_path: Path) -> None:
+    """Over the last ten seconds; a name with spaces and parentheses does not shift the fields."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    reader = PressureReader(7, tmp_path)
+    for second in range(30):
+        (folder / "schedstat").write_text(f"5 {second * 250_000_000} 9\n")
+        fields = " ".join(["S", *"123456789"[:8], str(second * 4), "0"])
+        (folder / "stat").write_text(f"7 (a) b) c) {fields}\n")
+        found = reader.read(second * 1_000_000_000)
+        assert (found is None) == (second == 0)
+    assert found is not None
+    assert found.cpu_wait_ratio == pytest.approx(0.25)
+    assert found.major_faults_per_second == pytest.approx(4)
+    assert PressureReader(8, tmp_path).read(1) is None
+
+
+def test_the_most_of_a_minute_is_kept_for_so_long(tmp_path: Path) -> None:
+    """Ready and without a CPU for three seconds, then never."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "stat").write_text(f"7 (a) {' '.join(['S', *'123456789'[:8], '0', '0'])}\n")
+    reader, most = PressureReader(7, tmp_path), {}
+    for second in range(90):
+        (folder / "schedstat").write_text(f"5 {min(second, 3) * 1_000_000_000} 9\n")
+        found = reader.read(second * 1_000_000_000)
+        most[second] = found.most_cpu_wait_ratio if found else None
+    assert (most[10], most[60]) == (1.0, 1.0)
+    assert most[80] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cpus"),
+    [
+        ("0::/job\n", {"job/cpu.max": "150000 100000\n"}, 1.5),
+        ("3:cpu,cpuacct:/job\n", {"cpu/job/cpu.cfs_quota_us": "50000\n",
+                                 "cpu/job/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ("0::/job\n", {"job/cpu.max": "max 100000\n"}, None),
+        ("3:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1\n",
+                         "cpu/job/cpu.cfs_period_us": "100000\n"}, None),
+        ("0::/job\n", {"job/cpu.max": "\n"}, None),
+    ],
+)  # fmt: skip
+def test_a_quota_of_cpus_is_known(
+    tmp_path: Path, groups: str, files: dict[str, str], cpus: float | None
+) -> None:
+    mine = os.getpid()
+    (tmp_path / str(mine)).mkdir()
+    (tmp_path / str(mine) / "cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "cgroup.procs").touch()
+        file.write_text(text)
+    own = len(os.sched_getaffinity(0))
+    assert cpus_of(mine, tmp_path, tmp_path / "cgroup") == min(own, cpus or own)

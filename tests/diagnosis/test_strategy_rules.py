@@ -1,0 +1,262 @@
+"""Every sharding strategy that an agent can send, through every rule: who is advised what, and how.
+
+The advice must be in the user's own words: a diff for FSDP1 calls ``FullyShardedDataParallel``, one for
+FSDP2 ``fully_shard``, one for DeepSpeed is JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import MS, device_memory, run, summary
+from evidence import (
+    CPU_STEP,
+    FIRES,
+    FULL,
+    GATHERS,
+    GIB,
+    MIB,
+    MODEL,
+    REDUCES,
+    TIGHT,
+    TRIED,
+    WAITING,
+    found,
+    one,
+    planning,
+    role,
+    row,
+    units,
+)
+
+from zeromon.diagnosis.engine import advise
+from zeromon.ring.strategy import EVERY, Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
+from zeromon.snapshot import Device, GatherRow, Links, Pressure, RankSnapshot, Setting
+
+FAR = units("all_gather", "forward", nodes=2)
+TINY = units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
+STATES = ("optimizer_state", "master_param", "unsharded_grad", "unsharded_param")
+FSDP1 = [s for s in EVERY if s.framework is Framework.FSDP1 and s.sharding is not Sharding.NONE]
+
+
+def model_metadata(strategy: Strategy) -> dict[str, Any]:
+    """What the agents send of a model under *strategy*, as far as rules read it."""
+    framework = str(strategy.framework)
+    if strategy.framework is Framework.ZERO_REDUNDANCY or strategy.sharding is Sharding.NONE:
+        framework = "ddp"
+    return {**MODEL, "framework": framework, "stage": strategy.stage}
+
+
+def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
+    """Ranks under *strategy*, each with the evidence of some rules, whether they concern it or not."""
+    model = model_metadata(strategy)
+
+    def made(*traffic: Any, **facts: Any) -> RankSnapshot:
+        return one(*traffic, **({"strategy": strategy.label, "models": (model,)} | facts))
+
+    bucket = {"nbytes": 40.0 * MIB, "exposed_seconds": 0.05, "seconds": 0.05}
+    held = tuple(role(name, 10 * GIB) for name in STATES)
+    yield made(*GATHERS)
+    yield made(*FAR, roles=(role("sharded_param", MIB),))
+    yield made(*TINY)
+    yield made(row("all_reduce", "bucket 0", "backward", **bucket))
+    for op in ("all_reduce", "reduce_scatter"):
+        micro_steps = (summary(1, micro_steps=4),) * 30
+        yield made(*units(op, "backward", calls=4.0), recent=micro_steps)
+    yield made(risks=(FULL,), memory=TIGHT, roles=held)
+    on_host = tuple(replace(r, device_bytes=0, host_bytes=r.device_bytes) for r in held)
+    yield made(risks=(replace(FULL, pool="host"),), roles=on_host)
+    yield made(
+        risks=(FULL,), memory=device_memory(), roles=(role("sharded_param", GIB),),
+        recent=(summary(1, allocated_bytes=60 * GIB),) * 30,
+    )  # fmt: skip
+    yield made(risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9))
+    yield made(risks=(replace(FULL, cause="growth"),), memory=device_memory())
+    whole = {**model, "units": [], "kept_numel": 100 * MIB}
+    yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
+    yield made(recent=WAITING * 30)
+    yield made(device_stats=Device(name="NVIDIA H100 80GB HBM3"))
+    yield made(pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4))
+    links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
+    yield made(row(nbytes=64.0 * MIB, exposed_seconds=0.03), links=links)
+    for on, device in (("host", "cuda:0"), ("device", "cpu")):
+        planned = {**planning(on=on).planned, **{k: model[k] for k in ("framework", "stage")}}
+        yield planning(device=device, strategy=strategy.label, planned=planned)
+    if strategy.is_deepspeed:
+        yield from engines(strategy, made)
+
+
+def engines(strategy: Strategy, made: Any) -> Iterator[RankSnapshot]:
+    """What only a DeepSpeed engine of that stage and with that offload reports."""
+    off = Setting(engine=1, name="zero_optimization.overlap_comm", effective="false", written="")
+    buckets = [replace(r, unit=f"bucket {n}") for n, r in enumerate(REDUCES)]
+    yield made(*buckets, device="cuda:0", settings=(off,))
+    reported = [FIRES["overflow_storm"], TRIED]
+    if strategy.offload:
+        reported += [FIRES["offload_waits"], FIRES["pinned_memory_off"]]
+        yield made(recent=CPU_STEP * 30)
+        states = (replace(role("optimizer_state", 0), host_bytes=GIB),)
+        yield made(recent=CPU_STEP * 30, memory=device_memory(), roles=states)
+    if strategy.stage == 3:
+        late = GatherRow(outcome="late", nbytes=9, exposed_seconds=0.1)
+        waiting = tuple(summary(n, late_gather_ns=30 * MS) for n in range(10, 40))
+        yield made(recent=waiting, gathers=(late,))
+    for snapshot in reported:
+        yield replace(snapshot, strategy=strategy.label, strategy_fields=strategy)
+
+
+def advice(strategy: Strategy) -> dict[str, set[str]]:
+    """Rule -> the configuration formats of its remedies, over all situations."""
+    formats: dict[str, set[str]] = {}
+    for snapshot in situations(strategy):
+        for finding in advise(run(snapshot)):
+            if finding.remedy is not None:
+                formats.setdefault(finding.rule, set()).add(finding.remedy.dialect)
+    return formats
+
+
+ALL = {
+    "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
+    "data_wait": "Python (DataLoader)", "oom_risk": "Python", "slow_link": "environment",
+}  # fmt: skip
+
+
+def named(form: str, *rules: str) -> dict[str, str]:
+    return dict.fromkeys(rules, form)
+
+
+ANY_FSDP = ("half_precision_unused", "host_memory_short", "tiny_collectives")
+GATHERING = ("fsdp_prefetch_off", "full_shard_across_nodes")
+OF_FSDP1 = named("Python (FSDP1)", *ANY_FSDP)
+OF_FSDP2 = named(
+    "Python (FSDP2)", *ANY_FSDP, *GATHERING, "accumulation_communicates", "whole_model_unit"
+)
+TO_FSDP2 = named("Python (FSDP2)", "host_memory_short", "stage_too_low")
+OF_DEEPSPEED = named(
+    "DeepSpeed JSON", "half_precision_unused", "host_memory_short", "loss_scale_settings",
+    "overflow_storm", "overlap_comm_off", "tiny_collectives",
+)  # fmt: skip
+OF_OFFLOAD = named(
+    "DeepSpeed JSON",
+    "cpu_optimizer_slow",
+    "offload_waits",
+    "offload_without_need",
+    "pinned_memory_off",
+)
+OF_ZERO3 = named("DeepSpeed JSON", "stage_too_high", "starved_prefetch", "zero_plus_plus")
+
+
+def expected(strategy: Strategy) -> dict[str, str]:
+    """The rules that fire for *strategy*, with the configuration format of the remedy."""
+    framework, stage = strategy.framework, strategy.stage
+    if framework is Framework.DDP:
+        of_ddp = ("accumulation_communicates", "ddp_bucket_large", "tiny_collectives")
+        return (
+            ALL
+            | TO_FSDP2
+            | named("Python (DDP)", *of_ddp)
+            | named("Python", "half_precision_unused")
+        )
+    if framework is Framework.ZERO_REDUNDANCY:
+        return (
+            ALL | TO_FSDP2 | named("Python (DDP)", "tiny_collectives")
+            | named("Python", "half_precision_unused")
+        )  # fmt: skip
+    if framework is Framework.FSDP2:
+        only = ("reshard_without_need",) if stage == 3 else ("stage_too_low",)
+        return ALL | OF_FSDP2 | named("Python (FSDP2)", *only)
+    if framework is Framework.FSDP1:
+        only = (*(GATHERING if stage else ()), *(("stage_too_low",) if stage < 3 else ()))
+        return ALL | OF_FSDP1 | named("Python (FSDP1)", *only)
+    higher = named("DeepSpeed JSON", "stage_too_low") if stage < 3 or not strategy.offload else {}
+    of_stage = OF_ZERO3 if stage == 3 else {}
+    return ALL | OF_DEEPSPEED | higher | of_stage | (OF_OFFLOAD if strategy.offload else {})
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=lambda s: str(s.label))
+def test_a_strategy_gets_the_rules_and_the_diffs_of_its_framework(strategy: Strategy) -> None:
+    assert advice(strategy) == {rule: {form} for rule, form in expected(strategy).items()}
+
+
+def test_every_rule_with_a_remedy_fires_for_some_strategy() -> None:
+    assert set(FIRES) <= {rule for strategy in EVERY for rule in expected(strategy)}
+
+
+# ---- what the diffs change ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", FSDP1, ids=lambda s: str(s.label))
+def test_fsdp1_is_advised_to_prefetch_whatever_its_sharding_strategy(strategy: Strategy) -> None:
+    finding = found(one(*GATHERS, strategy=strategy.label), "fsdp_prefetch_off")
+    assert finding is not None and finding.remedy is not None
+    assert "forward_prefetch=True" in finding.remedy.diff
+
+
+@pytest.mark.parametrize("strategy", FSDP1, ids=lambda s: str(s.label))
+def test_fsdp1_across_nodes_is_advised_to_shard_within_them(strategy: Strategy) -> None:
+    rank = one(*FAR, strategy=strategy.label, roles=(role("sharded_param", MIB),))
+    finding = found(rank, "full_shard_across_nodes")
+    assert finding is not None and finding.remedy is not None
+    keeps = "_HYBRID_SHARD_ZERO2" if strategy.sharding is Sharding.GRAD_OP else ".HYBRID_SHARD"
+    assert keeps in finding.remedy.diff
+
+
+@pytest.mark.parametrize(
+    "strategy", [s for s in EVERY if s.is_deepspeed], ids=lambda s: str(s.label)
+)
+def test_many_small_collectives_of_zero_are_merged_by_the_setting_of_the_stage(
+    strategy: Strategy,
+) -> None:
+    finding = found(one(*TINY, strategy=strategy.label), "tiny_collectives")
+    assert finding is not None and finding.remedy is not None
+    is_stage_3 = "stage3_param_persistence_threshold" in finding.remedy.diff
+    assert is_stage_3 == (strategy.stage == 3)
+    assert ("reduce_bucket_size" in finding.remedy.diff) == (strategy.stage < 3)
+
+
+def test_fsdp1_wraps_larger_units_by_its_policy() -> None:
+    finding = found(one(*TINY, strategy=fsdp1(Sharding.FULL).label), "tiny_collectives")
+    assert finding is not None and finding.remedy is not None
+    assert "auto_wrap_policy" in finding.remedy.diff and "fully_shard" not in finding.remedy.diff
+
+
+@pytest.mark.parametrize("offload", Offload)
+def test_the_next_stage_is_that_of_the_stage_wherever_state_is(offload: Offload) -> None:
+    label = deepspeed(1, offload=offload).label
+    rank = replace(FIRES["stage_too_low"], strategy=label, strategy_fields=None)
+    finding = found(rank, "stage_too_low")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == '- "stage": 1\n+ "stage": 2'
+
+
+def test_the_fields_decide_and_the_label_stands_in_where_there_are_none() -> None:
+    """An older record and Prometheus have the label alone."""
+    fields = replace(fsdp1(Sharding.FULL), offload=Offload.HOST, hybrid=True)
+    rank = one(strategy=fields.label, strategy_fields=fields)
+    assert rank.sharding_strategy is fields
+    assert replace(rank, strategy_fields=None).sharding_strategy == fsdp1(
+        Sharding.FULL, hybrid=True
+    )
+    assert replace(rank, strategy_fields=None, strategy="else").sharding_strategy == Strategy()
+
+
+def test_hpz_is_not_advised_where_it_is_on() -> None:
+    on = deepspeed(3, hybrid=True, plus_plus=True)
+    assert found(one(*FAR, strategy=on.label), "zero_plus_plus") is not None  # by the label alone
+    assert found(one(*FAR, strategy=on.label, strategy_fields=on), "zero_plus_plus") is None
+
+
+def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on_a_full_host() -> (
+    None
+):
+    states = role("optimizer_state", 40 * GIB)
+    facts: dict[str, Any] = {"strategy": deepspeed(3).label, "memory": TIGHT}
+    finding = found(one(risks=(FULL,), roles=(states,), **facts), "stage_too_low")
+    assert finding is not None and finding.remedy is not None
+    assert "stay on the device" in finding.text and "offload_optimizer" in finding.remedy.diff
+    on_host = replace(states, device_bytes=0, host_bytes=40 * GIB)
+    full_host = (replace(FULL, pool="host"),)
+    assert found(one(risks=full_host, roles=(on_host,), **facts), "stage_too_low") is None

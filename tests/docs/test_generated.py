@@ -1,0 +1,34 @@
+"""The pages that docs/generate.py writes are those of the present code."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_metrics_is_the_generated_one(generate: ModuleType) -> None:
+    """If this fails, run ``python docs/generate.py``."""
+    text = (DOCS / "metrics.md").read_text()
+    assert text == generate.metrics_page(text)
+    assert text.count("| `zeromon_") == len(generate.METRICS) > 90
+
+
+def test_the_page_of_rules_is_the_generated_one(generate: ModuleType) -> None:
+    """If this fails, run ``python docs/generate.py``."""
+    text = (DOCS / "rules.md").read_text()
+    assert text == generate.rules_page()
+    assert text.count("| [ZM") == len(generate.pages()) > 60

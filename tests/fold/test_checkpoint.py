@@ -1,0 +1,245 @@
+"""A collector that is killed and started anew counts on, also of what the rings no longer hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from builders import MS, collective, folded, host, span, state, step
+from prometheus_client.parser import text_string_to_metric_families
+
+from zeromon.collector.daemon import Collector
+from zeromon.collector.run import TOTALS
+from zeromon.export.prometheus.exposition import Exposition
+from zeromon.fold.checkpoint import checkpoint_of, decode, encode, restore
+from zeromon.fold.state import OpTotals, RankState
+from zeromon.fold.summarize import summarize
+from zeromon.ring.buffer import NameKind, RingReader, RingWriter
+from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place
+from zeromon.snapshot import RankSnapshot
+from zeromon.storage.run_store import Store
+
+CAPACITY = 1 << 10
+CALLS = 20
+
+
+class Rank:
+    """Writes steps of 20 collectives to a small ring."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.ring = RingWriter(
+            folder / f"rank{number}.{number + 1}.ring", rank=number, capacity=CAPACITY
+        )
+        self.ring.name(NameKind.META, {"rank": number, "world_size": 2, "strategy": "fsdp2"})
+        self.group = self.ring.name(NameKind.GROUP, {"label": "world", "size": 2, "ranks": [0, 1]})
+        self.unit = self.ring.name(NameKind.UNIT, {"fqn": "layers.0"})
+        self.steps = self.sequence = 0
+
+    def write(self, steps: int) -> None:
+        for _ in range(steps):
+            self.steps += 1
+            start = self.steps * 100 * MS
+            for n in range(CALLS):
+                self.sequence += 1
+                at, begin = place(self.group, self.unit), start + n * MS
+                issued, done = head(Kind.ISSUED, Op.ALL_GATHER, Phase.FORWARD), head(
+                    Kind.DONE, Op.ALL_GATHER, Phase.FORWARD, Flag.END_KNOWN
+                )  # fmt: skip
+                self.ring.write(begin, issued, at, 1 << n, self.sequence, Dtype.BFLOAT16, 0)
+                self.ring.write(begin + MS // 2, done, at, 1 << n, begin, MS // 4, self.sequence)
+            self.ring.write(start + 30 * MS, head(Kind.PHASE, 0, Phase.BACKWARD), 0, start, 0, 0, 0)
+            self.ring.write(start + 99 * MS, head(Kind.STEP), 0, self.steps, start, 1, 0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> tuple[Path, list[Rank]]:
+    folder = tmp_path / "rings" / "train"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "run.json").write_text('{"started": 1000.0}')
+    return tmp_path, [Rank(folder, n) for n in range(2)]
+
+
+def started(root: Path) -> Collector:
+    """A collector as it is started, the first time or again."""
+    return Collector(root / "rings", Store(root / "store"))
+
+
+def counters(collector: Collector) -> dict[tuple[str, str], float]:
+    """Every counter that /metrics shows of rank 0, and each bucket."""
+    _, text = Exposition(collector).answer("", "")
+    return {
+        (s.name, json.dumps(s.labels, sort_keys=True)): s.value
+        for family in text_string_to_metric_families(text.decode())
+        if family.type in ("counter", "histogram")
+        and not family.name.startswith("zeromon_collector_")
+        for s in family.samples
+        if not s.name.startswith(("zeromon_host_", "zeromon_process_", "zeromon_disk_"))
+    }
+
+
+def follow(collector: Collector, ranks: list[Rank], steps: int, ticks: int) -> None:
+    for _ in range(ticks):
+        for rank in ranks:
+            rank.write(steps)
+        collector.tick()
+
+
+def test_counters_are_those_of_a_collector_that_was_never_killed(
+    node: tuple[Path, list[Rank]],
+) -> None:
+    """The ring holds 24 steps of 75; whenever it is killed, every total is the same."""
+    root, ranks = node
+    first = started(root)
+    follow(first, ranks, 5, 13)  # kept in ticks 1, 6 and 11
+    before = counters(first)
+    second = started(root)
+    second.tick()
+    assert counters(second) == before
+    follow(first, ranks, 5, 2)
+    second.tick()
+    assert counters(second) == counters(first)
+    (run,) = second.view
+    assert [rank.steps for rank in run.ranks] == [75, 75]
+    assert [rank.dropped for rank in run.ranks] == [0, 0]
+    assert [c.count for c in run.ranks[0].collectives] == [75 * CALLS]
+    assert not any(f.rule == "events_dropped" for f in run.findings)
+
+
+def test_what_nobody_has_read_is_lost_and_said(node: tuple[Path, list[Rank]]) -> None:
+    """No collector for longer than the ring reaches back: what is missing is counted as lost."""
+    root, ranks = node
+    first = started(root)
+    follow(first, ranks, 10, 1)
+    ranks[0].write(60)
+    second = started(root)
+    second.tick()
+    rank = second.view[0].ranks[0]
+    records = 2 * CALLS + 2
+    seen = (
+        rank.collectives[0].count * 2 + rank.steps
+    )  # about: a step's two marks are not told apart
+    assert rank.dropped > 0
+    assert rank.dropped + CAPACITY >= 60 * records > rank.dropped
+    assert 10 * CALLS < rank.collectives[0].count < 70 * CALLS
+    assert seen < 70 * records
+    (other,) = (r for r in second.view[0].ranks if r.rank == 1)
+    assert (other.dropped, other.collectives[0].count) == (0, 10 * CALLS)
+
+
+def test_a_counter_never_goes_back(node: tuple[Path, list[Rank]]) -> None:
+    """Killed after every single tick."""
+    root, ranks = node
+    last: dict[tuple[str, str], float] = {}
+    for _ in range(12):
+        collector = started(root)
+        follow(collector, ranks, 5, 1)
+        now = counters(collector)
+        assert all(now[key] >= value for key, value in last.items())
+        last = now
+    assert last["zeromon_steps_total", '{"rank": "0", "run": "train"}'] == 60
+
+
+@pytest.mark.parametrize("broken", (b"", b"\xff\x00", b"\x81\xa1a\x01", encode({})))
+def test_totals_that_cannot_be_read_are_none(node: tuple[Path, list[Rank]], broken: bytes) -> None:
+    """Then only the rings are known, as ever."""
+    root, ranks = node
+    (root / "rings" / "train" / TOTALS).write_bytes(broken)
+    collector = started(root)
+    follow(collector, ranks, 5, 1)
+    assert [rank.steps for rank in collector.view[0].ranks] == [5, 5]
+
+
+def test_totals_of_another_version_are_none() -> None:
+    """One whose lists are longer would not fit."""
+    good = checkpoint_of(RankState(), 1)
+    assert decode(encode({"r": good})) == {"r": good}
+    longer = msgspec.structs.replace(good, phases=[*good.phases, 0])
+    unknown = msgspec.structs.replace(good, plain={**good.plain, "more": 1})
+    assert decode(encode({"r": longer, "s": unknown})) == {}
+
+
+def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(
+    node: tuple[Path, list[Rank]],
+) -> None:
+    """A pid comes again, and with it the name of a ring."""
+    root, ranks = node
+    follow(started(root), ranks, 20, 1)
+    folder = root / "rings" / "train"
+    (folder / "rank0.1.ring").unlink()
+    again = Rank(folder, 0)
+    again.write(3)
+    collector = started(root)
+    collector.tick()
+    found = {rank.rank: (rank.steps, rank.dropped) for rank in collector.view[0].ranks}
+    assert found == {0: (3, 0), 1: (20, 0)}
+
+
+def test_totals_are_private_and_go_with_the_rings(node: tuple[Path, list[Rank]]) -> None:
+    """Nothing of ours is left where a run was."""
+    root, ranks = node
+    collector = started(root)
+    follow(collector, ranks, 2, 1)
+    folder = root / "rings" / "train"
+    assert (folder / TOTALS).stat().st_mode & 0o777 == 0o600
+    collector._runs["train"].keep(collector.store)
+    assert not folder.exists()
+
+
+def events(first: int, last: int) -> list[Any]:
+    found: list[Any] = []
+    for n in range(first, last):
+        begin = n * 100.0
+        found += collective(begin + 5, begin + 45, 10, sequence=n, unit=7, nbytes=100 * n)
+        found += [span(Phase.FORWARD, begin, begin + 30), span(Phase.BACKWARD, begin + 30, begin + 80),
+                  host(begin + 99, 1 << 30), step(n, begin, begin + 100)]  # fmt: skip
+    return found
+
+
+TOTAL = (
+    "step", "steps", "steps_seconds_total", "step_buckets", "micro_steps", "skipped_steps",
+    "phase_seconds", "untimed", "unattributed", "errors", "dropped", "units", "sizes", "gathers",
+    "transfers", "started_ns",
+)  # fmt: skip
+
+
+def only_totals(snapshot: RankSnapshot) -> dict[str, Any]:
+    rows = [replace(c, busbw_bytes_per_second=None) for c in snapshot.collectives]
+    return {name: getattr(snapshot, name) for name in TOTAL} | {"collectives": rows}
+
+
+@pytest.mark.parametrize("kept", (2, 20, 59))
+@pytest.mark.parametrize("held", (1, 15, 40))
+def test_totals_taken_over_are_those_of_one_long_fold(kept: int, held: int) -> None:
+    """Kept after *kept* steps, while the ring goes back by *held* of them."""
+    whole = folded(events(1, 60))
+    earlier = decode(encode({"r": checkpoint_of(folded(events(1, kept)), 1)}))["r"]
+    again = folded(events(max(1, kept - held), kept), state())
+    restore(again, earlier)
+    folded(events(kept, 60), again)
+    snapshots = [summarize(one) for one in (again, whole)]
+    assert only_totals(snapshots[0]) == only_totals(snapshots[1])
+
+
+def test_rows_of_traffic_go_on_counting_where_they_did() -> None:
+    """They hold on to the totals of their operation, which are set in place."""
+    known = checkpoint_of(folded(events(1, 30)), 1)
+    again = folded(events(20, 30), state())
+    restore(again, decode(encode({"r": known}))["r"])
+    assert all(again.ops[op, group] is row.totals for (op, group, *_), row in again.traffic.items())
+    assert {field.name for field in fields(OpTotals)} >= {"count", "nbytes", "exposed_ns"}
+
+
+def test_a_reader_that_goes_on_has_lost_only_what_it_did_not_know(tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / "r.ring", rank=0, capacity=64)
+    for n in range(1000):
+        ring.write(n, 0, 0, 0, 0, 0, 0)
+    for known, least, most in ((1, 900, 999), (900, 0, 99), (1001, 0, 0)):
+        reader = RingReader(tmp_path / "r.ring")
+        reader.known = known
+        reader.read()
+        assert least <= reader.lost <= most
+        assert reader.position == 1001

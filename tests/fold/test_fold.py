@@ -1,0 +1,345 @@
+"""The fold: hand-made events in, whole snapshots out."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from builders import MS, collective, folded, host, span, state, step
+
+from zeromon.fold.observed import Observed
+from zeromon.fold.summarize import overhead, summarize
+from zeromon.ring.events import (
+    RECORD,
+    BackwardComm,
+    Counted,
+    Done,
+    Dtype,
+    Event,
+    Exit,
+    ExitKind,
+    Flag,
+    Issued,
+    Kind,
+    Op,
+    Outcome,
+    Path,
+    Phase,
+    Precision,
+    Role,
+    RoleBytes,
+    Stall,
+    StepMark,
+    Transfer,
+    UnitEvent,
+    UnitMark,
+    decode,
+    float_bits,
+    typed,
+)
+
+
+def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
+    """Two overlapping collectives count once; blocked time is the exposed part."""
+    events = [
+        *collective(10, 30, 0, sequence=1),
+        *collective(20, 50, 15, sequence=2, op=Op.REDUCE_SCATTER),
+        span(Phase.FORWARD, 0, 40),
+        span(Phase.BACKWARD, 40, 90),
+        step(1, 0, 100),
+    ]
+    rank = summarize(folded(events))
+    (one,) = rank.recent
+    assert (one.communication_ns, one.exposed_ns) == (40 * MS, 15 * MS)
+    assert one.phase_ns == (10 * MS, 40 * MS, 50 * MS, 0, 0, 0)
+    assert one.collectives == 2
+    assert rank.overlap_ratio == pytest.approx(1 - 15 / 40)
+    assert rank.exposed_ratio == pytest.approx(0.15)
+    assert rank.in_flight == ()
+
+
+def test_a_collective_that_has_not_ended_is_in_flight() -> None:
+    """With its name, its unit and its age."""
+    issued = Issued(5 * MS, Op.ALL_GATHER, Phase.BACKWARD, 0, 1, 7, 4096, 451, 1)
+    (flying,) = summarize(folded([issued])).in_flight
+    assert (flying.op, flying.group, flying.sequence) == ("all_gather", "world", 451)
+    assert (flying.unit, flying.phase, flying.nbytes) == ("layers.0", "backward", 4096)
+
+
+def test_idle_steps_are_left_out_of_shares_and_give_the_cost() -> None:
+    """Steps of 102 ms with hooks and 100 ms without: 2 %."""
+    events = []
+    for n in range(1, 81):
+        idle = n % 8 == 0
+        length = 100 if idle else 102
+        events.append(step(n, n * 200, n * 200 + length, Flag.IDLE if idle else 0))
+    rank = summarize(folded(events))
+    assert rank.overhead_ratio == pytest.approx(0.02)
+    assert rank.overhead_noise_ratio == pytest.approx(0.0)
+    assert rank.overlap_ratio is None
+
+
+def test_the_cost_has_a_noise_and_needs_enough_pairs() -> None:
+    """Median and standard error; one checkpoint in between does not spoil it."""
+    chooser = random.Random(1)
+    pairs = [(100_000, 101_000 + chooser.randint(-3000, 3000)) for _ in range(200)]
+    pairs.append((100_000, 9_000_000))
+    cost = overhead(pairs)
+    assert cost is not None
+    assert abs(cost[0] - 0.01) < 3 * cost[1]
+    assert 0.0005 < cost[1] < 0.005
+    assert overhead(pairs[:4]) is None
+
+
+def test_counted_collectives_are_known_but_not_timed() -> None:
+    """From C++, or of a step with idle hooks; with operation NONE not even the name is known."""
+    events = [
+        Counted(1, Op.ALL_REDUCE, Phase.BACKWARD, 1, 4, 4000, False),
+        Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, False),
+    ]
+    rank = summarize(folded(events))
+    (row,) = rank.collectives
+    assert (row.op, row.count, row.timed, row.nbytes) == ("all_reduce", 4, 0, 4000)
+    assert row.busbw_bytes_per_second is None
+    assert rank.untimed == {"world": 7}
+    assert rank.unattributed == {"world": 3}
+
+
+def test_ddps_own_timing_belongs_to_the_step_before() -> None:
+    """Communication from 40 to 90 ms, computed until 80: 10 ms exposed."""
+    events = [
+        step(1, 0, 100),
+        BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4),
+        step(2, 100, 200),
+    ]
+    first, second = summarize(folded(events)).recent
+    assert (first.communication_ns, first.exposed_ns) == (50 * MS, 10 * MS)
+    assert (second.communication_ns, second.exposed_ns) == (0, 0)
+
+
+def test_a_second_optimizer_extends_the_step() -> None:
+    """One step of 120 ms, not two."""
+    events = [
+        step(1, 0, 100, micro=2),
+        *collective(101, 110, 9),
+        step(1, 100, 120, Flag.CONTINUED),
+    ]
+    rank = summarize(folded(events))
+    assert rank.steps == 1
+    (one,) = rank.recent
+    assert (one.end_ns - one.start_ns, one.micro_steps) == (120 * MS, 2)
+    assert one.exposed_ns == 9 * MS
+
+
+def test_units_add_up_their_exposed_time() -> None:
+    """The worst first, under their FQN."""
+    made = state()
+    made.units[8] = "layers.1"
+    events = [
+        UnitMark(1, UnitEvent.UNSHARD, Phase.FORWARD, 0, 7, 0, -1),
+        *collective(0, 10, 2, sequence=1, unit=7),
+        *collective(10, 30, 20, sequence=2, unit=8),
+        UnitMark(2, UnitEvent.RESHARD, Phase.FORWARD, 0, 7, 0, 5000),
+    ]
+    rank = summarize(folded(events, made))
+    assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [
+        ("layers.1", 0.02),
+        ("layers.0", 0.002),
+    ]
+    assert (rank.units[1].unshards, rank.units[1].reshards) == (1, 1)
+    assert rank.units[1].peak_allocated_bytes == 5000
+
+
+def test_a_stalled_compute_stream_is_exposed_time() -> None:
+    """Device timing at a unit's boundary."""
+    events = [
+        *collective(0, 10, 0, unit=7),
+        Stall(12 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 7, 3 * MS),
+        step(1, 0, 20),
+    ]
+    rank = summarize(folded(events))
+    assert rank.exposed_seconds == pytest.approx(0.003)
+    assert rank.units[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
+
+
+def test_what_must_have_ended_is_no_longer_in_flight() -> None:
+    """Nobody waited for number 1; number 2 of its group has ended, and the step is over."""
+    lost, _ = collective(10, 20, 0, sequence=1)
+    events = [lost, *collective(30, 40, 5, sequence=2), step(1, 0, 100)]
+    made = folded(events)
+    assert len(made.in_flight) == 1  # still of this step
+    folded([*collective(110, 120, 5, sequence=3), step(2, 100, 200)], made)
+    assert made.in_flight == {}
+
+
+def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
+    """It is in flight until the step ends, and counted with the step."""
+    shown = Issued(5, Op.ALL_REDUCE, Phase.BACKWARD, Flag.INFERRED, 1, 0, 64, 0, 0)
+    made = folded([shown])
+    assert [e.op for e in summarize(made).in_flight] == ["all_reduce"]
+    assert made.ops == {}
+    counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, True)
+    folded([counted, step(1, 0, 100, Flag.IDLE)], made)
+    rank = summarize(made)
+    assert rank.in_flight == ()
+    assert rank.collectives[0].count == 3
+
+
+def test_failed_collectives_leave_nothing_in_flight() -> None:
+    """Counted, not timed."""
+    issued, done = collective(0, 10, 0)
+    rank = summarize(folded([issued, done._replace(flags=Flag.FAILED)]))
+    assert rank.in_flight == ()
+    assert (rank.collectives[0].count, rank.collectives[0].timed) == (1, 0)
+
+
+def test_the_goodbye_carries_its_exception() -> None:
+    """By the text's id."""
+    made = state()
+    made.texts[3] = "RuntimeError: boom"
+    rank = summarize(folded([Exit(1, ExitKind.EXCEPTION, 3)], made), Observed(alive=False))
+    assert rank.exception == "RuntimeError: boom"
+
+
+def test_groups_that_share_a_label_are_one_row() -> None:
+    """The labels of a metric must be unique."""
+    made = state()
+    made.groups[2] = dict(made.groups[1])
+    second = [e._replace(group=2) for e in collective(20, 30, 1)]  # type: ignore[call-arg]
+    rank = summarize(folded([*collective(0, 10, 1), *second], made))
+    (row,) = rank.collectives
+    assert (row.count, row.nbytes) == (2, 2000)
+
+
+def test_host_memory_peaks_by_step() -> None:
+    """The largest sample of the step."""
+    events = [host(1, 100), host(2, 900), host(3, 500), step(1, 0, 10)]
+    rank = summarize(folded(events))
+    assert rank.recent[0].rss_bytes == 900
+    assert rank.rss_bytes == 500
+
+
+def test_records_of_the_future_are_skipped() -> None:
+    """Unknown kinds and values are None, not an exception."""
+    assert decode((1, 2, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+    assert decode((1, 2, 1, 99, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+    assert decode((1, 2, 6, 77, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+
+
+# ---- DeepSpeed ----------------------------------------------------------------------------------
+
+
+def test_engines_keep_their_own_counts() -> None:
+    """Two engines of one rank: what each issued, and its steps, applied or skipped."""
+    events = [
+        Issued(1 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1, 3, 1),
+        Done(3 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1 * MS, 2 * MS, 1),
+        Issued(4 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 50, 2, 3, 2),
+        StepMark(10 * MS, 0, 1, 0, 1, Outcome.SKIPPED, 1),
+        StepMark(12 * MS, int(Flag.CONTINUED), 1, 10 * MS, 1, Outcome.APPLIED, 2),
+        Counted(13 * MS, Op.ALL_GATHER, Phase.FORWARD, 1, 3, 30, True, int(Dtype.BFLOAT16), 2),
+    ]
+    first, second = summarize(folded(events)).engines
+    assert (first.collectives, first.nbytes, first.exposed_seconds) == (1, 100, 0.002)
+    assert (first.steps, first.skipped) == (1, 1)
+    assert (second.collectives, second.nbytes, second.steps, second.skipped) == (4, 80, 1, 0)
+
+
+def test_quantized_bytes_are_those_in_eight_bits() -> None:
+    """int8 gathers and all-to-alls are ZeRO++'s; a one-byte all-reduce is the overflow flag."""
+    int8, uint8 = int(Dtype.INT8), int(Dtype.UINT8)
+    events = [
+        Issued(1, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1, int8, 1),
+        Issued(2, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 1000, 2, int(Dtype.BFLOAT16), 1),
+        Counted(3, Op.ALL_TO_ALL, Phase.BACKWARD, 1, 2, 40, True, int8, 1),
+        Issued(4, Op.ALL_REDUCE, Phase.OPTIMIZER, 0, 1, 0, 1, 3, int8, 1),
+        Issued(5, Op.ALL_GATHER, Phase.OTHER, 0, 1, 0, 64, 4, uint8, 0),
+    ]
+    rows = {r.op: r for r in summarize(folded(events)).collectives}
+    assert rows["all_gather"].quantized_bytes == 100
+    assert rows["all_to_all"].quantized_bytes == 40
+    assert rows["all_reduce"].quantized_bytes == 0
+
+
+def test_gathers_are_told_apart_by_when_they_were_asked_for() -> None:
+    """Bytes from the unit's record, waiting time from the collective's end."""
+    ahead = int(Flag.AHEAD)
+    events = [
+        UnitMark(1, UnitEvent.UNSHARD, Phase.FORWARD, 0, 7, 0, -1, 600),
+        Issued(1, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 600, 1, 3, 1),
+        Done(5 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 600, 1, 4 * MS, 1),
+        UnitMark(6 * MS, UnitEvent.UNSHARD, Phase.FORWARD, ahead, 7, 0, -1, 900),
+        Issued(6 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 2, 3, 1),
+        Done(9 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 6 * MS, 1 * MS, 2),
+    ]
+    rank = summarize(folded(events))
+    assert {(g.outcome, g.nbytes, g.exposed_seconds) for g in rank.gathers} == {
+        ("late", 600, 0.004), ("ahead", 900, 0.001),
+    }  # fmt: skip
+    (unit,) = rank.units
+    assert (unit.late_bytes, unit.ahead_bytes, unit.unshards) == (600, 900, 2)
+
+
+def test_precision_transfers_and_roles_are_folded() -> None:
+    """The newest precision and census; transfers add up; a norm that is not finite is counted."""
+    events = [
+        Precision(1, 1, 1024.0, 2, math.inf),
+        Precision(2, 1, 512.0, 1, 3.5),
+        Transfer(3, Path.DISK_READ, 1000, 2 * MS, 1 * MS, 4),
+        Transfer(4, Path.DISK_READ, 1000, 2 * MS, 1 * MS, 4),
+        RoleBytes(5, Role.MASTER_PARAM, 1, 2, 3, 0),
+        RoleBytes(6, Role.MASTER_PARAM, 4, 5, 6, 0),
+        step(1, 0, 100),
+    ]
+    rank = summarize(folded(events))
+    (engine,) = rank.engines
+    assert (engine.loss_scale, engine.hysteresis, engine.grad_norm) == (512.0, 1, 3.5)
+    assert engine.nonfinite == 1
+    (way,) = rank.transfers
+    assert (way.nbytes, way.seconds, way.blocked_seconds) == (2000, 0.004, 0.002)
+    assert way.bytes_per_second == way.best_bytes_per_second == pytest.approx(500_000)
+    assert way.step_bytes == 2000
+    assert rank.recent[-1].offload_blocked_ns == 2 * MS
+    (role,) = rank.roles
+    assert (role.device_bytes, role.host_bytes, role.disk_bytes) == (4, 5, 6)
+    unscaled = summarize(folded([Precision(1, 1, math.nan, -1, None)])).engines[0]
+    assert unscaled.loss_scale is None and unscaled.grad_norm is None
+    assert unscaled.nonfinite == 0
+
+
+def test_malformed_settings_are_left_out() -> None:
+    """The name table is a file: what is in it may be anything."""
+    made = state(engine1={"settings": [["a", "1", ""], ["b"], 7]}, engine2=5, enginex={})
+    rank = summarize(made)
+    assert [(s.engine, s.name, s.effective) for s in rank.settings] == [(1, "a", "1")]
+
+
+def test_the_new_records_keep_their_values_through_the_ring() -> None:
+    """Floats travel as their bits; dtype and engine share a field."""
+    raw = RECORD.unpack(
+        RECORD.pack(
+            1, 9, Kind.PRECISION, 0, 0, 0, 2, 0,
+            float_bits(-0.1), 3, float_bits(math.inf), 1, 0, 0,
+        )
+    )  # fmt: skip
+    assert decode(raw) == Precision(9, 2, -0.1, 3, math.inf)
+    raw = RECORD.unpack(
+        RECORD.pack(1, 9, Kind.COUNTED, 1, 1, 0, 2, 0, 5, 6, 1, typed(Dtype.INT8, 3), 0, 0)
+    )
+    counted = decode(raw)
+    assert isinstance(counted, Counted)
+    assert (counted.dtype, counted.engine, counted.calls) == (Dtype.INT8, 3, 5)
+
+
+def test_a_role_has_grown_since_the_first_census_after_the_warm_up() -> None:
+    made = state()
+    for n in range(1, 31):
+        nbytes = 1000 if n < 8 else 1000 + 10 * n
+        events: list[Event] = [step(n, n * 100, n * 100 + 100)]
+        if n % 4 == 0:
+            events.insert(0, RoleBytes(n * 100 * MS, Role.OPTIMIZER_STATE, nbytes, 0, 0, 0))
+        folded(events, made)
+    (row,) = summarize(made).roles
+    assert row.grown_bytes == (1000 + 10 * 28) - (1000 + 10 * 8)

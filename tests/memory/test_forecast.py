@@ -1,0 +1,163 @@
+"""The forecast: what it must see, and at what it must not cry wolf."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from builders import summary
+from forecasters import run as replay
+
+from zeromon.memory.forecast import (
+    device_risk,
+    forecast,
+    growth,
+    level_risk,
+    pareto,
+    spike_probability,
+)
+from zeromon.snapshot import Risk, StepSummary
+
+GIB = 1 << 30
+CAPACITY = 80 * GIB
+
+
+def series(shares: list[float]) -> list[tuple[int, int]]:
+    return [(step, round(share * CAPACITY)) for step, share in enumerate(shares, 1)]
+
+
+def steady(level: float, noise: float, steps: int = 200) -> list[tuple[int, int]]:
+    chooser = random.Random(3)
+    return series([level + chooser.uniform(-noise, noise) for _ in range(steps)])
+
+
+def test_a_steady_series_has_no_risk() -> None:
+    """Noise is no growth."""
+    samples = steady(0.8, 0.02)
+    peak = max(used for _, used in samples[-20:])
+    assert forecast("device", samples, CAPACITY) == Risk(
+        pool="device", ratio=0.0, cause="none", used_bytes=peak, capacity_bytes=CAPACITY
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "ratio"), [(0.90, 0.0), (0.935, 0.25), (0.97, 0.5), (0.985, 0.75), (1.2, 1.0)]
+)
+def test_a_level_without_margin_is_a_risk_by_itself(level: float, ratio: float) -> None:
+    assert level_risk(level * CAPACITY, CAPACITY) == pytest.approx(ratio)
+    risk = forecast("host", steady(level, 0), CAPACITY)
+    assert risk is not None
+    assert (risk.ratio, risk.cause) == (pytest.approx(ratio), "static" if ratio else "none")
+
+
+def test_a_leak_is_seen_with_the_steps_that_are_left() -> None:
+    """An eighth of a percent a step from a quarter: 400 steps to go after 200."""
+    risk = forecast("device", series([0.25 + 0.00125 * n for n in range(1, 201)]), CAPACITY)
+    assert risk is not None
+    assert risk.cause == "growth"
+    assert risk.steps_left == pytest.approx(400, abs=2)
+    assert risk.steps_soonest == pytest.approx(400, abs=2)
+    assert risk.growth_bytes_per_step == pytest.approx(0.00125 * CAPACITY, rel=0.01)
+    assert risk.ratio == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_interval_holds_the_truth_of_a_noisy_leak() -> None:
+    """Nine of ten at least, over 40 leaks with noise."""
+    inside = 0
+    for seed in range(40):
+        chooser = random.Random(seed)
+        noisy = series([0.3 + 0.001 * n + chooser.gauss(0, 0.01) for n in range(1, 301)])
+        trend = growth([s for s in noisy if s[0] > 10], CAPACITY)
+        assert trend is not None
+        _, soonest, latest = trend.steps_left(CAPACITY)
+        inside += soonest <= 400 <= latest
+    assert inside >= 36
+
+
+def test_warm_up_is_no_leak() -> None:
+    """What rises over the first steps and stays, and what levels off."""
+    ramp = series([min(0.5, 0.05 * n) for n in range(1, 200)])
+    levelling = series([0.5 - 0.375 * 0.97**n for n in range(1, 200)])
+    for samples in (ramp, levelling):
+        risk = forecast("device", samples, CAPACITY)
+        assert risk is not None and risk.ratio == 0.0
+
+
+def test_jumps_are_no_trend() -> None:
+    """A larger batch, twice; the optimizer's first step; a phase of evaluation."""
+    stairs = [0.3] * 100 + [0.5] * 100 + [0.7] * 60
+    first = [0.2] + [0.6] * 100
+    phase = [0.5] * 150 + [0.8] * 20 + [0.5] * 40
+    for shares in (stairs, first, phase):
+        for end in range(40, len(shares)):
+            assert growth(series(shares)[:end], CAPACITY) is None
+            assert spike_probability(series(shares)[:end], CAPACITY) == 0.0
+
+
+def test_the_pareto_fit_finds_what_it_was_drawn_from() -> None:
+    """Shape 0.25 and scale 2, from 4,000 draws."""
+    chooser = random.Random(5)
+    drawn = sorted(2 * ((1 - chooser.random()) ** -0.25 - 1) / 0.25 for _ in range(4000))
+    shape, scale = pareto(drawn)
+    assert shape == pytest.approx(0.25, abs=0.05)
+    assert scale == pytest.approx(2, rel=0.06)
+
+
+def test_a_heavy_tail_is_a_risk_and_a_bounded_one_is_none() -> None:
+    """Peaks up to 95 % by a tail without bound, against lengths that end at 75 %."""
+    chooser = random.Random(11)
+    tail = [0.5 + 0.03 * ((1 - chooser.random()) ** -0.35 - 1) / 0.35 for _ in range(400)]
+    heavy = series([min(0.96, share) for share in tail])
+    assert spike_probability(heavy, CAPACITY) > 0.5
+    bounded = series([min(0.75, share) for share in tail])
+    assert spike_probability(bounded, CAPACITY) < 0.05
+
+
+def test_unknown_capacity_or_use_is_no_risk_figure() -> None:
+    """None, never 0."""
+    assert forecast("device", steady(0.1, 0), -1) is None
+    assert forecast("device", [(1, -1)], CAPACITY) is None
+
+
+def steps(shares: list[tuple[float, float]], other: float = -1) -> list[StepSummary]:
+    return [
+        summary(
+            n,
+            allocated_bytes=round(a * CAPACITY),
+            reserved_bytes=round(r * CAPACITY),
+            other_bytes=round(other * CAPACITY * n) if other >= 0 else -1,
+        )
+        for n, (a, r) in enumerate(shares, 1)
+    ]
+
+
+def test_a_full_cache_is_no_alarm_and_growing_slack_is() -> None:
+    """Reserved at the capacity is normal; reserved that grows alone is fragmentation."""
+    cached = device_risk(steps([(0.6, 0.99)] * 100), CAPACITY)
+    assert cached is not None and cached.ratio == 0.0
+    retried = device_risk(steps([(0.6, 0.99)] * 100), CAPACITY, retries=3)
+    assert retried is not None and (retried.ratio, retried.cause) == (0.6, "fragmentation")
+    grows = device_risk(steps([(0.6, 0.62 + 0.001 * n) for n in range(150)]), CAPACITY)
+    assert grows is not None and grows.cause == "fragmentation"
+    assert grows.steps_left == pytest.approx(231, abs=4)
+
+
+def test_what_others_take_is_told_apart() -> None:
+    """Allocated stays; NCCL or another process grows into the room that is left."""
+    risk = device_risk(steps([(0.6, 0.62)] * 150, other=0.001), CAPACITY)
+    assert risk is not None and risk.cause == "non-torch"
+    assert risk.steps_left == pytest.approx(250, abs=4)
+
+
+def test_the_targets_hold_on_a_part_of_the_labelled_set() -> None:
+    """17 families once; `tests/bench/bench_forecast.py` runs hundreds, beside two baselines."""
+    families = replay(each=1, seed=7, only=("zeromon",))["zeromon"]
+    leaks = [score for name, score in families.items() if name.startswith("leak")]
+    assert sum(score.caught for score in leaks) == sum(score.failing for score in leaks) == 4
+    assert statistics.median(lead for score in leaks for lead in score.leads) >= 50
+    assert sum(score.false_alarms for score in families.values()) <= 1
+    real = [score for name, score in families.items() if name.startswith("recorded")]
+    assert [score.caught for score in real] == [1, 0, 0]
+    assert sum(score.false_alarms for score in real) == 0
+    assert real[0].leads[0] >= 20  # of the 107 steps that it lasted

@@ -1,0 +1,344 @@
+"""The arithmetic of memory, against the tables that were published."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from zeromon.errors import PlanError
+from zeromon.memory.predict import (
+    Batch,
+    During,
+    communication_bytes,
+    head_activation_bytes,
+    layer_activation_bytes,
+    predict,
+    sequences_that_fit,
+    transformer_activations,
+)
+from zeromon.memory.spec import (
+    OPTIMIZERS,
+    ModelSpec,
+    Precision,
+    ShardPlan,
+    Transformer,
+    Unit,
+    ZeroStage,
+    from_config,
+    from_count,
+    optimizer,
+)
+
+GB = 1e9
+STAGES = [ZeroStage(stage) for stage in range(4)]
+
+
+def states(params: int, stage: ZeroStage, ranks: int, **more: object) -> float:
+    plan = ShardPlan(stage=stage, ranks=ranks, **more)  # type: ignore[arg-type]
+    found = predict(from_count(params).sizes(plan), plan)
+    return found.total(during=During.BACKWARD) / GB
+
+
+@pytest.mark.parametrize(
+    ("stage", "gigabytes"), list(zip(STAGES, (120.0, 31.4, 16.6, 1.88), strict=True))
+)
+def test_figure_1_of_the_zero_paper(stage: ZeroStage, gigabytes: float) -> None:
+    """7.5 B parameters on 64 devices, mixed-precision Adam (arXiv 1910.02054)."""
+    assert states(7_500_000_000, stage, 64) == pytest.approx(gigabytes, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "row"),
+    [
+        (1, (120.0, 120.0, 120.0)),
+        (4, (52.5, 41.3, 30.0)),
+        (16, (35.6, 21.6, 7.5)),
+        (64, (31.4, 16.6, 1.88)),
+        (256, (30.4, 15.4, 0.47)),
+        (1024, (30.1, 15.1, 0.12)),
+    ],
+)
+def test_table_1_of_the_zero_paper(ranks: int, row: tuple[float, ...]) -> None:
+    """7.5 B parameters: per-device memory at stages 1, 2 and 3 by the degree of data parallelism."""
+    for stage, gigabytes in zip(STAGES[1:], row, strict=True):
+        # printed with three digits, or with two decimals
+        assert states(7_500_000_000, stage, ranks) == pytest.approx(gigabytes, rel=0.005, abs=0.006)
+
+
+def test_seven_billion_on_four() -> None:
+    """112 / 49 / 38.5 / 28 GB."""
+    found = [states(7_000_000_000, stage, 4) for stage in STAGES]
+    assert found == pytest.approx([112, 49, 38.5, 28])
+
+
+def test_full_precision_is_sixteen_bytes_too() -> None:
+    """fp32 Adam: 4 + 4 + 8."""
+    assert states(10**9, ZeroStage.NONE, 1, precision=Precision.full()) == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("name", "each"),
+    [
+        ("adamw", 8.0), ("sgd", 0.0), ("sgd-momentum", 4.0), ("lion", 4.0),
+        ("adam8bit", 2 * (1 + 4 / 256)),
+    ],
+)  # fmt: skip
+def test_states_of_optimizers(name: str, each: float) -> None:
+    """Bytes a parameter, without the master."""
+    plan = ShardPlan(stage=ZeroStage.NONE, ranks=1, optimizer=OPTIMIZERS[name])
+    found = predict(from_count(10**6).sizes(plan), plan)
+    assert found.role("optimizer_state") == pytest.approx(each * 10**6)
+
+
+def test_adafactor_keeps_rows_and_columns() -> None:
+    """A matrix of 300 x 500 has 800 elements of second moment; a vector all of its own."""
+    model = ModelSpec(name="m", units=(Unit("u", ((300, 500), (70,))),))
+    plan = ShardPlan(stage=ZeroStage.NONE, ranks=1, optimizer=OPTIMIZERS["adafactor"])
+    assert predict(model.sizes(plan), plan).role("optimizer_state") == 870 * 4
+
+
+def test_names_of_optimizers_in_configurations() -> None:
+    known = {n: o.name for n in ("AdamW", "FusedAdam", "DeepSpeedCPUAdam") if (o := optimizer(n))}
+    assert set(known.values()) == {"adamw"}
+    sgd = optimizer("SGD", momentum=0.9)
+    assert sgd is not None and sgd.name == "sgd-momentum"
+    assert optimizer("MyOwn") is None
+
+
+def test_partial_training_has_no_gradients_for_what_is_frozen() -> None:
+    """LoRA-like: a frozen unit of a million, a trained one of ten thousand."""
+    frozen, trained = Unit("f", ((1000, 1000),), trainable=False), Unit("t", ((100, 100),))
+    model = ModelSpec(name="m", units=(frozen, trained))
+    plan = ShardPlan(stage=ZeroStage.NONE, ranks=1)
+    found = predict(model.sizes(plan), plan)
+    assert found.role("unsharded_param") == 2 * 1_010_000
+    assert found.role("unsharded_grad") == 2 * 10_000
+    assert found.role("optimizer_state") + found.role("master_param") == 12 * 10_000
+
+
+def test_offload_moves_a_role_and_does_not_remove_it() -> None:
+    """Optimizer to the host, parameters to NVMe: the sum stays, the device is relieved."""
+    sizes = from_count(10**6).sizes(ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2))
+    on_device = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2)
+    moved = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2, optimizer_on="host", params_on="nvme")
+    before, after = predict(sizes, on_device), predict(sizes, moved)
+    assert before.model_states == after.model_states == before.total()
+    assert after.total("nvme") == 10**6
+    # DeepSpeed keeps the gradients there, too, and once more in fp32
+    assert after.total("host") == (12 + 2 + 4) * 10**6 // 2
+    assert after.total() == 0
+
+
+def test_what_stage_3_adds_is_named() -> None:
+    """Persistence, the unit at work, the prefetch, the bucket, the second copy of ZeRO++."""
+    layers = Unit("layer", ((1000, 1000), (1000,)), count=4)
+    model = ModelSpec(name="m", units=(layers,))
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS,
+        ranks=4,
+        persistence_numel=1000,
+        prefetch_numel=500_000,
+        grad_bucket_numel=100_000,
+        secondary_ranks=2,
+    )
+    found = predict(model.sizes(plan), plan)
+    causes = {
+        t.cause.split(" (")[-1].split(",")[0].rstrip(")"): t.nbytes for t in found.terms if t.cause
+    }
+    assert causes["stage3_param_persistence_threshold"] == 4 * 1000 * 2
+    assert causes["stage3_prefetch_bucket_size"] == 500_000 * 2
+    assert causes["reduce_bucket_size"] == 100_000 * 2
+    assert causes["zero_hpz_partition_size"] == 4 * 1_000_000 // 2 * 2  # without the persistent
+    assert causes["the largest unit while it computes"] == 1_001_000 * 2
+    assert found.model_states == sum(t.nbytes for t in found.terms if not t.cause)
+
+
+def test_fsdp2_shards_along_the_first_dimension() -> None:
+    """Seven rows on four ranks: two rows each."""
+    model = ModelSpec(name="m", units=(Unit("u", ((7, 10),)),))
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS, ranks=4, framework="fsdp2", precision=Precision.policy()
+    )
+    found = predict(model.sizes(plan), plan)
+    assert found.role("sharded_param") == 2 * 10 * 4
+    assert found.role("sharded_grad") == 2 * 10 * 4
+    assert found.role("optimizer_state") == pytest.approx(2 * 10 * 8, abs=8)
+
+
+def test_fsdp2_gathers_in_the_dtype_of_its_policy() -> None:
+    """Two units at once by prefetch, in bf16, beside fp32 shards."""
+    model = ModelSpec(name="m", units=(Unit("u", ((64, 64),), count=5),))
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS, ranks=2, framework="fsdp2", precision=Precision.policy()
+    )
+    assert predict(model.sizes(plan), plan).role("unsharded_param") == 2 * 64 * 64 * 2
+
+
+def test_a_hybrid_shard_divides_by_its_own_group() -> None:
+    """16 ranks in groups of 4."""
+    whole = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=4)
+    hybrid = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=16, shard_ranks=4)
+    model = from_count(10**6)
+    assert (
+        predict(model.sizes(hybrid), hybrid).total() == predict(model.sizes(whole), whole).total()
+    )
+
+
+def test_ddp_has_its_buckets_on_top() -> None:
+    """As many bytes as the gradients, unless those are views of the buckets."""
+    plan = ShardPlan(stage=ZeroStage.NONE, ranks=2, framework="ddp", precision=Precision.full())
+    views = ShardPlan(
+        stage=ZeroStage.NONE,
+        ranks=2,
+        framework="ddp",
+        precision=Precision.full(),
+        bucket_views=True,
+    )
+    sizes = from_count(1000).sizes(plan)
+    assert predict(sizes, plan).total() - predict(sizes, views).total() == 4000
+
+
+# ---- activations ----------------------------------------------------------------------------------
+
+GPT3 = Transformer(layers=96, hidden=12288, heads=96, vocab=51200, ffn=4 * 12288, dropout=True)
+
+
+def test_equation_1_of_korthikanti() -> None:
+    """sbh (34 + 5 a s / h) a layer (arXiv 2205.05198); 34 sbh without the attention scores."""
+    s, b, h, a = 2048, 1, 12288, 96
+    whole = Batch(sequences=b, length=s, fused_attention=False)
+    assert layer_activation_bytes(GPT3, whole) == s * b * h * (34 + 5 * a * s // h)
+    fused = Batch(sequences=b, length=s)
+    log_sum_exp = 4 * a * s * b
+    assert layer_activation_bytes(GPT3, fused) == s * b * h * 34 + log_sum_exp
+
+
+def test_full_checkpointing_keeps_the_inputs() -> None:
+    """2 sbhL (their section 5), one layer computed again, the logits."""
+    batch = Batch(sequences=1, length=2048, checkpointing=True)
+    terms = transformer_activations(GPT3, batch)
+    assert terms[0].nbytes == 2 * 2048 * 12288 * 96
+    peak = max(head_activation_bytes(GPT3, batch), layer_activation_bytes(GPT3, batch))
+    assert sum(t.nbytes for t in terms) == terms[0].nbytes + peak
+
+
+def test_grouped_queries_and_gates_are_counted() -> None:
+    """LLaMA-3-8B: fewer keys, four tensors of the MLP's width."""
+    llama = Transformer(
+        layers=32, hidden=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336, gated=True
+    )
+    tokens = 8192
+    norms, qkv_input, queries, keys, values, output = 2 * 4096, 4096, 4096, 1024, 1024, 4096
+    mlp_input, gate, up, activated, product = 4096, 14336, 14336, 14336, 14336
+    kept = norms + qkv_input + queries + keys + values + output
+    kept += mlp_input + gate + up + activated + product
+    nbytes = layer_activation_bytes(llama, Batch(sequences=1, length=tokens))
+    assert nbytes == 2 * tokens * kept + 4 * 32 * tokens
+
+
+def test_the_largest_micro_batch() -> None:
+    """What fits is linear in the sequences."""
+    batch = Batch(sequences=1, length=2048)
+    one = sum(t.nbytes for t in transformer_activations(GPT3, batch))
+    assert sequences_that_fit(3 * one + 1, GPT3, batch) == 3
+    assert sequences_that_fit(one - 1, GPT3, batch) == 0
+
+
+# ---- communication --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "times"), list(zip(STAGES, (2, 2, 2, 3), strict=True)))
+def test_section_7_of_the_zero_paper(stage: ZeroStage, times: int) -> None:
+    """2 psi up to stage 2, 3 psi at stage 3 (elements; two bytes each)."""
+    plan = ShardPlan(stage=stage, ranks=1000)
+    sent = communication_bytes(from_count(10**6).sizes(plan), plan)
+    assert sent == pytest.approx(times * 2 * 10**6, rel=0.002)
+
+
+def test_accumulation_costs_stage_3_in_every_micro_step() -> None:
+    """Stage 1 reduces once; stage 3 gathers and reduces each time."""
+    sizes = from_count(10**6).sizes(ShardPlan(stage=ZeroStage.NONE, ranks=8))
+    sent = {
+        stage: [
+            communication_bytes(sizes, ShardPlan(stage=stage, ranks=8, accumulation=n))
+            for n in (1, 4)
+        ]
+        for stage in STAGES
+    }
+    assert sent[ZeroStage.OPTIMIZER][1] == sent[ZeroStage.OPTIMIZER][0]
+    assert sent[ZeroStage.PARAMETERS][1] == 4 * sent[ZeroStage.PARAMETERS][0]
+
+
+# ---- models ---------------------------------------------------------------------------------------
+
+LLAMA_2_7B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+        "n_positions": 1024}  # fmt: skip
+MISTRAL = LLAMA_2_7B | {
+    "model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8
+}  # fmt: skip
+QWEN2 = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "params"),
+    [
+        (LLAMA_2_7B, 6_738_415_616),
+        (GPT2, 124_439_808),
+        (MISTRAL, 7_241_732_096),
+        (QWEN2, 7_615_616_512),
+        (MIXTRAL, 46_702_792_704),
+    ],
+)
+def test_parameters_from_a_config_json(config: dict[str, object], params: int) -> None:
+    """The counts that the models' cards and checkpoints give."""
+    model = from_config(config)
+    assert model.params == params
+    assert model.notes == ()
+
+
+def test_a_config_that_is_none() -> None:
+    with pytest.raises(PlanError, match="no hidden_size"):
+        from_config({"model_type": "llama"})
+    with pytest.raises(PlanError):
+        from_config(LLAMA_2_7B | {"num_hidden_layers": -3})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ranks": 0},
+        {"ranks": 6, "shard_ranks": 4},
+        {"ranks": 2, "framework": "horovod"},
+        {"ranks": 2, "params_on": "host", "stage": ZeroStage.GRADIENTS},
+        {"ranks": 2, "optimizer_on": "moon"},
+        {"ranks": 2, "optimizer_on": "host", "stage": ZeroStage.NONE},
+    ],
+)
+def test_plans_that_cannot_be(bad: dict[str, object]) -> None:
+    with pytest.raises(PlanError) as caught:
+        ShardPlan(**({"stage": ZeroStage.PARAMETERS} | bad))  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+def test_shards_add_up_to_the_whole_and_a_little_more() -> None:
+    """Whatever the ranks: padding is less than one row, or one element, a parameter and rank."""
+    model = from_config(GPT2)
+    for ranks in (2, 3, 7, 8, 64):
+        for framework in ("deepspeed", "fsdp1", "fsdp2"):
+            plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, framework=framework)
+            shard = model.sizes(plan).shard_numel
+            tensors = sum(len(u.shapes) * u.count for u in model.units)
+            rows = sum(math.prod(s[1:]) * u.count for u in model.units for s in u.shapes)
+            slack = {"deepspeed": tensors, "fsdp1": tensors, "fsdp2": rows}[framework]
+            assert 0 <= shard - model.params / ranks <= slack

@@ -1,0 +1,131 @@
+"""Measured against predicted, and what no role accounts for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import device_memory, rank, run, summary
+
+from zeromon.memory.reconcile import expected_rows, read_facts, unattributed_memory
+from zeromon.report import memory as memory_report
+from zeromon.snapshot import Device, RoleRow
+
+MIB = 1 << 20
+NUMEL = 1_000_000
+
+
+def facts(**more: Any) -> dict[str, Any]:
+    """ZeRO-3 on four ranks, as the agent tells it."""
+    base = {
+        "framework": "deepspeed", "stage": 3, "ranks": 4, "numel": NUMEL, "trainable": NUMEL,
+        "shard_numel": NUMEL // 4, "trainable_shard_numel": NUMEL // 4, "units": [100_000, 100_000],
+        "param_bytes": 2, "compute_bytes": 2, "grad_bytes": 2, "has_master": True,
+        "optimizer": "AdamW", "prefetch_numel": 50_000, "persistent_numel": 3000,
+        "persistence_numel": 1000,
+    }  # fmt: skip
+    return base | more
+
+
+def roles(**nbytes: int) -> tuple[RoleRow, ...]:
+    return tuple(
+        RoleRow(role=role, device_bytes=n, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+        for role, n in nbytes.items()
+    )
+
+
+def test_a_role_has_its_plain_bytes_its_causes_and_what_is_left() -> None:
+    """Shards as predicted; 7,000 bytes of gathered parameters that nothing explains."""
+    measured = roles(sharded_param=NUMEL // 2, unsharded_param=6000)
+    gathered = (100_000 + 50_000) * 2 + 7000
+    rows = {r.role: r for r in expected_rows([facts()], measured, gathered, steps=5)}
+    assert rows["sharded_param"].unexplained_bytes == 0
+    unsharded = rows["unsharded_param"]
+    assert (unsharded.plain_bytes, unsharded.predicted_bytes) == (0, 306_000)
+    assert unsharded.unexplained_bytes == 7000
+    assert [cause.nbytes for cause in unsharded.causes] == [6000, 200_000, 100_000]
+    assert "stage3_param_persistence_threshold" in unsharded.causes[0].text
+    assert rows["master_param"].measured_bytes is None
+    assert rows["master_param"].unexplained_bytes is None
+
+
+def test_before_the_second_step_no_state_is_expected() -> None:
+    rows = expected_rows([facts()], roles(sharded_param=1), -1, steps=1)
+    assert "optimizer_state" not in {row.role for row in rows}
+
+
+def test_an_unknown_optimizer_is_no_prediction_of_nothing() -> None:
+    """Its state is measured, and predicted as unknown."""
+    rows = expected_rows([facts(optimizer="Mine")], roles(optimizer_state=5), -1, steps=9)
+    (row,) = (row for row in rows if row.role == "optimizer_state")
+    assert (row.measured_bytes, row.predicted_bytes, row.unexplained_bytes) == (5, None, None)
+
+
+def test_several_models_add_up() -> None:
+    """An actor and a critic."""
+    one = {r.role: r for r in expected_rows([facts()], roles(sharded_param=1), -1, steps=9)}
+    two = {r.role: r for r in expected_rows([facts()] * 2, roles(sharded_param=1), -1, steps=9)}
+    plain = one["master_param"].plain_bytes
+    assert plain == NUMEL and two["master_param"].plain_bytes == 2 * plain
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {}, facts(stage=7), facts(ranks=0), facts(numel="many"), facts(units=3),
+        facts(framework="other"), facts(ranks=6, shard_ranks=4), facts(numel=float("inf")),
+        facts(param_bytes=float("nan")), facts(grad_bytes="2"), facts(grad_bytes=None),
+        facts(numel=-5), facts(units=[float("inf")]), facts(persistent_numel="3"),
+    ],
+)  # fmt: skip
+def test_facts_that_make_no_sense_are_no_prediction(broken: dict[str, Any]) -> None:
+    """Another version of the agent, or a torn record."""
+    assert read_facts(broken) is None
+    assert expected_rows([broken], roles(sharded_param=1), -1, steps=9) == ()
+
+
+def test_without_a_census_there_is_nothing_to_compare() -> None:
+    assert expected_rows([facts()], (), -1, steps=9) == ()
+    assert expected_rows([], roles(sharded_param=1), -1, steps=9) == ()
+
+
+def test_what_no_role_accounts_for_on_a_device() -> None:
+    """40 GiB allocated at the peak, 10 of them roles and 2 gathered; 8 reserved beside; NVML says 55."""
+    memory = device_memory()
+    gib = 1 << 30
+    one = rank(
+        0,
+        memory=memory,
+        recent=(summary(5, allocated_bytes=memory.allocated_bytes + 2 * gib),),
+        roles=roles(sharded_param=10 * gib),
+        unsharded_peak_bytes=2 * gib,
+        device_stats=Device(used_bytes=memory.reserved_bytes + 3 * gib),
+    )
+    found = {rest.kind: rest.nbytes for rest in unattributed_memory(one)}
+    assert found == {
+        "activation_temp": memory.allocated_bytes - 10 * gib,
+        "reserved_unallocated": memory.reserved_bytes - memory.allocated_bytes,
+        "non_torch": 3 * gib,
+    }
+
+
+def test_without_nvml_and_on_a_cpu_nothing_is_made_up() -> None:
+    kinds = {
+        r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))
+    }
+    assert "non_torch" not in kinds
+    host = RoleRow(role="buffer", device_bytes=0, host_bytes=MIB, disk_bytes=0, pinned_bytes=0)
+    (rest,) = unattributed_memory(rank(0, roles=(host,), rss_bytes=3 * MIB))
+    assert (rest.kind, rest.place, rest.nbytes) == ("other", "host", 2 * MIB)
+    assert unattributed_memory(rank(0)) == ()
+
+
+def test_the_report_says_why_it_is_more() -> None:
+    """The table, then the causes, the largest first."""
+    measured = roles(sharded_param=NUMEL // 2, unsharded_param=6000)
+    one = rank(0, roles=measured, expected=expected_rows([facts()], measured, 300_000, steps=5))
+    text = memory_report.roles(run(one))
+    assert "plain ZeRO" in text and "unexplained" in text
+    causes = text.split("On top of the plain arithmetic of ZeRO\n")[1].splitlines()
+    assert "the largest unit while it computes" in causes[0]
+    assert "stage3_prefetch_bucket_size" in causes[1]

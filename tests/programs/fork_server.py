@@ -1,0 +1,176 @@
+"""Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
+
+Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
+message: a launch.py command line, its environment and its folder, and the descriptors for its output
+and for its exit code. The launcher and its ranks then run as launch.py would run them. What the
+start-up shim does at the import of torch.distributed is done here after it, as
+`zeromon_agents.start()` does it; tests/agents/runtime/test_bootstrap.py covers the shim itself.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import launch
+from leave import hold_groups
+
+MOST_BYTES = 1 << 20
+MODULES = (
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+    "torch._dynamo",
+)
+
+
+def preload(with_deepspeed: bool) -> None:
+    """Imports what ranks import, and runs nothing: a thread would be missing in the ranks."""
+    for name in (*MODULES, *(("deepspeed",) if with_deepspeed else ())):
+        importlib.import_module(name)
+    hold_groups()
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        raise RuntimeError(f"{len(threads)} threads after the imports: not safe to fork")
+
+
+def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request and its descriptors; None when the tests have ended."""
+    size = array.array("i").itemsize
+    message, ancillary, _, _ = control.recvmsg(MOST_BYTES, socket.CMSG_SPACE(3 * size))
+    if not message:
+        return None
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % size])
+    return json.loads(message), list(descriptors)
+
+
+def serve(control: socket.socket) -> list[str] | None:
+    """Answers requests. Returns in a rank, with its command line, or with None at the end."""
+    exits: dict[int, int] = {}
+    """Launcher -> where its exit code goes."""
+    wakes, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    import select
+
+    while True:
+        ready, _, _ = select.select([control, wakes], [], [])
+        if wakes in ready:
+            os.read(wakes, 4096)
+            for pid in list(exits):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    descriptor = exits.pop(pid)
+                    os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+                    os.close(descriptor)
+        if control not in ready:
+            continue
+        request = receive(control)
+        if request is None:
+            return None
+        facts, (output, errors, code) = request
+        pid = os.fork()
+        if pid:
+            exits[pid] = code
+            os.close(output)
+            os.close(errors)
+            control.send(str(pid).encode())
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (control.fileno(), wakes, wake, code, *exits.values()):
+            os.close(descriptor)
+        control.detach()
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.close(output)
+        os.close(errors)
+        os.chdir(facts["cwd"])
+        os.environ.clear()
+        os.environ.update(facts["environment"])
+        return launch_ranks(facts["command"])
+
+
+class Rank:
+    """A forked rank, with as much of Popen as the launcher uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def launch_ranks(command: list[str]) -> list[str]:
+    """The launcher's part: ends the process in the launcher, returns in each rank.
+
+    Of no ranks: this process is to run the program, with nothing of a launcher in its environment.
+    """
+    count, program = int(command[0]), command[1:]
+    if count == 0:
+        return program
+    ranks = []
+    for environment in launch.environments(count):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.environ.update(environment)
+            return program
+        ranks.append(Rank(pid))
+    os._exit(launch.supervise(ranks))
+
+
+def watch() -> None:
+    """What the start-up shim does once torch.distributed has been imported."""
+    if os.environ.get("ZEROMON_SHIM") != "1":
+        return
+    sys.path[:0] = [os.environ["ZEROMON_CORE"], os.environ["ZEROMON_AGENTS"]]
+    from torch.distributed import distributed_c10d
+
+    from zeromon_agents.runtime import bootstrap
+
+    bootstrap.install(distributed_c10d)
+
+
+def main() -> list[str] | None:
+    preload("deepspeed" in sys.argv[1:])
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    control.send(b"ready")
+    return serve(control)
+
+
+if __name__ == "__main__":
+    program = main()
+    if program is not None:
+        # at the top level, so that the process ends as one whose main module this is
+        watch()
+        sys.argv = program
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        runpy.run_path(program[0], run_name="__main__")

@@ -1,0 +1,84 @@
+"""Which rank is the worst: one answer for all rules and views."""
+
+from dataclasses import replace
+
+from builders import rank, run, summary
+
+from zeromon.diagnosis.rules.common import worst
+from zeromon.diagnosis.rules.communication import exposed_communication
+from zeromon.export.prometheus.rules import Thresholds, alerts
+from zeromon.focus import first_failed, most_exposed, most_exposed_of, nearest_oom
+from zeromon.report.communication import units
+from zeromon.snapshot import RankSnapshot, Risk
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.plots import Trends
+from zeromon.tui.screens.communication import _rank
+from zeromon.tui.view_model import ViewModel
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.url_state import Route
+
+
+def _longer_but_lesser_share() -> tuple[RankSnapshot, RankSnapshot]:
+    """Rank 0 waits longer, rank 1 for a larger share of its shorter step."""
+    base = rank(steps=40)
+    return (
+        replace(base, rank=0, step_seconds=0.2, exposed_seconds=0.06, exposed_ratio=0.30),
+        replace(base, rank=1, step_seconds=0.1, exposed_seconds=0.05, exposed_ratio=0.50),
+    )
+
+
+def test_every_rule_and_view_names_the_same_rank() -> None:
+    one = run(*_longer_but_lesser_share())
+    model = ViewModel(run=one, ranks=one.ranks, look=DisplayOptions(), trends=Trends())
+    by_terminal, by_rules = _rank(model), worst(one)
+    by_page = Known(Route(run="r"), one, {}).rank
+    assert most_exposed(one.ranks) is one.ranks[1]
+    assert by_rules is not None and by_rules.rank == 1
+    assert next(iter(exposed_communication(one))).rank == 1
+    assert "rank 1 waits for" in units(one, 8)
+    assert by_terminal is not None and by_terminal.rank == 1
+    assert by_page is not None and by_page.rank == 1
+    described = next(a for a in alerts(Thresholds()) if a.name == "ZeromonExposedCommunication")
+    assert "topk(1, zeromon_exposed_communication_ratio" in described.description
+
+
+def test_between_equal_shares_time_then_the_lower_rank_decides() -> None:
+    base = rank(steps=40, exposed_ratio=0.2, exposed_seconds=0.02)
+    ranks = [
+        replace(base, rank=2),
+        replace(base, rank=1),
+        replace(base, rank=3, exposed_seconds=0.03),
+    ]
+    assert [r.rank for r in most_exposed_of(ranks, 1)] == [3]
+    assert most_exposed(ranks[:2]) is ranks[1]
+
+
+def test_a_rank_that_has_just_begun_comes_last() -> None:
+    new = rank(1, steps=3, exposed_ratio=0.9)
+    old = rank(0, steps=300, exposed_ratio=0.1)
+    assert most_exposed([new, old]) is old
+    assert most_exposed([new]) is new
+    assert most_exposed([]) is None
+
+
+def test_an_untimed_rank_comes_after_one_that_does_not_wait() -> None:
+    untimed = rank(0, exposed_ratio=None, exposed_seconds=None, recent=(summary(1, idle=True),))
+    timed = rank(1, exposed_ratio=0.0, exposed_seconds=0.0)
+    assert most_exposed([untimed, timed]) is timed
+
+
+def test_the_nearest_to_its_limit_is_named_with_that_memory() -> None:
+    low, high = (
+        Risk(pool="host", ratio=0.2, cause="none"),
+        Risk(pool="device", ratio=0.7, cause="none"),
+    )
+    near = nearest_oom([rank(0, risks=(low,)), rank(1, risks=(low, high))])
+    assert near is not None
+    assert (near[0].rank, near[1]) == (1, high)
+    assert nearest_oom([rank(0)]) is None
+
+
+def test_the_first_failure_is_not_one_that_the_launcher_stopped() -> None:
+    stopped = rank(0, failed=True, ended="SIGTERM", last_event_ns=1)
+    crashed = rank(1, failed=True, ended="exit code 1", last_event_ns=9)
+    assert first_failed([stopped, crashed]) is crashed

@@ -1,0 +1,33 @@
+"""The shared thresholds."""
+
+import pytest
+
+from zeromon.levels import EXPOSED, OOM, Level
+
+
+@pytest.mark.parametrize(
+    ("value", "severity"),
+    [
+        (None, None),
+        (0.0, None),
+        (0.49, None),
+        (0.5, "warning"),
+        (0.79, "warning"),
+        (0.8, "critical"),
+    ],
+)
+def test_a_level_includes_its_thresholds(value: float | None, severity: str) -> None:
+    assert Level(0.5, 0.8).severity(value) == severity
+
+
+@pytest.mark.parametrize(("value", "severity"), [(0.10, "info"), (0.24, "info"), (0.25, "warning")])
+def test_lost_time_is_one_severity_lower(value: float, severity: str) -> None:
+    assert EXPOSED.severity_of_cost(value) == severity
+
+
+def test_the_risk_of_a_full_horizon_is_the_first_threshold() -> None:
+    from zeromon.memory.forecast import HORIZON_STEPS, growth_risk, level_risk
+
+    assert OOM.severity(growth_risk(HORIZON_STEPS)) == "warning"
+    assert OOM.severity(growth_risk(HORIZON_STEPS + 1)) is None
+    assert OOM.severity(level_risk(97, 100)) == "warning"

@@ -1,0 +1,149 @@
+"""The sentences that every view shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import unescape
+from typing import Any
+
+import pytest
+from builders import rank, run
+
+from zeromon.readout.hang import hang_headline, hang_text
+from zeromon.readout.remedy import effect_text, gain_text, remedy_text
+from zeromon.readout.text import finding_text, straggler_text
+from zeromon.report.render import render
+from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import plain
+from zeromon.tui.screens.findings import finding_page
+from zeromon.tui.tables import FINDINGS
+from zeromon_dashboard import html_report, widgets
+
+
+def _remedy(low: float | None, high: float | None, **more: Any) -> Remedy:
+    diff = '- "stage": 3\n+ "stage": 2\n  "other": 1'
+    return Remedy(
+        cause="stage 3 gathers twice", dialect="DeepSpeed JSON", diff=diff,
+        gain_low_seconds=low, gain_high_seconds=high, price="1.0 GiB more", **more,
+    )  # fmt: skip
+
+
+def _finding(remedy: Remedy) -> Finding:
+    return Finding(
+        rule="stage_too_high", severity="warning", text="gathers wait", rank=3, code="ZM202",
+        remedy=remedy,
+    )  # fmt: skip
+
+
+def _words(component: Any) -> str:
+    """All text of a Dash component."""
+    if isinstance(component, str):
+        return component
+    if isinstance(component, (list, tuple)):
+        return "".join(map(_words, component))
+    return _words(getattr(component, "children", "")) if component is not None else ""
+
+
+def _rendered(finding: Finding) -> dict[str, str]:
+    """The finding as each view shows it."""
+    look = DisplayOptions()
+    return {
+        "report": render(run(rank(), findings=(finding,))),
+        "terminal": "\n".join(plain(line) for line in finding_page(finding, look, 100)),
+        "dashboard": _words(widgets._finding(finding)),
+        "page": unescape(html_report._finding(finding)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("low", "gain"),
+    [
+        (0.012, "a step 12.0 ms to 30.0 ms shorter"),
+        (0.0, "a step up to 30.0 ms shorter"),
+        (1e-9, "a step up to 30.0 ms shorter"),
+    ],
+)
+def test_a_gain_reads_the_same_in_every_view(low: float, gain: str) -> None:
+    for view, text in _rendered(_finding(_remedy(low, 0.03))).items():
+        assert gain in text, view
+        assert "0 us" not in text, view
+        assert "because stage 3 gathers twice" in text, view
+        assert '+ "stage": 2' in text, view
+        assert "1.0 GiB more" in text, view
+
+
+def test_a_table_has_the_same_gain_in_short() -> None:
+    look = DisplayOptions()
+    show = next(column.show for column in FINDINGS if column.name == "expected")
+    assert show(_finding(_remedy(0.0, 0.03)), look)[0] == "up to -30.0 ms"
+    assert show(_finding(_remedy(0.012, 0.03)), look)[0] == "-12.0 ms a step"
+    assert effect_text(_remedy(None, None, frees_bytes=3 << 30)) == "-3.0 GiB"
+    assert effect_text(None) == ""
+
+
+def test_a_remedy_has_parts_that_no_view_has_to_parse() -> None:
+    text = remedy_text(_remedy(None, None, frees_bytes=1 << 30, effect="the growth ends"))
+    assert [(line.text, line.kind) for line in text.diff] == [
+        ('- "stage": 3', "removed"), ('+ "stage": 2', "added"), ('  "other": 1', ""),
+    ]  # fmt: skip
+    assert text.expected == ("1.0 GiB less a rank", "the growth ends")
+    assert text.reason == "because stage 3 gathers twice; DeepSpeed JSON:"
+    assert text.outlook == "expected: 1.0 GiB less a rank, the growth ends; cost: 1.0 GiB more"
+    assert gain_text(_remedy(None, None)) == ""
+
+
+def test_whom_a_finding_is_about_comes_first() -> None:
+    assert finding_text(_finding(_remedy(None, None))) == "rank 3: gathers wait"
+    assert finding_text(Finding(rule="r", severity="info", text="all wait")) == "all wait"
+
+
+# ---- hangs and stragglers --------------------------------------------------------------------------
+
+
+def _hang(**facts: Any) -> Hang:
+    base = Hang(
+        kind="a member has not come", op="all_gather", group="world", group_id="1", sequence=12,
+        nbytes=1000, seconds=40.0, waiting=(0,), missing=(1,), dead=(), elsewhere=(), calls=(),
+    )  # fmt: skip
+    return replace(base, **facts)
+
+
+def test_a_hang_says_who_waits_and_what_the_missing_do() -> None:
+    one = run(rank(0), rank(1, phase="backward", unit=""))
+    text = hang_text(one, _hang())
+    assert text.startswith(
+        "all_gather #12 of group world (1,000 B) has not ended for 40 s: a member"
+    )
+    assert "rank 0 is waiting" in text
+    assert "rank 1 has not called it, it is in backward" in text
+    assert hang_headline(one, _hang()) == (
+        "all_gather in world does not end: 1 wait, rank 1 missing"
+    )
+
+
+def test_a_hang_of_a_large_run_has_no_made_up_numbers() -> None:
+    """Prometheus knows neither the number nor the size of the collective, nor all who wait."""
+    fleet = Fleet(ranks=4096, up=4096, failed=0, silent=0, waiting=4095, nodes=(), spreads={})
+    one: RunSnapshot = run(rank(0, phase=""), rank(1, phase=""), fleet=fleet)
+    hang = _hang(sequence=-1, nbytes=-1)
+    assert hang_text(one, hang) == (
+        "all_gather in world has not ended for 40 s: a member has not come; 4,095 ranks are waiting; "
+        "rank 1 has not called it, it is running"
+    )
+    assert "4,095 wait" in hang_headline(one, hang)
+
+
+def test_a_straggler_comes_with_what_is_known_of_it() -> None:
+    late = Straggler(
+        rank=3, late_seconds=0.012, share=0.031, since_step=40, phase="data_wait",
+        longer_seconds=0.01, cause="its clocks are held down",
+    )  # fmt: skip
+    assert straggler_text(late) == (
+        "rank 3 is late: the others wait 12.0 ms a step (3.1 %) since step 40; "
+        "its data wait is longer by 10.0 ms; its clocks are held down"
+    )
+    bare = Straggler(
+        rank=3, late_seconds=0.012, share=0.031, since_step=0, phase="", longer_seconds=0.0
+    )
+    assert straggler_text(bare) == "rank 3 is late: the others wait 12.0 ms a step (3.1 %)"

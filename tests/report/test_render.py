@@ -1,0 +1,114 @@
+"""The text report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builders import deepspeed_facts, device_memory, rank, run, summary
+
+from zeromon.diagnosis.engine import advise
+from zeromon.readout.text import verdict
+from zeromon.report.render import render
+from zeromon.snapshot import (
+    InFlight,
+    OutOfMemory,
+    RoleRow,
+    Setting,
+    StepRange,
+)
+
+GIB = 1 << 30
+
+
+def test_the_report_names_a_death() -> None:
+    """Rank, signal, last step, and what it was doing."""
+    flying = InFlight(
+        op="reduce_scatter", group="world", sequence=77, unit="layers.3", phase="backward",
+        nbytes=1, issued_ns=5,
+    )  # fmt: skip
+    dead = rank(
+        1, alive=False, failed=True, ended="SIGKILL", phase="backward", unit="layers.3",
+        in_flight=(flying,),
+    )  # fmt: skip
+    snapshot = run(rank(0), dead, ended=True)
+    text = render(replace(snapshot, findings=advise(snapshot)))
+    assert verdict(snapshot) == "died: rank 1, SIGKILL, after step 20"
+    assert "rank 1: SIGKILL; last seen in step 21, in backward, unit layers.3" in text
+    assert "reduce_scatter #77 of group world in flight" in text
+
+
+def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
+    """The rank that was killed, not the ones that torchrun then ended, whoever wrote last."""
+    stopped = rank(0, failed=True, ended="SIGTERM", alive=False, last_event_ns=1)
+    killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
+    assert verdict(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
+    assert verdict(run(stopped)) == "stopped by SIGTERM after step 20"
+    by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
+    assert verdict(run(by_hand)) == "stopped by Ctrl-C after step 20"
+
+
+def test_the_report_of_a_run_without_ranks_says_why() -> None:
+    """Nobody reported."""
+    text = render(run(ended=True, note="no rank ever reported"))
+    assert "no rank ever reported" in text
+
+
+def test_the_report_fits_a_terminal_and_cuts_a_thousand_ranks() -> None:
+    """No line over 100 columns; the rest is counted."""
+    text = render(run(*(rank(n) for n in range(200))))
+    assert "and 168 more ranks" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_the_report_shows_engines_roles_offload_and_configuration() -> None:
+    """Written settings with what took effect; defaults only where they explain much."""
+    rows = (
+        Setting(engine=1, name="zero_optimization.stage", effective="3", written="3"),
+        Setting(engine=1, name="zero_optimization.overlap_comm", effective="true", written=""),
+        Setting(engine=1, name="zero_optimization.sub_group_size", effective="1", written=""),
+        Setting(engine=1, name="train_batch_size", effective="8", written="auto"),
+    )
+    text = render(run(rank(0, **{**deepspeed_facts(), "settings": rows})))
+    for part in (
+        "1 deepspeed-zero3", "65536", "master param", "7 B", "disk read", "25 MB/s", "2.0 TiB free",
+        "zero_optimization.overlap_comm  true  (default)", "8  (written: auto)",
+        "25 MB/s  30 MB/s  100 MB/s", "100 MB/s is what its cgroup allows",
+        "while busy it moves 50 MB/s, with 2.0 requests at once; at best it moved 80 MB/s",
+    ):  # fmt: skip
+        assert part in text, (part, text)
+    assert "sub_group_size" not in text
+
+
+def test_a_failed_allocation_on_the_device_is_explained() -> None:
+    """What was asked for, what was free, the largest block, the largest roles, the slack."""
+    roles = tuple(
+        RoleRow(role=role, device_bytes=n * GIB, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+        for role, n in (("optimizer_state", 20), ("sharded_param", 9), ("buffer", 1))
+    )
+    oom = OutOfMemory(
+        requested_bytes=3 * GIB, free_bytes=GIB, total_bytes=80 * GIB, largest_block_bytes=2 * GIB
+    )
+    recent = tuple(summary(n, allocated_bytes=70 * GIB) for n in range(1, 60))
+    one = rank(
+        0, memory=device_memory(), roles=roles, out_of_memory=oom, alive=False, failed=True,
+        ended="exception", exception="OutOfMemoryError: CUDA out of memory", recent=recent,
+        last_event_ns=recent[-1].end_ns,
+    )  # fmt: skip
+    text = render(run(one))
+    assert "asked for 3.0 GiB; 1.0 GiB of 80.0 GiB were free on the device" in text
+    assert "the largest block in the cache was 2.0 GiB" in text
+    assert "most of it: activation + temp 40.0 GiB, " in text
+    assert "optimizer state 20.0 GiB" in text.split("most of it")[1].splitlines()[0]
+    assert "reserved and not allocated at the last sample" in text
+    assert "before  step" in text
+
+
+def test_a_long_run_is_told_over_time() -> None:
+    part = StepRange(
+        first_step=1, last_step=5000, step_seconds=0.1, exposed_ratio=0.25, rss_bytes=GIB,
+        reserved_bytes=-1,
+    )  # fmt: skip
+    text = render(run(rank(0)), [part, replace(part, first_step=5001, last_step=9999)])
+    assert "Over the whole run" in text
+    assert "1 to 5,000" in text and "5,001 to 9,999" in text and "25.0 %" in text
+    assert "Over the whole run" not in render(run(rank(0)))

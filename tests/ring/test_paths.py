@@ -1,0 +1,37 @@
+"""Folders for rings, and names of runs."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from zeromon.errors import (
+    RingError,
+)
+from zeromon.ring import paths
+
+
+def test_folders_are_private_and_never_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0700, also when it was wider; a link is refused."""
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "z"))
+    root = paths.choose_root()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    root.chmod(0o777)
+    assert stat.S_IMODE(paths.make_private(root).stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(root)
+    with pytest.raises(RingError):
+        paths.make_private(tmp_path / "link")
+    with pytest.raises(RingError):
+        paths.make_private(Path("/proc/nothing/here"))
+
+
+def test_run_ids_are_names_not_paths() -> None:
+    """No slash, no dot in front."""
+    assert paths.is_run_id("train_gpt-091500-abc")
+    assert not any(map(paths.is_run_id, ("", "../x", "a/b", ".hidden", "a b", "x" * 99, "a\n")))
+    assert paths.new_run_id(["torchrun", "--n", "2", "my train.py"]).startswith("my_train-")
+    assert paths.new_run_id(["/usr/bin/deepspeed"]).startswith("deepspeed-")

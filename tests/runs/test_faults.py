@@ -1,0 +1,310 @@
+"""What goes wrong, and what is left of it: training is never hurt, the record is never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
+
+from zeromon.cli import main
+from zeromon.collector.run import read_folder
+from zeromon.readout.text import STALLS, verdict
+from zeromon.report.render import render
+from zeromon.ring.buffer import RingReader
+from zeromon.ring.events import Kind
+from zeromon.snapshot import RunSnapshot
+from zeromon.sources.live import collector_address, runs_at
+
+TINY = str(PROGRAMS / "tiny.py")
+TWO = [*LAUNCH, "2", TINY]
+PYTHON = sys.executable
+
+
+def losses(output: str) -> list[str]:
+    return sorted(re.findall(r"rank \d loss -?\d+\.\d{6}", output))
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("import", "injected at import"), ("before-init", "injected before init_process_group")],
+)
+def test_a_script_that_dies_before_it_is_a_rank_leaves_no_ring(
+    node: Node, fault: str, text: str
+) -> None:
+    """Its own traceback shows, once a process, and the run's record says that nobody reported."""
+    result = node.run(TWO, FAULT=fault)
+    assert result.code == 1
+    assert text in result.output
+    assert "zeromon" not in result.output.replace(str(node.folder), "").replace(str(ROOT), "")
+    assert result.newest is None
+
+
+def test_an_exception_in_a_step_is_in_the_record(node: Node) -> None:
+    """Rank, text, last step; the other rank is stopped by the launcher."""
+    result = node.run(TWO, FAULT="mid-step")
+    assert result.code == 1
+    first = result.snapshot.ranks[0]
+    assert (first.failed, first.ended, first.step) == (True, "exception", 2)
+    assert first.exception == "RuntimeError: injected in a step"
+    report = render(result.snapshot)
+    assert "rank 0: exception; last seen in step 3" in report
+    assert "RuntimeError: injected in a step" in report
+
+
+@pytest.mark.parametrize(
+    ("fault", "ended"), [("exit", "exit code 7"), ("os-exit", "exit code 9"), ("kill", "SIGKILL")]
+)
+def test_a_rank_that_goes_is_named_with_how_it_went(node: Node, fault: str, ended: str) -> None:
+    """By its exit status where the kernel tells it, else by what is known."""
+    result = node.run(TWO, FAULT=fault, WHO="1")
+    assert result.code != 0
+    rank = result.snapshot.ranks[1]
+    assert rank.step == 2
+    assert rank.ended in (ended, "killed without a final record (SIGKILL or a crash)", "ended")
+    if fault != "exit":
+        assert rank.failed
+
+
+def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -> None:
+    """kill -9 in mid-step: all events that the process had written are in the ring."""
+    environment = node.environment("r", STEPS="2000", PAUSE="0.01")
+    environment["ZEROMON_COLLECTOR"] = "off"
+    training = start(TWO, environment, stderr=subprocess.DEVNULL)
+    folder = node.root / "r"
+    ring = wait_for(lambda: next(iter(folder.glob("rank1.*.ring")), None))
+    reader = RingReader(ring)
+    wait_for(lambda: any(raw[2] == Kind.STEP and raw[8] >= 20 for raw in reader.read()))
+    pid = reader.header.pid
+    os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
+    time.sleep(0.2)
+    last = RingReader(ring).newest()
+    os.kill(pid, signal.SIGKILL)
+    training.wait(timeout=60)
+    records = RingReader(ring).read(final=True)
+    assert [raw[0] for raw in records] == list(range(1, last + 1))
+    snapshot = read_folder(folder)
+    assert snapshot.ranks[1].failed
+    assert snapshot.ranks[1].step >= 20
+
+
+HANGS = {
+    "late": ("a member has not come", (0,), (1,)),
+    "op": ("mismatched operations", (0,), ()),
+    "deadlock": ("deadlock of groups", (0,), (1,)),
+}
+
+
+class Hung(NamedTuple):
+    """A run that hangs, and its first snapshot with a finding about that."""
+
+    node: Node
+    snapshot: RunSnapshot
+
+
+@pytest.fixture(scope="module")
+def hung() -> Iterator[dict[str, Hung]]:
+    """A run of each kind. All hang at once, for a collective has to wait for ten seconds."""
+    programs = {kind: ["hang.py", kind] for kind in (*HANGS, "asleep")}
+    programs["ddp"] = ["hang_ddp.py"]
+    nodes = {kind: Node(Path(tempfile.mkdtemp(prefix="zeromon-test-"))) for kind in programs}
+    runs = [
+        start([*LAUNCH, "2", str(PROGRAMS / name), *words], node.environment("r"))
+        for node, (name, *words) in zip(nodes.values(), programs.values(), strict=True)
+    ]
+    found: dict[str, Hung] = {}
+
+    def all_found() -> bool:
+        for kind, node in nodes.items():
+            node.collector.tick()
+            snapshot = node.snapshot("r")
+            rules = {f.rule for f in snapshot.findings} if snapshot else set()
+            if snapshot is not None and rules & STALLS:
+                found.setdefault(kind, Hung(node, snapshot))
+        return len(found) == len(nodes)
+
+    try:
+        wait_for(all_found)
+        yield found
+    finally:
+        for run in runs:
+            run.terminate()
+        for run, node in zip(runs, nodes.values(), strict=True):
+            run.wait(60)
+            node.close()
+
+
+def test_ranks_that_sleep_are_stalled(hung: dict[str, Hung]) -> None:
+    """Nothing is in flight and all processes live; the verdict does not say that the run runs."""
+    node, snapshot = hung["asleep"]
+    finding = next(f for f in snapshot.findings if f.rule == "stalled")
+    assert finding.severity == "critical" and finding.text.count("hang.py:") == 2
+    assert 15 <= float(finding.text.split()[5]) < 25
+    assert verdict(snapshot) == "stalled after step 3"
+    # the rank is the one whose last step ended first
+    findings = node.metrics("r")["zeromon_finding"]
+    assert any(labels[1:] == ("stalled", "critical") for labels in findings), findings
+
+
+def test_a_hang_in_the_reducer_of_ddp_is_named(hung: dict[str, Hung]) -> None:
+    """The collective that C++ issued, the rank that waits, and the line at which the other rank is."""
+    hang = hung["ddp"].snapshot.hangs[0]
+    assert (hang.op, hang.waiting, hang.missing) == ("all_reduce", (0,), (1,))
+    assert hang.nbytes == (64 * 64 + 64) * 4
+    finding = next(f for f in hung["ddp"].snapshot.findings if f.rule == "collective_in_flight")
+    assert finding.rank == 1 and "in oversleep" in finding.text
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_hung_collective_is_visible_while_it_hangs(
+    hung: dict[str, Hung], kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within seconds: which one, who waits, who has not come; as a finding, a metric, by the doctor."""
+    node, snapshot = hung[kind]
+    hang = next(h for h in snapshot.hangs if h.group == "world")
+    # who sends a broadcast may be out of it already, or not
+    waiting = tuple(rank for rank in hang.waiting if rank == 0 or kind != "op")
+    assert (hang.kind, waiting, hang.missing) == HANGS[kind]
+    # of two operations that is named which was called first
+    assert hang.op == "all_reduce" or (kind == "op" and hang.op == "broadcast")
+    assert (hang.sequence, hang.nbytes) == (4, 64)
+    assert 10 < hang.seconds < 15
+    metrics = node.metrics("r")
+    assert metrics["zeromon_collective_in_flight_seconds"]["0",] > 10
+    roles = {
+        (rank, role)
+        for rank, group, named, op, role in metrics["zeromon_hang"]
+        if (group, named, op) == (hang.group, hang.kind, hang.op)
+    }
+    assert {("0", "waiting")} <= roles
+    assert (("1", "missing") in roles) == (kind != "op")
+    assert main(["doctor", node.address]) == 1
+    text = capsys.readouterr().out
+    assert hang.kind in text and "Python stack of rank" in text
+
+
+@pytest.mark.parametrize("where", ["full", "unwritable"])
+def test_without_room_for_a_ring_training_goes_on_and_the_user_is_told(
+    node: Node, where: str
+) -> None:
+    """Once a process, with a way out, and the same losses."""
+    bare = node.run(TWO, watched=False)
+    if where == "full":
+        limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
+        limited += f"(1 << 20, 1 << 20)); runpy.run_path({TINY!r}, run_name='__main__')"
+        command = [*LAUNCH, "2", "--no-python", PYTHON, "-c", limited]
+        result = node.run(command)
+    else:
+        result = node.run(TWO, ZEROMON_RUN_DIR="/proc/nowhere/r")
+    assert result.code == 0, result.output
+    assert losses(result.output) == losses(bare.output)
+    assert result.output.count("this process is not watched") == 2
+    assert "ZEROMON_DIR" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_two_runs_at_once_do_not_mix(node: Node) -> None:
+    """Same node, same collector, each its own ranks."""
+    environments = [node.environment(name, PAUSE="0.05") for name in ("a", "b")]
+    both = [start(TWO, e) for e in environments]
+    assert [p.wait(timeout=120) for p in both] == [0, 0]
+    for name in ("a", "b"):
+        snapshot = node.settle(name)
+        assert snapshot is not None
+        assert [(r.rank, r.steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
+
+
+def start_run(node: Node, port: int, **extra: str) -> subprocess.Popen[str]:
+    environment = clean_environment() | {
+        "ZEROMON_DIR": str(node.root),
+        "ZEROMON_STORE": str(node.folder / "store"),
+        **extra,
+    }
+    command = [PYTHON, "-m", "zeromon", "run", "--name", "r", "--port", str(port), "--", *TWO]
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+
+
+def test_a_taken_port_is_said_and_the_next_one_serves(node: Node) -> None:
+    """The run is watched all the same."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        training = start_run(node, port)
+        _, narration = training.communicate(timeout=120)
+    assert training.returncode == 0
+    assert f"port {port} is taken" in narration
+    snapshot = wait_for(lambda: node.store.names() and node.store.load("r"))
+    assert [r.rank for r in snapshot.ranks] == [0, 1]
+
+
+def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> None:
+    """An agent notices; the new one reads the rings from their beginning."""
+    training = start_run(node, free_port(), STEPS="100", PAUSE="0.1")
+    address = wait_for(lambda: collector_address(node.root))
+    wait_for(lambda: any(run.steps >= 5 for run in runs_at(address)))
+    pid = json.loads((node.root / "collector.json").read_text())["pid"]
+    (node.root / "collector.json").write_text("{}")
+    os.kill(pid, signal.SIGKILL)
+    again = wait_for(lambda: collector_address(node.root))
+    steps = wait_for(lambda: [run.steps for run in runs_at(again) if run.steps >= 10])
+    assert steps[0] >= 10
+    training.communicate(timeout=120)
+    assert training.returncode == 0
+    snapshot = wait_for(lambda: ended_record(node))
+    assert [(r.rank, r.steps, r.dropped) for r in snapshot.ranks] == [(0, 100, 0), (1, 100, 0)]
+
+
+def ended_record(node: Node):  # type: ignore[no-untyped-def]
+    if not node.store.names():
+        return None
+    snapshot = node.store.load("r")
+    return snapshot if snapshot.ended else None
+
+
+def test_a_report_works_when_ranks_and_collector_are_dead(node: Node) -> None:
+    """Straight from the rings: `zeromon report` on a run that nobody follows."""
+    node.run(TWO, run="orphan", FAULT="kill", WHO="0", timeout=90)
+    dead = node.folder / "again"
+    # the collector of this node has recorded it; a fresh one would find it in the store alone
+    done = subprocess.run(
+        [PYTHON, "-m", "zeromon", "report", "orphan"],
+        env=clean_environment()
+        | {"ZEROMON_DIR": str(dead), "ZEROMON_STORE": str(node.folder / "store")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "died: rank 0" in done.stdout
+    assert Path(node.folder / "store" / "runs" / "orphan" / "snapshot.json").exists()
+
+
+def test_rings_that_nobody_follows_are_reported(node: Node) -> None:
+    """No collector ever ran; the rings are all there is."""
+    environment = node.environment("lonely", FAULT="kill", WHO="0")
+    start(TWO, environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait(90)
+    done = subprocess.run(
+        [PYTHON, "-m", "zeromon", "report"],
+        env=clean_environment()
+        | {"ZEROMON_DIR": str(node.root), "ZEROMON_STORE": str(node.folder / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "run lonely: died: rank 0" in done.stdout

@@ -1,0 +1,32 @@
+"""A collector's HTTP server over snapshots made by hand, and requests to it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+from zeromon.snapshot import (
+    Health,
+    RunSnapshot,
+)
+
+
+class Fixed:
+    """A view that never changes."""
+
+    def __init__(self, *runs: RunSnapshot) -> None:
+        self.view = runs
+        self.health = Health(runs=1, ticks=5, busy_seconds=0.25, last_tick_wall=1000.5)
+        self.reads = 0
+
+    def was_read(self) -> None:
+        self.reads += 1
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()

@@ -1,0 +1,75 @@
+"""The one check of requests, with the policies of both servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zeromon.collector.http import Application
+from zeromon.sources.access import Policy, Request, is_loopback, is_token, refusal
+from zeromon_dashboard.access import policy_of
+
+
+def collector(token: str = "", *, loopback: bool = True, key: str = "") -> Policy:
+    return Application(None, token, any_host=not loopback, key=key)._policy  # type: ignore[arg-type]
+
+
+POLICIES = {
+    "collector": (collector(key="secret"), "/api/trace"),
+    "dashboard": (policy_of("secret", loopback=True), "/act/trace"),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_both_servers_refuse_the_same(name: str) -> None:
+    """Foreign hosts and pages, actions without the token or by another method, large bodies."""
+    policy, action = POLICIES[name]
+    read = Request("GET", "/", "127.0.0.1:1")
+    act = Request("POST", action, "127.0.0.1:1", token="secret")
+    assert refusal(read, policy) is None and refusal(act, policy) is None
+    for request, status in (
+        (replace(read, host="evil.example"), 403),
+        (replace(read, host=""), 403),
+        (replace(read, origin="http://evil.example"), 403),
+        (replace(act, origin="null"), 403),
+        (replace(act, token=""), 401),
+        (replace(act, token="secre\u0301t"), 401),
+        (replace(act, method="GET"), 405),
+        (replace(read, method="DELETE"), 405),
+        (replace(act, length=1 << 30), 413),
+    ):
+        refused = refusal(request, policy)
+        assert refused is not None and refused.status == status, request
+
+
+@pytest.mark.parametrize(
+    "policy", [collector("secret", loopback=False), policy_of("secret", loopback=False)]
+)
+def test_elsewhere_reading_needs_the_token(policy: Policy) -> None:
+    request = Request("GET", "/", "node7:1")
+    assert refusal(request, policy) == (401, policy.token_hint)
+    assert refusal(replace(request, token="secret"), policy) is None
+
+
+@pytest.mark.parametrize("policy", [collector(loopback=False), policy_of("", loopback=False)])
+def test_without_a_token_nobody_reads_from_elsewhere(policy: Policy) -> None:
+    assert refusal(Request("GET", "/", "node7:1"), policy) is not None
+    assert refusal(Request("GET", "/", "node7:1", token=""), policy) is not None
+
+
+def test_an_action_is_a_path_or_a_folder() -> None:
+    """A path that only begins like an action's is none: it stays a read."""
+    assert collector().acts("/api/trace") and not collector().acts("/api/tracer")
+    dashboard = policy_of("secret", loopback=True)
+    assert dashboard.acts("/act/anything") and not dashboard.acts("/act")
+
+
+def test_an_empty_token_is_nobodys() -> None:
+    assert is_token("a", "a") and not is_token("", "") and not is_token("b", "a")
+
+
+def test_loopback_addresses() -> None:
+    assert [is_loopback(h) for h in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "node")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Sets of intervals against brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.stats.intervals import intersection, length, subtract, union
+
+PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def covered(intervals: list[tuple[int, int]]) -> set[int]:
+    return {point for start, end in intervals for point in range(start, end)}
+
+
+def is_set(intervals: list[tuple[int, int]]) -> bool:
+    """Sorted, disjoint, not touching, none empty."""
+    return all(s < e for s, e in intervals) and all(
+        a[1] < b[0] for a, b in itertools.pairwise(intervals)
+    )
+
+
+@given(PAIRS)
+def test_union_covers_the_same_points(pairs: list[tuple[int, int]]) -> None:
+    """And is a set."""
+    assert covered(union(pairs)) == covered(pairs)
+    assert is_set(union(pairs))
+    assert length(union(pairs)) == len(covered(pairs))
+
+
+@given(PAIRS, PAIRS)
+def test_intersection_and_subtraction_agree_with_points(
+    left: list[tuple[int, int]], right: list[tuple[int, int]]
+) -> None:
+    """Point by point."""
+    a, b = union(left), union(right)
+    assert covered(intersection(a, b)) == covered(a) & covered(b)
+    assert covered(subtract(a, b)) == covered(a) - covered(b)
+    assert is_set(subtract(a, b))
+    assert length(intersection(a, b)) + length(subtract(a, b)) == length(a)

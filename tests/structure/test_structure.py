@@ -1,0 +1,136 @@
+"""The structure of the code: packages, layers, circles, and the size of modules and functions."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "zeromon": ROOT / "zeromon",
+    "zeromon_agents": ROOT / "agents" / "zeromon_agents",
+    "zeromon_dashboard": ROOT / "dashboard" / "zeromon_dashboard",
+}
+MOST_PACKAGES = 26
+MOST_LAYERS = 14
+MOST_MODULE_LINES = 500
+MOST_FUNCTION_LINES = 60
+
+TABLES = {
+    "zeromon/ring/events.py": "one declaration a record",
+}
+"""Modules that are a table: they may be longer."""
+
+LONG_FUNCTIONS = {
+    "agents/zeromon_agents/hooks/c10d.py::_issue_hook": "a call costs 50 ns; its docstring says so",
+    "agents/zeromon_agents/hooks/c10d.py::method": "the wrapper that _issue_hook returns",
+    "zeromon/fold/summarize.py::summarize": "one constructor call of 67 fields",
+}
+"""Functions that may be longer: the collective hook, tables and constructors."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """The imports of all packages, those for type checking included."""
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+def package_of(module: str) -> str:
+    """The direct child of its root package that *module* is in."""
+    return ".".join(module.split(".")[:2])
+
+
+def arrows(graph: grimp.ImportGraph, root: str) -> dict[str, set[str]]:
+    """Each package below *root* with the packages it imports from."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            pair = package_of(module), package_of(imported)
+            if pair[0] != pair[1] and all(name.startswith(f"{root}.") for name in pair):
+                found[pair[0]].add(pair[1])
+    return found
+
+
+def test_the_core_has_few_packages(graph: grimp.ImportGraph) -> None:
+    """A newcomer who lists `zeromon/` sees the way of the data, not a heap."""
+    assert len(graph.find_children("zeromon")) <= MOST_PACKAGES
+
+
+def test_the_core_has_few_layers(graph: grimp.ImportGraph) -> None:
+    """The longest chain of packages that import one another."""
+    below = arrows(graph, "zeromon")
+
+    @cache
+    def layer(name: str) -> int:
+        return 1 + max((layer(other) for other in below.get(name, ())), default=0)
+
+    layers = {name: layer(name) for name in graph.find_children("zeromon")}
+    assert max(layers.values()) <= MOST_LAYERS, sorted(layers.items(), key=lambda item: item[1])
+
+
+def components(below: dict[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components with more than one member (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in below.get(name, ()):
+            if other not in order:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], order[other])
+        if low[name] == order[name]:
+            members = set()
+            while name not in members:
+                members.add(stack.pop())
+            if len(members) > 1:
+                found.append(members)
+
+    for name in list(below):
+        if name not in order:
+            visit(name)
+    yield from found
+
+
+def test_no_module_imports_itself_in_a_circle(graph: grimp.ImportGraph) -> None:
+    """Neither at run time nor for type checking only."""
+    below = {
+        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+    }
+    assert list(components(below)) == []
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Path below the repository, and text, of each module of the product."""
+    for folder in PACKAGES.values():
+        for path in sorted(folder.rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def test_no_module_is_long() -> None:
+    """A module answers one question; tables are named above."""
+    long = {name: n for name, text in sources() if (n := text.count("\n")) > MOST_MODULE_LINES}
+    assert set(long) <= set(TABLES), long
+
+
+def test_no_function_is_long() -> None:
+    """A function answers one question; what may be longer is named above."""
+    long = {
+        f"{name}::{node.name}": lines
+        for name, text in sources()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
+    }
+    assert set(long) <= set(LONG_FUNCTIONS), long

@@ -1,0 +1,47 @@
+"""A rank that only writes: for what the collector costs, and for what is left when it is killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from zeromon.ring.buffer import NameKind, RingWriter
+from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place
+
+COLLECTIVES_A_STEP = 40
+RECORDS_A_STEP = 2 * COLLECTIVES_A_STEP + 5
+
+
+class Synthetic:
+    """A rank that writes what FSDP2 writes."""
+
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        name = folder / f"rank{rank}.{os.getpid()}.ring"
+        self.ring = RingWriter(name, rank=rank, capacity=1 << 14)
+        facts = {"rank": rank, "local_rank": rank, "world_size": world, "strategy": "fsdp2"}
+        self.ring.name(NameKind.META, facts)
+        ranks = list(range(world))
+        self.group = self.ring.name(
+            NameKind.GROUP, {"label": "world", "size": world, "ranks": ranks}
+        )
+        self.units = [self.ring.name(NameKind.UNIT, {"fqn": f"layers.{n}"}) for n in range(10)]
+        self.step = self.sequence = 0
+
+    def write_step(self) -> None:
+        """RECORDS_A_STEP records of one step that ends now."""
+        write, now = self.ring.write, time.monotonic_ns()
+        start = now - 80_000_000
+        self.step += 1
+        for n in range(COLLECTIVES_A_STEP):
+            self.sequence += 1
+            op = Op.ALL_GATHER if n % 3 else Op.REDUCE_SCATTER
+            at, begin = place(self.group, self.units[n % 10]), start + n * 2_000_000
+            issued = head(Kind.ISSUED, op, Phase.FORWARD)
+            done = head(Kind.DONE, op, Phase.FORWARD, Flag.END_KNOWN)
+            write(begin, issued, at, 1 << 20, self.sequence, Dtype.BFLOAT16, 0)
+            write(begin + 1_500_000, done, at, 1 << 20, begin, 300_000, self.sequence)
+        for n, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)):
+            write(start + (n + 1) * 25_000_000, head(Kind.PHASE, 0, phase), 0, start, 0, 0, 0)
+        write(now, head(Kind.HOST), 0, 1 << 32, -1, 1 << 36, -1)
+        write(now, head(Kind.STEP), 0, self.step, start, 1, 0)

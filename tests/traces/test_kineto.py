@@ -1,0 +1,412 @@
+"""Kineto traces: exact figures, whatever the file looks like."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support import ROOT
+
+from zeromon.cli import main
+from zeromon.errors import TraceError
+from zeromon.traces import kineto
+from zeromon.traces.analysis import Kind, RankTrace, analyze, classify, lanes, operation, waits
+from zeromon.traces.kineto import nanoseconds, read
+
+SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "traces"
+REAL = sorted(SHARED.glob("*.json.gz")) if SHARED.is_dir() else []
+NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def event(name: str, start: float, duration: float, stream: int = 7, **more: Any) -> dict[str, Any]:
+    category = more.pop("cat", "kernel")
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start,
+        "dur": duration, "args": {"stream": stream, "device": 0, **more},
+    }  # fmt: skip
+
+
+def write(folder: Path, events: list[Any], name: str = "trace.json", **head: Any) -> Path:
+    path = folder / name
+    text = json.dumps(
+        {"schemaVersion": 1, **head, "traceEvents": events, "traceName": "x"}, indent=1
+    )
+    packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    path.write_bytes(packed)
+    return path
+
+
+def parts(rank: RankTrace) -> list[int]:
+    """Nanoseconds: span, compute, exposed, exposed copy, idle, communication."""
+    seconds = (
+        rank.span_seconds, rank.compute_seconds, rank.exposed_seconds, rank.exposed_copy_seconds,
+        rank.idle_seconds, rank.communication_seconds,
+    )  # fmt: skip
+    return [round(s * 1e9) for s in seconds]
+
+
+def analyzed(path: Path) -> RankTrace:
+    return analyze(read(path), 0)
+
+
+def by_sweep(events: list[dict[str, Any]]) -> list[int]:
+    """The same parts, counted another way: one sweep over all starts and ends, by json and integers."""
+    kinds = {"kernel": 0, "gpu_memcpy": 2, "gpu_memset": 2}
+    edges: list[tuple[int, int, int]] = []
+    for e in events:
+        if e.get("ph") == "X" and e.get("cat") in kinds:
+            kind = 1 if e["cat"] == "kernel" and "nccl" in e["name"] else kinds[e["cat"]]
+            start = round(e["ts"] * 1000)
+            edges += [(start, kind, 1), (start + round(e["dur"] * 1000), kind, -1)]
+    edges.sort()
+    active, found, before = [0, 0, 0], [0] * 6, edges[0][0]
+    for at, kind, change in edges:
+        spent = at - before
+        found[0] += spent
+        compute, communication, copy = (n > 0 for n in active)
+        found[1] += spent * compute
+        found[2] += spent * (communication and not compute)
+        found[3] += spent * (copy and not compute and not communication)
+        found[4] += spent * (not (compute or communication or copy))
+        found[5] += spent * communication
+        active[kind] += change
+        before = at
+    return found
+
+
+def random_events(seed: int, count: int) -> list[dict[str, Any]]:
+    chooser = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    for _ in range(count):
+        start, long = chooser.randrange(10**6) / 1000, chooser.randrange(1, 30_000) / 1000
+        name, category = chooser.choice(
+            [
+                ("gemm", "kernel"),
+                (NCCL, "kernel"),
+                ("Memcpy HtoD", "gpu_memcpy"),
+                ("x", "gpu_memset"),
+            ]
+        )
+        found.append(event(name, start, long, chooser.randrange(4), cat=category))
+    return found
+
+
+def test_a_trace_that_can_be_counted_by_hand(tmp_path: Path) -> None:
+    """Compute 0-10, communication 5-20, a copy 18-30, then nothing until a kernel at 40-50 us."""
+    path = write(tmp_path, [
+        event("gemm", 0, 10), event(NCCL, 5, 15, 8), event("Memcpy", 18, 12, 9, cat="gpu_memcpy"),
+        event("gemm", 40, 10),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 999},
+        {"ph": "i", "cat": "x", "name": "mark", "ts": 3, "s": "g"},
+    ])  # fmt: skip
+    found = analyzed(path)
+    assert parts(found) == [50_000, 20_000, 10_000, 10_000, 10_000, 15_000]
+    assert found.overlap_ratio == pytest.approx(1 / 3)
+    assert [k.name for k in found.kernels][:2] == ["gemm", NCCL]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_parts_are_those_of_a_sweep_and_add_up(tmp_path: Path, seed: int) -> None:
+    """Random kernels on four streams, to the nanosecond."""
+    events = random_events(seed, 400)
+    found = parts(analyzed(write(tmp_path, events)))
+    assert found == by_sweep(events)
+    assert found[0] == sum(found[1:5])
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda p: p.name)
+def test_real_traces_by_others_to_the_nanosecond(path: Path) -> None:
+    """Against the same file read whole by json and counted by a sweep."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    found = analyzed(path)
+    assert parts(found) == by_sweep(events)
+    assert found.events == len(events)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("chunk", [200, 1000, 5000])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_it_does_not_matter_where_the_pieces_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, name: str
+) -> None:
+    """Pieces of a few hundred bytes, in the middle of names and numbers."""
+    events = random_events(3, 150)
+    events[10]["name"] = 'a "quoted" }, {"ph": "X" name'
+    events[11]["args"]["nested"] = [{"ph": "X"}, {"name": "y"}]
+    path = write(tmp_path, events, name)
+    whole = analyzed(path)
+    monkeypatch.setattr(kineto, "_CHUNK", chunk)
+    assert analyzed(path) == whole
+    assert whole.events == 150 and parts(whole) == by_sweep(events)
+
+
+def test_a_file_that_is_cut_short_gives_what_is_whole(tmp_path: Path) -> None:
+    """At every tenth of its length; plain and packed."""
+    events = random_events(5, 300)
+    whole = write(tmp_path, events).read_bytes()
+    packed = gzip.compress(whole)
+    for tenth in range(2, 10):
+        for name, content in (("a.json", whole), ("a.json.gz", packed)):
+            path = tmp_path / name
+            path.write_bytes(content[: len(content) * tenth // 10])
+            data = read(path)
+            assert any("truncated" in note for note in data.notes)
+            assert 0 < data.events_seen < 300
+            count = len(data.device)
+            assert parts(analyze(data, 0)) == by_sweep(events[:count])
+
+
+def test_damage_in_the_middle_costs_only_what_is_damaged(tmp_path: Path) -> None:
+    events = random_events(6, 50)
+    text = write(tmp_path, events).read_text()
+    broken = text.replace('"dur"', '"dur', 1).replace(f'"ts": {events[30]["ts"]}', '"ts": "soon"')
+    (tmp_path / "broken.json").write_text(broken)
+    found = analyzed(tmp_path / "broken.json")
+    assert any("could not be read" in note for note in found.notes)
+    assert found.events >= 48
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds no trace events"),
+        (b"not json", "holds no trace events"),
+        (b'{"a": 1}', "holds no trace events"),
+        (b'{"traceEvents": []}', "holds no trace events"),
+        (b"\x1f\x8b\x08\x00damaged", "holds no trace events"),
+        (b"\x80\x04\x95pickle", "holds no trace events"),
+    ],
+)
+def test_what_is_no_trace_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    assert main(["trace", "analyze", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and "Traceback" not in error
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot read"):
+        read(tmp_path / "none.json")
+
+
+def test_the_older_form_is_nothing_but_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps([event("gemm", 0, 5), event(NCCL, 5, 5)]))
+    assert parts(analyzed(path))[:3] == [10_000, 5000, 5000]
+
+
+def test_no_device_events_is_an_answer_too(tmp_path: Path) -> None:
+    """A trace of CPUs: nothing is divided by zero, and it says why."""
+    cpu = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    found = analyzed(write(tmp_path, [cpu]))
+    assert parts(found) == [0] * 6 and found.overlap_ratio is None
+    assert "ProfilerActivity.CUDA" in found.notes[0]
+    assert lanes(read(write(tmp_path, [cpu]))) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        (b"1700000000123456.789", 1_700_000_000_123_456_789),  # a double would lose the last digits
+        (b"5", 5000),
+        (b"0.0005", 1),
+        (b"-1.5", -1500),
+        (b"1e3", 1_000_000),
+        (b'"12.25"', 12_250),
+        (b'"soon"', None),
+        (b"null", None),
+        (b"Infinity", None),
+        (b"", None),
+    ],
+)
+def test_times_are_read_exactly(written: bytes, ns: int | None) -> None:
+    assert nanoseconds(msgspec.Raw(written)) == ns
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "kind"),
+    [
+        ("kernel", NCCL, Kind.COMMUNICATION),
+        ("kernel", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Kind.COMMUNICATION),
+        ("kernel", "rccl::ncclDevKernel_Generic(ncclDevKernelArgsStorage)", Kind.COMMUNICATION),
+        ("kernel", "mscclKernel_Sum_float", Kind.COMMUNICATION),
+        ("kernel", "void at::native::vectorized_elementwise_kernel<4>", Kind.COMPUTE),
+        ("gpu_memset", "Memset (Device)", Kind.COPY),
+        ("Memcpy", "Memcpy DtoH", Kind.COPY),
+    ],
+)
+def test_kernels_of_several_vendors(category: str, name: str, kind: Kind) -> None:
+    assert classify(category, name) is kind
+
+
+def test_operations_groups_and_bus_bandwidth(tmp_path: Path) -> None:
+    """An all-gather of 1 GB on 8 ranks in 10 ms: 100 GB/s, of which 7/8 are on the bus."""
+    facts = {
+        "Collective name": "_allgather_base", "In msg nelems": 31_250_000,
+        "Out msg nelems": 250_000_000, "dtype": "Float", "Group size": 8, "Process Group Name": "fsdp",
+    }  # fmt: skip
+    found = analyzed(write(tmp_path, [
+        event(NCCL, 0, 10_000, **facts), event("gemm", 0, 4000, 3),
+        event("ncclDevKernel_SendRecv(x)", 20_000, 100),
+        event(NCCL, 30_000, 5, **{"Collective name": 3, "dtype": [1], "Group size": "x"}),
+    ]))  # fmt: skip
+    first = found.ops[0]
+    assert (first.op, first.group, first.count, first.nbytes) == ("all_gather", "fsdp", 1, 10**9)
+    assert first.exposed_seconds == pytest.approx(0.006)
+    assert first.busbw_bytes_per_second == pytest.approx(100e9 * 7 / 8)
+    assert {op.op for op in found.ops} == {"all_gather", "send"}
+
+
+def test_units_come_from_the_annotations_of_fsdp(tmp_path: Path) -> None:
+    """Two units gathered; half of the second is hidden."""
+    mark = {"ph": "X", "cat": "gpu_user_annotation", "pid": 0, "tid": 8}
+    found = analyzed(write(tmp_path, [
+        event(NCCL, 0, 10, 8), event(NCCL, 20, 10, 8), event("gemm", 25, 50),
+        {**mark, "name": "FSDP::all_gather (layers.0)", "ts": 0, "dur": 10},
+        {**mark, "name": "FSDP::all_gather (layers.1)", "ts": 20, "dur": 10},
+        {**mark, "name": "FSDP::all_gather (layers.1)", "cat": "user_annotation", "ts": 0, "dur": 99},
+    ]))  # fmt: skip
+    assert [(u.unit, round(u.exposed_seconds * 1e6)) for u in found.units] == [
+        ("layers.0", 10), ("layers.1", 5),
+    ]  # fmt: skip
+
+
+def test_who_waits_is_told_without_a_common_clock(tmp_path: Path) -> None:
+    """Rank 1 arrives last, twice: its kernels are short, the others' long. Clocks are far apart."""
+    first = read(write(tmp_path, [event(NCCL, 0, 50), event(NCCL, 100, 30)], "rank0.json"))
+    second = read(write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json"))
+    assert waits([first, second]) == [60_000, 0]
+    assert waits([first]) is None
+    third = read(write(tmp_path, [event(NCCL, 0, 50)], "rank2.json"))
+    assert waits([first, third]) is None
+    assert operation(first.device[0]).label == "all_gather"
+
+
+def test_ranks_by_what_the_trace_says_by_its_name_or_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two files of one rank are both kept, and it is said."""
+    events = [event("gemm", 0, 5), event(NCCL, 5, 5)]
+    paths = [
+        write(tmp_path, events, "a.json", distributedInfo={"backend": "nccl", "rank": 5}),
+        write(tmp_path, events, "trace_rank-3.json.gz"),
+        write(tmp_path, events, "b_rank3.json"),
+    ]
+    assert main(["trace", "analyze", *map(str, paths), "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [r["rank"] for r in ranks] == [3, 3, 5]
+    assert "another file is of rank 3, too" in ranks[1]["notes"]
+    wanted = {
+        "span_seconds", "compute_seconds", "communication_seconds", "exposed_seconds",
+        "exposed_copy_seconds", "idle_seconds", "overlap_ratio",
+    }  # fmt: skip
+    assert wanted <= set(ranks[0])
+    assert ranks[0]["wait_seconds"] == 0
+
+
+def test_the_text_and_the_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, random_events(8, 60))
+    page = tmp_path / "t.html"
+    assert main(["trace", "analyze", str(path), "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    for part in ("Where the time of the device went", "Communication of rank 0", "Longest kernels"):
+        assert part in text
+    assert "rank 0 exposed" in page.read_text()
+    exact, drawn = lanes(read(path)), lanes(read(path), most=10)
+    assert all(len(spans) <= 11 for _, spans in drawn.values())
+    found = analyzed(path)
+    for shown in (exact, drawn):  # the share is true however it is drawn
+        assert shown["compute"][0] == pytest.approx(found.compute_seconds / found.span_seconds)
+        assert shown["exposed"][0] == pytest.approx(found.exposed_seconds / found.span_seconds)
+    covered = sum(end - start for start, end in exact["compute"][1])
+    assert covered == pytest.approx(found.compute_seconds)
+
+
+def test_clock_jumps_and_negative_durations_are_noted(tmp_path: Path) -> None:
+    """What cannot be is left out, and counted."""
+    found = analyzed(write(tmp_path, [event("gemm", 0, 5), event("gemm", 10, -3)]))
+    assert parts(found)[0] == 5000
+    assert found.notes == ("1 events could not be read",)
+
+
+# ---- traces of a CPU, and steps -------------------------------------------------------------------
+
+
+def host(name: str, start: float, duration: float, tid: int, cat: str = "cpu_op") -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration,
+        "args": {},
+    }  # fmt: skip
+
+
+def test_a_trace_of_a_cpu_says_what_its_operators_hide(tmp_path: Path) -> None:
+    """gloo reports 100 us on a thread of its own; 30 of them lie under operators, nested ones once."""
+    events = [
+        host("ProfilerStep#4", 0, 200, 1, "user_annotation"),
+        host("FSDP::pre_forward (0)", 0, 190, 1, "user_annotation"),
+        host("autograd::engine::evaluate_function: X", 0, 150, 1),  # encloses hooks that wait
+        host("c10d::_allgather_base_", 9, 2, 1),
+        host("aten::linear", 20, 30, 1),
+        host("aten::addmm", 25, 20, 1),
+        host("AddmmBackward0", 18, 100, 1),
+        host("aten::relu", 160, 20, 1),
+        host("gloo:all_gather", 10, 100, 9, "user_annotation"),
+        host("aten::copy_", 90, 15, 9),  # gloo's own thread: no compute
+    ]
+    found = analyzed(write(tmp_path, events))
+    assert parts(found) == [170_000, 50_000, 70_000, 0, 50_000, 100_000]
+    assert found.overlap_ratio == pytest.approx(0.3)
+    assert [(op.op, op.count) for op in found.ops] == [("all_gather", 1)]
+    assert {kernel.name for kernel in found.kernels} == {
+        "aten::linear",
+        "aten::relu",
+        "gloo:all_gather",
+    }
+    (step,) = found.steps
+    assert (step.step, round(step.exposed_seconds * 1e9)) == (4, 70_000)
+    assert any("gloo's collectives" in note for note in found.notes)
+
+
+def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:
+    """A kernel runs after its call: step 1's all-gather lies beyond the host's mark of it."""
+    events = [
+        host("ProfilerStep#1", 0, 50, 1, "user_annotation"),
+        host("ProfilerStep#2", 50, 50, 1, "user_annotation"),
+        event("ProfilerStep#1", 20, 60, cat="gpu_user_annotation"),
+        event("ProfilerStep#2", 80, 60, cat="gpu_user_annotation"),
+        event("gemm", 20, 30),
+        event(NCCL, 40, 35, stream=9),
+        event("gemm", 80, 50),
+        event(NCCL, 125, 15, stream=9),
+    ]
+    found = analyzed(write(tmp_path, events)).steps
+    rows = [
+        (s.step, round(s.communication_seconds * 1e6), round(s.exposed_seconds * 1e6))
+        for s in found
+    ]
+    assert rows == [(1, 35, 25), (2, 15, 10)]
+    assert [round(s.compute_seconds * 1e6) for s in found] == [30, 50]
+
+
+def test_the_steps_of_a_real_trace_add_up(tmp_path: Path) -> None:
+    """Of random events in adjoining steps: what they have is what the whole has."""
+    chooser = random.Random(5)
+    events = [
+        event(NCCL if chooser.random() < 0.4 else "gemm", chooser.randrange(9000), chooser.randrange(90))
+        for _ in range(500)
+    ]  # fmt: skip
+    events += [
+        event(f"ProfilerStep#{n}", n * 1000, 1000, cat="gpu_user_annotation") for n in range(10)
+    ]
+    found = analyzed(write(tmp_path, events))
+    assert sum(s.exposed_seconds for s in found.steps) == pytest.approx(found.exposed_seconds)
+    assert sum(s.compute_seconds for s in found.steps) == pytest.approx(found.compute_seconds)

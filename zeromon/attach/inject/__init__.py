@@ -1,0 +1,141 @@
+"""Runs a line of Python inside a live CPython process that never loaded zeromon.
+
+Invariants of this package:
+
+* It stops one thread for the time it takes to read and set its registers (0.1 to 1 ms): a helper thread
+  that is parked in a system call, never a training thread that computes, unless there is no other.
+* Every change is complete before it can take effect: the code is written into padding behind a library's
+  text, where nothing executes, before any thread is sent there. That code saves and restores every
+  register, vectors too, and returns to where the thread was. So zeromon may be killed at any moment.
+* It allocates, loads and resolves nothing in the target while one of its threads is stopped.
+* Every wait has a timeout, and a refusal leaves the target unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from zeromon.attach.inject import gdb, parked, remote
+from zeromon.attach.inject.elf import images, mappings
+from zeromon.attach.inject.refusal import check, why_not_traced
+from zeromon.attach.inject.target import Target
+from zeromon.errors import AttachRefused
+
+SYMBOLS = (
+    "Py_IsInitialized",
+    "PyGILState_Ensure",
+    "PyRun_SimpleString",
+    "PyGILState_Release",
+    "Py_AddPendingCall",
+    "pthread_create",
+    "pthread_detach",
+    "mmap",
+)
+_NEEDED = ("PyGILState_Ensure", "PyGILState_Release", "PyRun_SimpleString", "pthread_create")
+_WITHOUT_GIL = "_Py_DecRefShared"
+"""A symbol of free-threaded builds only, where threads share reference counts."""
+_OPTIONAL = ("Py_Version", "__lll_lock_wait_private", "__lll_lock_wait", _WITHOUT_GIL)
+_REMOTE_EXEC_FROM = 0x030E0000
+_STOP_PATIENCE_SECONDS = 10.0
+
+
+class Injected(NamedTuple):
+    """The method that ran the line."""
+
+    how: str
+    tid: int
+    """The stopped thread, 0 for none."""
+    stopped_ns: int
+    """How long it was stopped."""
+
+
+def inject(pid: int, line: str, began: Callable[[], bool], *, method: str = "") -> Injected:
+    """Runs *line* in process *pid*, once or twice; the line must not raise, and must claim its work.
+
+    *began* returns whether the line has begun. *method*: only ``thread``, ``remote`` or ``gdb``. Raises
+    :class:`AttachRefused`.
+    """
+    check(pid)
+    target = look(pid)
+    native = platform.machine() == "x86_64" and parked.processor_can()
+    if method == "remote" or (not method and target.version >= _REMOTE_EXEC_FROM):
+        if remote.execute(pid, line, began):
+            return Injected("sys.remote_exec", 0, 0)
+        if method:
+            raise AttachRefused(f"process {pid} did not run the script of sys.remote_exec")
+    if method == "gdb" or not native:
+        return Injected("gdb", pid, gdb.execute(target, line, began))
+    return _in_a_thread_of_ours(target, line)
+
+
+def _in_a_thread_of_ours(target: Target, line: str) -> Injected:
+    """Runs in a child process: the kernel releases traced threads when their tracer ends."""
+    outcome: list[Injected | BaseException] = []
+
+    def trace() -> None:
+        try:
+            outcome.append(Injected(*parked.plant(target, line)))
+        except (AttachRefused, OSError) as error:
+            outcome.append(error)
+
+    tracer = threading.Thread(target=trace, daemon=True)
+    tracer.start()
+    tracer.join(_STOP_PATIENCE_SECONDS)
+    if not outcome:
+        raise AttachRefused(f"no thread of process {target.pid} could be stopped")
+    if isinstance(outcome[0], PermissionError):
+        raise why_not_traced(target.pid) from outcome[0]
+    if isinstance(outcome[0], OSError):
+        raise AttachRefused(f"process {target.pid} has ended") from outcome[0]
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def look(pid: int) -> Target:
+    """Resolves the addresses in process *pid*, without stopping it. Raises :class:`AttachRefused`."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+
+            def read(address: int, length: int) -> bytes:
+                return os.pread(memory.fileno(), length, address)
+
+            return _look(pid, read)
+    except PermissionError as error:
+        raise why_not_traced(pid) from error
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise AttachRefused(f"process {pid} has ended") from error
+    except (OSError, struct.error, ValueError) as error:
+        raise AttachRefused(f"the memory of process {pid} cannot be read: {error}") from error
+
+
+def _look(pid: int, read: Callable[[int, int], bytes]) -> Target:
+    found: dict[str, int] = {}
+    padding: tuple[int, int] = (0, 0)
+    executable = str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")
+    for image in images(mappings(pid), read):
+        name = Path(image.path).name
+        python = "libpython" in name or image.path.removesuffix(" (deleted)") == executable
+        libc = name.startswith(("libc.so", "libc-", "ld-musl", "libpthread"))
+        if python or libc:
+            for symbol, address in image.symbols(SYMBOLS + _OPTIONAL, read).items():
+                found.setdefault(symbol, address)
+        if image.padding()[1] > padding[1]:
+            padding = image.padding()
+    if not found.keys() >= set(_NEEDED):
+        what = Path(executable).name
+        raise AttachRefused(f"process {pid} is not Python: it runs {what}", "Give a rank's pid.")
+    if _WITHOUT_GIL in found:
+        raise AttachRefused(
+            f"process {pid} runs a Python without a GIL (a free-threaded build)",
+            "The injected line would run in parallel to its other threads. Use a build with the GIL.",
+        )
+    if "Py_Version" in found:
+        (found["Py_Version"],) = struct.unpack("<I", read(found["Py_Version"], 4))
+    return Target(pid, found, *padding)

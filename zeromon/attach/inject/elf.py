@@ -1,0 +1,140 @@
+"""Loaded objects of a process: shared libraries, their exported symbols, the padding behind their code.
+
+All data comes from the memory of the process, so containers, deleted files and stripped files make no
+difference. 64-bit little-endian ELF; any architecture. Nothing here stops or
+changes the process.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+Read = Callable[[int, int], bytes]
+"""``read(address, length)`` of the process's memory."""
+
+_PAGE = 4096
+_LOAD, _DYNAMIC = 1, 2
+_EXECUTABLE = 1
+_STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
+_LONGEST_NAME = 64
+
+
+class Mapping(NamedTuple):
+    """A line of ``/proc/PID/maps``."""
+
+    start: int
+    end: int
+    mode: str
+    offset: int
+    path: str
+
+
+def mappings(pid: int, proc: Path = Path("/proc")) -> list[Mapping]:
+    """All mappings of a process; raises OSError."""
+    found = []
+    for line in (proc / str(pid) / "maps").read_text(errors="replace").splitlines():
+        span, mode, offset, _, _, *path = line.split(None, 5)
+        start, _, end = span.partition("-")
+        found.append(
+            Mapping(int(start, 16), int(end, 16), mode, int(offset, 16), path[0] if path else "")
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An ELF object in memory. *base* is added to the addresses in its headers."""
+
+    path: str
+    base: int
+    segments: tuple[tuple[int, int, int, int], ...]
+    """(type, flags, address, size in the file) of the program headers."""
+
+    def padding(self) -> tuple[int, int]:
+        """(address, length) of the padding between the end of its code and the end of that page."""
+        best = (0, 0)
+        for kind, flags, address, size in self.segments:
+            end = self.base + address + size
+            if kind == _LOAD and flags & _EXECUTABLE and -end % _PAGE > best[1]:
+                best = (end, -end % _PAGE)
+        return best
+
+    def symbols(self, names: tuple[str, ...], read: Read) -> dict[str, int]:
+        """Addresses of those of *names* that the object exports."""
+        table = next((s for s in self.segments if s[0] == _DYNAMIC), None)
+        if table is None:
+            return {}
+        raw = read(self.base + table[2], table[3] & ~15)
+        dynamic = dict(struct.iter_unpack("<QQ", raw))
+        if not {_STRTAB, _SYMTAB, _GNU_HASH} <= dynamic.keys():
+            return {}
+        # the loader relocates these in place, except where the section is read-only
+        at = {
+            tag: dynamic[tag] if dynamic[tag] >= self.base else dynamic[tag] + self.base
+            for tag in (_STRTAB, _SYMTAB, _GNU_HASH)
+        }
+        found = {}
+        for name in names:
+            address = self._look_up(name.encode(), at, read)
+            if address:
+                found[name] = address
+        return found
+
+    def _look_up(self, name: bytes, at: dict[int, int], read: Read) -> int:
+        """The address of one symbol through the GNU hash table, or 0."""
+        table = at[_GNU_HASH]
+        buckets, first, bloom, _ = struct.unpack("<IIII", read(table, 16))
+        if not buckets:
+            return 0
+        wanted = gnu_hash(name)
+        bucket_at = table + 16 + 8 * bloom
+        (index,) = struct.unpack("<I", read(bucket_at + 4 * (wanted % buckets), 4))
+        while index >= first:
+            (link,) = struct.unpack("<I", read(bucket_at + 4 * (buckets + index - first), 4))
+            if link | 1 == wanted | 1:
+                text, _, _, section, value = struct.unpack(
+                    "<IBBHQ", read(at[_SYMTAB] + 24 * index, 16)
+                )
+                spelt = read(at[_STRTAB] + text, _LONGEST_NAME).partition(b"\0")[0]
+                if spelt == name and section and value:
+                    return self.base + int(value)
+            if link & 1:
+                return 0
+            index += 1
+        return 0
+
+
+def gnu_hash(name: bytes) -> int:
+    """The GNU hash of a symbol name."""
+    value = 5381
+    for byte in name:
+        value = (value * 33 + byte) & 0xFFFFFFFF
+    return value
+
+
+def images(maps: list[Mapping], read: Read) -> Iterator[Image]:
+    """The ELF objects among the mappings."""
+    for mapping in maps:
+        if mapping.offset or not mapping.path.startswith("/") or "r" not in mapping.mode:
+            continue
+        with suppress(OSError):  # unmapped meanwhile, or a truncated file
+            head = read(mapping.start, 64)
+            if head[:6] == b"\x7fELF\x02\x01":
+                yield _image(mapping, head, read)
+
+
+def _image(mapping: Mapping, head: bytes, read: Read) -> Image:
+    (table,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    raw = read(mapping.start + table, size * count)
+    segments = []
+    for number in range(count):
+        kind, flags, _, address, _, nbytes = struct.unpack_from("<IIQQQQ", raw, number * size)
+        segments.append((kind, flags, address, nbytes))
+    first = min((a for kind, _, a, _ in segments if kind == _LOAD), default=0)
+    return Image(mapping.path, mapping.start - (first & -_PAGE), tuple(segments))

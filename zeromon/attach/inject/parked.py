@@ -1,0 +1,310 @@
+"""The injection for x86-64: one parked thread executes a piece of code and returns.
+
+The code (``parked.s``, and below as assembled) creates a detached thread with ``pthread_create``, which
+waits for the interpreter's lock and runs the line. It ends with a jump to where the thread was, so that
+an interrupted system call starts again as the kernel would have restarted it. Once its registers are
+set, the thread does not depend on this process.
+
+Where no thread is parked and the main thread runs, the main thread executes ``Py_AddPendingCall``
+instead, which allocates nothing, so it may happen anywhere, also within malloc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from zeromon.attach.inject.elf import Mapping, mappings
+from zeromon.attach.inject.target import THREAD_NAME, Target, wait_for, waits_for_interpreter
+from zeromon.errors import AttachRefused
+
+_MAGIC = b"zeromon1"
+_DATA = struct.Struct("<8s8Q16s")
+_BACK_AT = 64
+_CODE = bytes.fromhex(
+    # entry: step over the red zone; pushf; push all 15 registers; cld
+    "488d6424809c5053515256575541504151415241534154415541564157fc"
+    # rbx = rsp; a 64-byte aligned save area of 4 KiB in r12; its header zeroed; xsave64 all but AMX
+    "4889e34881ec001000004883e4c04989e431c0b908000000488dbc2400020000f348ab"
+    "b8e700000031d2490fae2424"
+    # room for a pthread_t; pending ? pending(later, 0) : spawn
+    "4883ec40488b0588ffffff4885c0740d488d3d9800000031f6ffd0eb22"
+    # spawn: pthread_create(rsp, 0, thread, 0) || pthread_detach(*rsp)
+    "4889e731f6488d154b00000031c9ff1552ffffff85c0750a488b3c24ff154cffffff"
+    # done: xrstor64; rsp = rbx; pop all; popf; rsp += 128; jmp back
+    "b8e700000031d2490fae2c244889dc"
+    "415f415e415d415c415b415a415941585d5f5e5a595b589d488da42480000000ff2527ffffff"
+    # thread: prctl(PR_SET_NAME, name); Py_IsInitialized() or go out
+    "f30f1efa53b89d000000bf0f000000488d3519ffffff0f05ff15d1feffff85c07415"
+    # ebx = PyGILState_Ensure(); later(); PyGILState_Release(ebx); out: return 0
+    "ff15cffeffff89c3e80c00000089dfff15d0feffff31c05bc3"
+    # later: PyRun_SimpleString(text); return 0
+    "f30f1efa53488d3d0a000000ff15b2feffff31c05bc3"
+)
+
+_SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _CONT, _DETACH = 0x4206, 0x4207, 12, 13, 7, 17
+_WALL = 0x40000000
+_EVENT_STOP = 128
+_STOP_SECONDS = 1.0
+_ROUNDS, _GAP_SECONDS = 5, 0.004
+_TRIES_SECONDS = 3.0
+_STACK_ROOM = 16384
+_LENGTH_OF_LOCK = 0x80
+_RESTARTS, _RESTART_BLOCK, _INTERRUPTED = (-512, -513, -514), -516, -4
+_RESTART_SYSCALL = 219
+_SYSCALL = b"\x0f\x05"
+
+# calls in which a thread may be parked, never in an allocator or a loader; the safest first
+_CALM = {
+    35: "nanosleep",
+    230: "clock_nanosleep",
+    7: "poll",
+    271: "ppoll",
+    23: "select",
+    270: "pselect6",
+    232: "epoll_wait",
+    281: "epoll_pwait",
+    43: "accept",
+    288: "accept4",
+    61: "wait4",
+    0: "read",
+    45: "recvfrom",
+    47: "recvmsg",
+}
+_FUTEX = 202
+_PARKED = {**_CALM, _FUTEX: "futex"}
+_ORDER = {number: place for place, number in enumerate(_PARKED)}
+
+
+class _Registers(ctypes.Structure):
+    """``struct user_regs_struct``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_ulonglong)
+        for name in (
+            "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss"
+            " fs_base gs_base ds es fs gs"
+        ).split()
+    )
+    rax: int
+    orig_rax: int
+    rip: int
+    rsp: int
+
+
+class ParkedThread(NamedTuple):
+    """A thread that waits in a system call."""
+
+    tid: int
+    call: int
+    stack: int
+    code: int
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def _ptrace(request: int, tid: int, data: int = 0) -> None:
+    if _libc.ptrace(request, tid, 0, data) == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def plant(target: Target, line: str) -> tuple[str, int, int]:
+    """Runs *line* in a new thread of *target*; returns the stopped thread, and for how long (ns).
+
+    Raises :class:`AttachRefused`, or OSError when the process may not be traced or ends.
+    """
+    text = line.encode() + b"\0"
+    if _DATA.size + len(_CODE) + len(text) > target.room:
+        raise AttachRefused(f"process {target.pid} has no room for {len(text)} bytes of code")
+    memory = os.open(f"/proc/{target.pid}/mem", os.O_RDWR)
+    try:
+        _claim(target, memory)
+        deadline = time.monotonic() + _TRIES_SECONDS
+        while True:
+            for place in parked_threads(target):
+                stopped = _through(target, memory, text, place)
+                if stopped:
+                    which = "main" if place.tid == target.pid else "helper"
+                    return f"{which} thread in {_PARKED[place.call]}", place.tid, stopped
+            stopped = _through(target, memory, text, None) if _runs(target.pid) else 0
+            if stopped:
+                return "main thread, by a pending call", target.pid, stopped
+            if time.monotonic() > deadline:
+                raise AttachRefused(f"no thread of process {target.pid} stayed parked long enough")
+    finally:
+        os.close(memory)
+
+
+def _claim(target: Target, memory: int) -> None:
+    """The padding must be empty, or of an injection that has ended."""
+    found = os.pread(memory, target.room, target.padding)
+    if found.strip(b"\0") and not found.startswith(_MAGIC):
+        raise AttachRefused(f"something else has put code into process {target.pid}")
+    if not wait_for(lambda: not waits_for_interpreter(target.pid), 1.0):
+        raise AttachRefused(
+            f"an earlier attach still waits for the interpreter of process {target.pid}",
+            "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
+        )
+
+
+def parked_threads(target: Target) -> list[ParkedThread]:
+    """Threads found waiting in the same call repeatedly; helpers first, the longest-waiting first."""
+    seen: Counter[ParkedThread] = Counter()
+    for _ in range(_ROUNDS):
+        for task in Path(f"/proc/{target.pid}/task").iterdir():
+            place = _where(target.pid, int(task.name))
+            if place is not None:
+                seen[place] += 1
+        time.sleep(_GAP_SECONDS)
+    maps = mappings(target.pid)
+    avoid = _allocators(target, maps)
+    good = [
+        place
+        for place, times in seen.items()
+        if times >= 2
+        and not any(start <= place.code < end for start, end in avoid)
+        and _has_stack(maps, place.stack)
+    ]
+    return sorted(good, key=lambda p: (p.tid == target.pid, _ORDER[p.call], -seen[p]))
+
+
+def _where(pid: int, tid: int) -> ParkedThread | None:
+    """The call in which a thread is parked; None when it runs, or waits in any other call."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/syscall") as file:
+            words = file.read().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if len(words) < 9 or int(words[0]) not in _PARKED:
+        return None
+    return ParkedThread(tid, int(words[0]), int(words[7], 16), int(words[8], 16))
+
+
+def _allocators(target: Target, maps: list[Mapping]) -> list[tuple[int, int]]:
+    """Code in which a waiting thread may hold a lock that ``pthread_create`` needs."""
+    found = [
+        (mapping.start, mapping.end)
+        for mapping in maps
+        if "malloc" in mapping.path.rpartition("/")[2] or "/ld-linux" in mapping.path
+    ]
+    locks = (target.symbols.get(n) for n in ("__lll_lock_wait_private", "__lll_lock_wait"))
+    return found + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
+
+
+def _runs(pid: int) -> bool:
+    """Whether the main thread computes; a pending call of one that waits would wait with it."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "R"
+
+
+def _through(target: Target, memory: int, text: bytes, place: ParkedThread | None) -> int:
+    """Makes a thread execute the code: the one at *place*, or else the main thread as it runs.
+
+    Returns how long it was stopped, ns; 0 when it had moved and nothing was done.
+    """
+    tid = place.tid if place else target.pid
+    os.pwrite(memory, _prepared(target, text, pending=place is None), target.padding)
+    try:
+        _ptrace(_SEIZE, tid)
+    except OSError as error:
+        if error.errno == errno.ESRCH and tid != target.pid:
+            return 0
+        raise
+    began = time.monotonic_ns()
+    _ptrace(_INTERRUPT, tid)
+    _wait_for_stop(tid)
+    try:
+        registers = _Registers()
+        _ptrace(_GETREGS, tid, ctypes.addressof(registers))
+        if place is None or _is_still(registers, place):
+            back = _way_back(registers, memory)
+            if back is not None:
+                os.pwrite(memory, struct.pack("<Q", back[0]), target.padding + _BACK_AT)
+                registers.rax, registers.orig_rax = back[1], (1 << 64) - 1
+                registers.rip = target.padding + _DATA.size
+                _ptrace(_SETREGS, tid, ctypes.addressof(registers))
+                return max(1, time.monotonic_ns() - began)
+        return 0
+    finally:
+        with suppress(OSError):  # killed meanwhile
+            _ptrace(_DETACH, tid)
+
+
+def _prepared(target: Target, text: bytes, *, pending: bool) -> bytes:
+    symbols = target.symbols
+    data = _DATA.pack(
+        _MAGIC,
+        symbols["Py_IsInitialized"],
+        symbols["PyGILState_Ensure"],
+        symbols["PyRun_SimpleString"],
+        symbols["PyGILState_Release"],
+        symbols["pthread_create"],
+        symbols["pthread_detach"],
+        symbols["Py_AddPendingCall"] if pending else 0,
+        0,
+        THREAD_NAME.encode(),
+    )
+    return data + _CODE + text
+
+
+def _wait_for_stop(tid: int) -> None:
+    """Waits until the thread stops; passes on signals that arrive first."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    while time.monotonic() < deadline:
+        changed, status = os.waitpid(tid, _WALL | os.WNOHANG)
+        if not changed:
+            time.sleep(0.00002)
+        elif not os.WIFSTOPPED(status):
+            raise ProcessLookupError(errno.ESRCH, "it ended")
+        elif status >> 16 == _EVENT_STOP:
+            return
+        else:
+            _ptrace(_CONT, tid, os.WSTOPSIG(status))
+    raise AttachRefused("a thread did not stop: it is in an uninterruptible wait")
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _is_still(registers: _Registers, place: ParkedThread) -> bool:
+    """Whether it was interrupted in the same call, at the same stack depth, as observed before."""
+    waits = _signed(registers.rax) in (*_RESTARTS, _RESTART_BLOCK, _INTERRUPTED)
+    return waits and (registers.orig_rax, registers.rsp) == (place.call, place.stack)
+
+
+def _way_back(registers: _Registers, memory: int) -> tuple[int, int] | None:
+    """(address, rax) to continue the thread as the kernel would have continued it; None: unknown."""
+    result = _signed(registers.rax)
+    again = _signed(registers.orig_rax) >= 0 and result in (*_RESTARTS, _RESTART_BLOCK)
+    if not again:
+        return registers.rip, registers.rax
+    if os.pread(memory, 2, registers.rip - 2) != _SYSCALL:
+        return None
+    return registers.rip - 2, (_RESTART_SYSCALL if result == _RESTART_BLOCK else registers.orig_rax)
+
+
+def _has_stack(maps: list[Mapping], stack: int) -> bool:
+    """Whether a thread's stack has room for the code and its calls."""
+    for mapping in maps:
+        if mapping.start <= stack < mapping.end:
+            return mapping.path == "[stack]" or stack - mapping.start >= _STACK_ROOM
+    return False
+
+
+def processor_can() -> bool:
+    """Whether this processor has the instruction that saves vector registers."""
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        return any(line.startswith("flags") and " xsave " in f"{line.strip()} " for line in file)
+    return False

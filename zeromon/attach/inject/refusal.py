@@ -1,0 +1,106 @@
+"""Why zeromon cannot attach to a process, and the command that helps."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from zeromon.errors import AttachRefused
+
+_PTRACE_BIT = 1 << 19
+_LOOK = "Without any right to trace: py-spy dump as root, or zeromon run from the start."
+
+
+def check(pid: int) -> None:
+    """Raises :class:`AttachRefused` for a process that zeromon must not change."""
+    status = status_of(pid)
+    if not status:
+        raise AttachRefused(f"there is no process {pid}", "ps -C python lists running processes.")
+    if pid == 1 or is_ours(pid):
+        what = "init" if pid == 1 else "zeromon itself or an ancestor of it"
+        raise AttachRefused(
+            f"refusing to attach to process {pid} ({what})", "Give the pid of a rank."
+        )
+    state = status.get("State", "?")[:1]
+    if state in "ZX":
+        hint = "Its parent has not collected its exit status yet."
+        raise AttachRefused(f"process {pid} has ended", hint)
+    if state in "Tt" and status.get("TracerPid", "0") == "0":
+        raise AttachRefused(f"process {pid} is stopped", f"Continue it first: kill -CONT {pid}")
+    tracer = status.get("TracerPid", "0")
+    if tracer != "0":
+        name = status_of(int(tracer)).get("Name", "?")
+        raise AttachRefused(
+            f"process {pid} is being traced by {name} ({tracer})",
+            "A process can have one tracer only; end that one first.",
+        )
+    owner = status.get("Uid", "?").split()[1]
+    if owner != str(os.geteuid()):
+        user = _name_of(owner)
+        raise AttachRefused(
+            f"process {pid} belongs to {user}", f"sudo -u {user} zeromon attach {pid}"
+        )
+
+
+def is_ours(pid: int) -> bool:
+    """Whether *pid* is this process, or one of its ancestors."""
+    return pid == os.getpid() or pid in _ancestors(os.getpid())
+
+
+def why_not_traced(pid: int) -> AttachRefused:
+    """The missing right, after the kernel refused to let *pid* be traced."""
+    status, ours = status_of(pid), status_of(os.getpid())
+    may_trace = int(ours.get("CapEff", "0"), 16) & _PTRACE_BIT
+    refused = f"process {pid} may not be traced from here"
+    if may_trace:
+        where = "it is in another user namespace, or a security module forbids it"
+        return AttachRefused(f"{refused}: {where}", _LOOK)
+    scope = _yama_scope()
+    if scope >= 1:
+        help_ = (
+            "sudo sysctl kernel.yama.ptrace_scope=0, or sudo -E zeromon attach ...;"
+            " in a container: docker run --cap-add=SYS_PTRACE"
+        )
+        return AttachRefused(f"{refused}: kernel.yama.ptrace_scope is {scope}", help_)
+    if int(status.get("CapPrm", "0"), 16) & ~int(ours.get("CapEff", "0"), 16):
+        return AttachRefused(
+            f"{refused}: it has capabilities that this shell lacks",
+            "Use the shell that started it, or sudo; in a container: --cap-add=SYS_PTRACE",
+        )
+    return AttachRefused(
+        f"{refused}: CAP_SYS_PTRACE is missing (the process has changed its user or its"
+        " groups, or a sandbox forbids ptrace)",
+        "sudo zeromon attach ..., or in a container: docker run --cap-add=SYS_PTRACE",
+    )
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """``/proc/PID/status``; empty when there is no such process."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {}
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1 and pid not in found:
+        parent = int(status_of(pid).get("PPid", "0"))
+        found.add(parent)
+        pid = parent
+    return found
+
+
+def _yama_scope() -> int:
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    return 0
+
+
+def _name_of(uid: str) -> str:
+    import pwd
+
+    with suppress(KeyError, ValueError):
+        return pwd.getpwuid(int(uid)).pw_name
+    return f"#{uid}"

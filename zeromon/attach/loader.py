@@ -1,0 +1,278 @@
+"""Loads the agent into running processes, and removes it again.
+
+The loader writes a script into a private folder beside the runs; the script writes its answer there.
+The injected line claims the script by renaming it: the script runs at most once, and never after the
+loader has withdrawn it.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zeromon.attach import inject
+from zeromon.attach.inject.refusal import check
+from zeromon.attach.inject.target import waits_for_interpreter
+from zeromon.attach.rank_processes import Process
+from zeromon.errors import AttachRefused, ZeromonError
+from zeromon.probes.process import ProcessWatch
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.ring.buffer import RingReader
+
+_BEGIN_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
+_STALE_SECONDS = 3600.0
+_MOST_AT_ONCE = 16
+_LINE = """try:
+ import os
+ os.rename({script!r},{taken!r})
+ f=open({taken!r})
+ t=f.read()
+ f.close()
+ exec(compile(t,'zeromon',"exec"),{{'__name__':'zeromon_inject'}})
+except BaseException:
+ pass"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of an attach or detach for one process."""
+
+    pid: int
+    rank: int | None
+    refused: str = ""
+    """Why the attach or detach failed; empty after success."""
+    hint: str = ""
+    watched: str = ""
+    """The run that the process already belongs to."""
+    kept: tuple[str, ...] = ()
+    """Names that another tool has patched since, after a detach."""
+    how: str = ""
+    stopped_ns: int = 0
+    """How long one of its threads was stopped."""
+    seconds: float = 0.0
+    """Time from the first read of the process to its answer."""
+
+
+def attach(ranks: Sequence[Process], root: Path, *, method: str = "") -> tuple[Path, list[Outcome]]:
+    """Loads the agent into *ranks* of one job; returns the run's folder, and a result for each rank."""
+    folder = run_folder(ranks, root)
+    before = set(folder.parent.glob(folder.name))
+    paths.make_private(folder)
+    _describe(folder, ranks[0])
+    settings = {k: v for k, v in os.environ.items() if k.startswith("ZEROMON_")}
+    settings["ZEROMON_PYTHON"] = sys.executable
+    sole = len(ranks) == 1 and ranks[0].rank is None
+
+    def one(rank: Process) -> Outcome:
+        arguments = {
+            "run_dir": str(folder),
+            "pid": rank.pid,
+            "settings": settings,
+            "any_process": sole or rank.world_size == 1,
+        }
+        return _call(rank, root, {"leave": False, "attach": arguments}, method)
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        outcomes = list(pool.map(one, ranks))
+    if not before and not list(folder.glob("rank*.ring")):
+        (folder / "run.json").unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+    return folder, outcomes
+
+
+def detach(ranks: Sequence[Process], root: Path, *, method: str = "") -> list[Outcome]:
+    """Removes the agent from *ranks*."""
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return list(pool.map(lambda rank: _call(rank, root, {"leave": True}, method), ranks))
+
+
+def run_folder(ranks: Sequence[Process], root: Path) -> Path:
+    """The folder of the job's other ranks, or of an earlier attach to these; else a new folder."""
+    pids, job = {rank.pid for rank in ranks}, ranks[0].job
+    for folder in root.glob("*/"):
+        if paths.is_run_id(folder.name):
+            alive = [header.pid for header in _live_rings(folder)]
+            if pids.intersection(alive) or (alive and _facts(folder).get("job") == job):
+                return folder
+    return root / paths.new_run_id(list(ranks[0].command[1:]))
+
+
+def _live_rings(folder: Path) -> Iterator[Any]:
+    for path in folder.glob("rank*.ring"):
+        with suppress(ZeromonError, OSError, ValueError):
+            reader = RingReader(path)
+            header = reader.header
+            reader.close()
+            if ProcessWatch(header.pid, header.mono_ns).alive():
+                yield header
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _describe(folder: Path, rank: Process) -> None:
+    """Writes ``run.json``, unless the run has one."""
+    if (folder / "run.json").exists():
+        return
+    facts = {
+        "run": folder.name,
+        "command": list(rank.command[:50]),
+        "started": time.time(),
+        "mono_ns": time.monotonic_ns(),
+        "job": rank.job,
+    }
+    replace_file(folder / "run.json", json.dumps(facts))
+
+
+# ---- one process ----------------------------------------------------------------------------------
+
+
+def _call(rank: Process, root: Path, arguments: Mapping[str, Any], method: str) -> Outcome:
+    began = time.monotonic()
+    try:
+        injected, facts = _run_in(rank.pid, root, arguments, method)
+    except ZeromonError as error:
+        return Outcome(rank.pid, rank.rank, refused=str(error), hint=error.hint)
+    except OSError as error:
+        return Outcome(rank.pid, rank.rank, refused=f"{error.strerror}: {error.filename}")
+    return Outcome(
+        rank.pid,
+        facts.get("rank", rank.rank),
+        refused=_refusal(rank.pid, facts),
+        hint=str(facts.get("hint", "")),
+        watched=str(facts.get("watched", "")),
+        kept=tuple(facts.get("kept", ())),
+        how=injected.how,
+        stopped_ns=injected.stopped_ns,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _refusal(pid: int, facts: Mapping[str, Any]) -> str:
+    return f"process {pid}: {facts['refused']}" if facts.get("refused") else ""
+
+
+def _run_in(
+    pid: int, root: Path, arguments: Mapping[str, Any], method: str
+) -> tuple[inject.Injected, dict[str, Any]]:
+    """Runs the payload in *pid* and returns its answer."""
+    check(pid)
+    packages = _packages()
+    for folder in (root, *(Path(folder) for _, folder in packages)):
+        _check_visible(pid, folder)
+    desk = paths.make_private(root / ".attach")
+    _sweep(desk)
+    stem = desk / f"{pid}.{secrets.token_hex(3)}"
+    script, taken, answer = (stem.with_suffix(s) for s in (".py", ".taken", ".answer"))
+    watch = ProcessWatch(pid)
+    with _alone(desk / f"{pid}.lock", pid):
+        facts = {**arguments, "packages": packages, "answer": str(answer)}
+        payload = paths.SHIM / "zeromon_payload.py"
+        script.write_text(f"ARGUMENTS = {facts!r}\n{payload.read_text()}")
+        line = f"exec({_LINE.format(script=str(script), taken=str(taken))!r},{{}})"
+        try:
+            injected = inject.inject(pid, line, lambda: not script.exists(), method=method)
+            _wait(pid, watch, script, answer)
+            return injected, ast.literal_eval(answer.read_text())
+        finally:
+            for path in (script, taken, answer):
+                path.unlink(missing_ok=True)
+
+
+def _wait(pid: int, watch: ProcessWatch, script: Path, answer: Path) -> None:
+    """Waits for the answer; withdraws a script that was not claimed in time."""
+    began = time.monotonic()
+    while not answer.exists():
+        waited = time.monotonic() - began
+        if not watch.alive():
+            raise AttachRefused(f"process {pid} ended during the attach")
+        if waited > _BEGIN_SECONDS:
+            try:
+                script.unlink()
+            except FileNotFoundError:
+                if waited < _ANSWER_SECONDS:
+                    time.sleep(0.01)
+                    continue
+                raise AttachRefused(
+                    f"process {pid} has begun the attach and does not answer"
+                ) from None
+            holds = (
+                "holds the interpreter's lock in C code"
+                if waits_for_interpreter(pid)
+                else ("did not execute the request")
+            )
+            raise AttachRefused(
+                f"process {pid} {holds}; the request was withdrawn after {waited:.0f} s",
+                f"Its stacks can be read from outside: py-spy dump --native --pid {pid}",
+            )
+        time.sleep(0.002)
+
+
+def _packages() -> list[tuple[str, str]]:
+    """The packages of zeromon, and the folders that contain them."""
+    agents = find_spec("zeromon_agents")
+    if agents is None or agents.origin is None:
+        raise AttachRefused("this installation has no zeromon_agents", "Reinstall zeromon.")
+    return [
+        ("zeromon", str(paths.CORE)),
+        ("zeromon_agents", str(Path(agents.origin).resolve().parents[1])),
+    ]
+
+
+def _check_visible(pid: int, folder: Path) -> None:
+    """Raises AttachRefused unless the process has the same files as this one."""
+    ours = folder.stat()
+    try:
+        theirs = Path(f"/proc/{pid}/root{folder}").stat()
+    except PermissionError:
+        return  # the injection reports what is missing
+    except OSError:
+        theirs = None
+    if theirs is None or (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+        raise AttachRefused(
+            f"process {pid} is in a container without access to {folder}",
+            "Attach from within: docker exec -it CONTAINER zeromon attach --all"
+            " (the container needs --cap-add=SYS_PTRACE where Yama asks for it)",
+        )
+
+
+@contextmanager
+def _alone(lock: Path, pid: int) -> Iterator[None]:
+    """Locks a process: only one attach at a time."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise AttachRefused(f"another zeromon is at process {pid}", "Let it finish.") from error
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _sweep(desk: Path) -> None:
+    """Removes the files of an attach that was killed."""
+    for path in desk.iterdir():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()

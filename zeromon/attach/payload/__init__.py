@@ -1,0 +1,1 @@
+"""The folder that `zeromon run` puts on the PYTHONPATH of a training command."""

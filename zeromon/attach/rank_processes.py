@@ -1,0 +1,188 @@
+"""The rank processes of this node by ``/proc``: below a launcher, beside a rank, or all of a user.
+
+A rank is the first process of its branch with a rank number of a launcher that has loaded torch; the
+processes that it starts (data workers) inherit the number and are not ranks. Ranks in another pid
+namespace are included: they have a pid here, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from zeromon.probes.process import start_ticks
+
+PROC = Path("/proc")
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_DATA_WORKER = "pt_data_worker"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this node. An unreadable field is empty."""
+
+    pid: int
+    parent: int
+    name: str
+
+    @cached_property
+    def environment(self) -> Mapping[str, str]:
+        """The environment at the start of the process."""
+        pairs = (item.partition("=") for item in _zero_separated(self.pid, "environ"))
+        return {name: value for name, _, value in pairs}
+
+    @cached_property
+    def command(self) -> tuple[str, ...]:
+        """Its command line."""
+        return tuple(_zero_separated(self.pid, "cmdline"))
+
+    @cached_property
+    def has_torch(self) -> bool:
+        """Whether it has loaded torch's library."""
+        with suppress(OSError):
+            return b"/libtorch" in (PROC / str(self.pid) / "maps").read_bytes()
+        return False
+
+    @property
+    def rank(self) -> int | None:
+        """The rank number that its launcher assigned."""
+        return _number(self.environment, _RANK)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of its job, 0 where unknown."""
+        return _number(self.environment, _WORLD) or 0
+
+    @property
+    def job(self) -> str:
+        """Identifies the job: equal for the ranks of one job on one node, and for no other job."""
+        shared = "|".join(self.environment.get(name, "") for name in _SHARED)
+        return shared if shared.strip("|") else f"{self.parent}.{start_ticks(self.parent)}"
+
+
+def processes() -> dict[int, Process]:
+    """All running processes, by pid."""
+    found = {}
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                head, _, tail = (folder / "stat").read_text(errors="replace").rpartition(")")
+                fields = tail.split()
+                if fields[0] not in "ZX":
+                    pid = int(folder.name)
+                    found[pid] = Process(pid, int(fields[1]), head.partition("(")[2])
+    return found
+
+
+def ranks_of(pid: int, table: Mapping[int, Process]) -> list[Process]:
+    """The ranks of *pid*: itself, or those below it; by rank number."""
+    start = table.get(pid)
+    if start is None:
+        return []
+    below = descendants(pid, table)
+    found = _topmost((p for p in below if p.rank is not None and p.has_torch), table)
+    if start.name == "srun" and not found:  # threads are not children
+        step = start.environment.get("SLURM_JOB_ID")
+        found = [p for p in all_ranks(table) if step and p.environment.get("SLURM_JOB_ID") == step]
+    return found or _spawned(pid, below) or [start]
+
+
+def siblings(pid: int, table: Mapping[int, Process]) -> list[Process]:
+    """All ranks of the jobs of *pid*'s ranks."""
+    jobs = {rank.job for rank in ranks_of(pid, table)}
+    return [p for p in all_ranks(table) if p.job in jobs] or ranks_of(pid, table)
+
+
+def all_ranks(table: Mapping[int, Process]) -> list[Process]:
+    """Every rank of this user on this node."""
+    mine = (p for p in table.values() if _owner(p.pid) == os.geteuid())
+    return _topmost((p for p in mine if p.rank is not None and p.has_torch), table)
+
+
+def descendants(pid: int, table: Mapping[int, Process]) -> list[Process]:
+    """*pid* and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, waiting = [], [pid]
+    while waiting:
+        one = waiting.pop()
+        found.append(table[one])
+        waiting += children.get(one, ())
+    return found
+
+
+def remote_members(ranks: Iterable[Process]) -> list[int]:
+    """Rank numbers of the same job that are not among *ranks*."""
+    ranks = list(ranks)
+    here = {rank.rank for rank in ranks}
+    world = max((rank.world_size for rank in ranks), default=0)
+    return [number for number in range(world) if number not in here]
+
+
+def nodes_of(ranks: Iterable[Process], table: Mapping[int, Process]) -> list[str]:
+    """Names of the job's nodes, where its launcher provides them."""
+    for rank in ranks:
+        listed = rank.environment.get("SLURM_JOB_NODELIST")
+        if listed:
+            return [listed]
+        parent = table.get(rank.parent)
+        for word in parent.command if parent else ():
+            if word.startswith("--world_info="):  # the variable of the deepspeed launcher
+                with suppress(ValueError, TypeError):
+                    return list(json.loads(base64.urlsafe_b64decode(word.partition("=")[2])))
+    return []
+
+
+def _topmost(found: Iterable[Process], table: Mapping[int, Process]) -> list[Process]:
+    """The ranks that are not descendants of another one, by rank number."""
+    candidates = {process.pid: process for process in found}
+    top = []
+    for process in candidates.values():
+        above = table.get(process.parent)
+        while above is not None and above.pid not in candidates:
+            above = table.get(above.parent)
+        if above is None:
+            top.append(process)
+    return sorted(top, key=lambda p: (p.rank is None, p.rank, p.pid))
+
+
+def _spawned(pid: int, below: Iterable[Process]) -> list[Process]:
+    """Ranks that torch.multiprocessing.spawn started: they have no number in the environment."""
+    found = (
+        p
+        for p in below
+        if p.parent == pid
+        and p.name != _DATA_WORKER
+        and any("multiprocessing" in word for word in p.command)
+        and p.has_torch
+    )
+    return sorted(found, key=lambda p: p.pid)
+
+
+def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
+    for name in names:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return None
+
+
+def _owner(pid: int) -> int:
+    with suppress(OSError):
+        return (PROC / str(pid)).stat().st_uid
+    return -1
+
+
+def _zero_separated(pid: int, name: str) -> list[str]:
+    with suppress(OSError):
+        text = (PROC / str(pid) / name).read_text(errors="replace")
+        return [item for item in text.split("\0") if item]
+    return []

@@ -1,0 +1,144 @@
+"""Checks of settings that contradict each other, or have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, number
+from zeromon.check.schema import schema
+
+_ONLY_STAGE_3 = (
+    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "prefetch_bucket_size",
+    "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+    "max_reuse_distance", "gather_16bit_weights_on_model_save", "sub_group_size", "offload_param",
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "memory_efficient_linear",
+)  # fmt: skip
+"""Settings that DeepSpeedEngine._configure_zero_optimizer passes to the stage 3 optimizer alone."""
+
+_ONLY_STAGES_1_AND_2 = (
+    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
+    "round_robin_gradients", "parameter_alignment",
+)  # fmt: skip
+"""Settings that the same method passes to the optimizer of stages 1 and 2 alone."""
+
+_NOT_STAGE_0 = (
+    "reduce_bucket_size", "overlap_comm", "reduce_scatter", "contiguous_gradients",
+    "allgather_partitions", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
+    "round_robin_gradients", "parameter_alignment",
+)  # fmt: skip
+
+_NEED_ZERO = (
+    ("fp16", "fp16_master_weights_and_grads"),
+    ("bf16", "bf16_master_weights_and_grads"),
+    ("bf16", "bf16_optimizer_states"),
+)
+
+
+def duplicates(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields keys that the file gives twice."""
+    for path in config.duplicates:
+        where = "DeepSpeed refuses that, others take the last"
+        message = f"{'.'.join(path)} is given twice: {where}"
+        severity = "error" if config.dialect == "json" else "warning"
+        yield config.problem("ZM105", severity, path, message, "keep one")
+
+
+def two_precisions(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields fp16 and bf16 together."""
+    if precision_of(config, "fp16") and precision_of(config, "bf16"):
+        message = "fp16 and bf16 are both enabled, and DeepSpeed takes one"
+        yield config.problem("ZM105", "error", ("fp16", "enabled"), message, _off(config))
+
+
+def two_names(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields settings under two names, and ``legacy_stage1``, which DeepSpeed removed."""
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if config.has(ZERO, old) and config.has(ZERO, new):
+            message = f"{old} and {new} are both given, and DeepSpeed refuses that"
+            yield config.problem("ZM105", "error", (ZERO, old), message, f"remove {old}")
+    for name, field in schema()["deepspeed"]["sections"][ZERO]["fields"].items():
+        if "alias" in field and config.has(ZERO, name) and config.has(ZERO, field["alias"]):
+            message = f"{name} and {field['alias']} are one setting, and DeepSpeed refuses both"
+            yield config.problem("ZM105", "error", (ZERO, name), message, f"remove {name}")
+    if is_on(config.get(ZERO, "legacy_stage1")):
+        message = "legacy_stage1 raises an exception: that stage 1 is gone since DeepSpeed 0.5.9"
+        fix = "remove legacy_stage1"
+        yield config.problem("ZM105", "error", (ZERO, "legacy_stage1"), message, fix)
+
+
+def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields settings that DeepSpeed refuses at the ZeRO stage of *config*."""
+    stage = stage_of(config)
+    if stage is None:
+        return
+    ratio = number(config.get(ZERO, "offload_optimizer", "ratio"))
+    if ratio is not None and ratio < 1 and stage < 3:
+        path: Path = (ZERO, "offload_optimizer", "ratio")
+        message = f"a part of the optimizer is offloaded only at stage 3, and this is stage {stage}"
+        yield config.problem("ZM105", "error", path, message, config.write("ratio", 1.0))
+    if is_on(config.get(ZERO, "compute_grad_norm")) is False and stage not in (1, 2):
+        path = (ZERO, "compute_grad_norm")
+        message = f"compute_grad_norm can be off only at stages 1 and 2, and this is stage {stage}"
+        yield config.problem("ZM105", "error", path, message, "remove compute_grad_norm")
+    if str(config.get("gradient_allreduce_op", default="")).lower() == "sum" and stage == 3:
+        path = ("gradient_allreduce_op",)
+        message = "gradients cannot be summed at stage 3"
+        yield config.problem(
+            "ZM105", "error", path, message, config.write("gradient_allreduce_op", "mean")
+        )
+    for part, name in _NEED_ZERO:
+        if is_on(config.get(part, name)) and not stage:
+            message = f"{name} needs ZeRO stage 1, 2 or 3, and this is stage 0"
+            fix = config.write(name, False)
+            yield config.problem("ZM105", "error", (part, name), message, fix)
+
+
+def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields optimizer states in bf16 without master weights in bf16."""
+    if stage_of(config) is None:
+        return
+    if is_on(config.get("bf16", "bf16_optimizer_states")) and not is_on(
+        config.get("bf16", "bf16_master_weights_and_grads")
+    ):
+        message = "bf16_optimizer_states needs bf16_master_weights_and_grads"
+        fix = config.write("bf16_master_weights_and_grads", True)
+        yield config.problem("ZM105", "error", ("bf16", "bf16_optimizer_states"), message, fix)
+
+
+def _off(config: Config) -> str:
+    inner = config.write("enabled", False)
+    return f"fp16: {{{inner}}}" if config.dialect == "yaml" else f'"fp16": {{{inner}}}'
+
+
+def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields one problem for settings that the ZeRO stage ignores, and one for NVMe below stage 3."""
+    stage = stage_of(config)
+    if stage is None or not isinstance(config.get(ZERO), Mapping):
+        return
+    ignored = {0: (*_NOT_STAGE_0, *_ONLY_STAGE_3), 3: _ONLY_STAGES_1_AND_2}.get(
+        stage, _ONLY_STAGE_3
+    )
+    unused = [name for name in config.section(ZERO) if name in ignored and _is_set(config, name)]
+    if unused:
+        does = "has" if len(unused) == 1 else "have"
+        message = f"{listed(unused)} {does} no effect at stage {stage}"
+        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        yield config.problem("ZM106", "info", (ZERO, unused[0]), message, fix)
+    nvme = config.get(ZERO, "offload_optimizer", "device") == "nvme"
+    if nvme and stage in (1, 2):
+        message = f"at stage {stage} the optimizer goes to host memory: only stage 3 uses NVMe"
+        path = (ZERO, "offload_optimizer", "device")
+        yield config.problem("ZM106", "warning", path, message, config.write("device", "cpu"))
+
+
+def _is_set(config: Config, name: str) -> bool:
+    """Returns whether a setting has a value; an offload to the device ``none`` has no value."""
+    value = config.get(ZERO, name)
+    if isinstance(value, Mapping):
+        return value.get("device", "none") not in ("none", None, AUTO)
+    return value is not None

@@ -1,0 +1,172 @@
+"""Checks of communication, precision and offload: what costs time or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
+from zeromon.check.problem import Config, Machine, Problem, is_on, number
+from zeromon.units import human_bytes
+
+_LEAST_BUCKET = 1_000_000
+_LARGE_SHARE = 0.1
+
+
+def fp32_gradients(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields gradients in fp32 with parameters in a lower precision."""
+    if not any(precision_of(config, name) is not False for name in ("bf16", "fp16")):
+        return
+    if str(config.get("communication_data_type", default="")).lower() == "fp32":
+        message = "gradients are reduced in fp32: twice the bytes on the wire"
+        fix = config.write("communication_data_type", "bf16")
+        yield config.problem("ZM208", "info", ("communication_data_type",), message, fix)
+    if config.get("data_types", "grad_accum_dtype") in ("fp32", "float32", "float"):
+        message = "gradients are accumulated in fp32: twice their memory"
+        path = ("data_types", "grad_accum_dtype")
+        yield config.problem("ZM208", "info", path, message, config.write(path[-1], "bf16"))
+
+
+def overlap_comm(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields an explicit ``overlap_comm: false``; DeepSpeed's default is on at stage 3 and off below."""
+    stage = stage_of(config)
+    path = (ZERO, "overlap_comm")
+    if not stage or is_on(config.get(*path)) is not False:
+        return
+    fix = config.write("overlap_comm", True)
+    if stage == 3:
+        message = (
+            "overlap_comm is off, though DeepSpeed turns it on at stage 3: the reduction of "
+            "gradients runs on the stream that computes"
+        )
+        yield config.problem("ZM302", "info", path, message, fix)
+        return
+    size = number(config.get(ZERO, "reduce_bucket_size", default=5e8))
+    price = f" of {human_bytes(size * 2)}" if size else ""
+    message = f"overlap_comm is off: at stage {stage} backward waits for the reduction of gradients"
+    yield config.problem("ZM302", "info", path, message, f"{fix}; costs a second bucket{price}")
+
+
+def bucket_size(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Yields buckets that are too small for the bandwidth, or too large for the device memory."""
+    stage = stage_of(config)
+    if not stage:
+        return
+    sizes = {"reduce_bucket_size": 5e8}
+    if stage < 3:
+        sizes["allgather_bucket_size"] = 5e8
+    overlaps = is_on(config.get(ZERO, "overlap_comm")) and stage < 3
+    for name, default in sizes.items():
+        path = (ZERO, name)
+        size = number(config.get(*path, default=default))
+        if size is None or size <= 0:
+            continue
+        if size < _LEAST_BUCKET:
+            message = f"{name} of {size:,.0f} elements makes many small messages"
+            yield config.problem("ZM303", "warning", path, message, config.write(name, 50_000_000))
+        nbytes = size * 2 * (2 if overlaps and name == "reduce_bucket_size" else 1)
+        if machine.device_bytes and nbytes > _LARGE_SHARE * machine.device_bytes:
+            share = nbytes / machine.device_bytes
+            message = f"{name} takes {human_bytes(nbytes)} of the device, {share:.0%} of its memory"
+            yield config.problem("ZM303", "warning", path, message, config.write(name, 200_000_000))
+
+
+def fp16_with_zero3(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields fp16 at stage 3: bf16 needs no loss scaling."""
+    if precision_of(config, "fp16") and stage_of(config) == 3:
+        message = "fp16 at stage 3 needs loss scaling, and skips steps that overflow"
+        fix = f'"bf16": {{{config.write("enabled", True)}}} where the hardware has it'
+        yield config.problem("ZM402", "info", ("fp16", "enabled"), message, fix)
+
+
+def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields loss scaling that is fixed, starts too high, or changes too fast."""
+    part = config.section("fp16")
+    if not part or precision_of(config, "fp16") is False:
+        return
+    fixed = number(part.get("loss_scale", 0))
+    if fixed is not None and fixed > 0:
+        message = f"the loss scale is fixed at {fixed:g}: it does not follow an overflow"
+        fix = config.write("loss_scale", 0)
+        yield config.problem("ZM404", "warning", ("fp16", "loss_scale"), message, fix)
+        return
+    window, hysteresis = (
+        number(part.get(name)) or usual
+        for name, usual in (("loss_scale_window", 1000), ("hysteresis", 2))
+    )
+    often = (
+        f"skips about {hysteresis:g} of {window + 1 + hysteresis:g} steps to find its limit again"
+    )
+    limits: tuple[tuple[str, Callable[[float], bool], str, int], ...] = (
+        ("initial_scale_power", lambda x: x > 24, "makes the first steps overflow one by one", 16),
+        ("loss_scale_window", lambda x: 0 < x < 100, often, 1000),
+        ("hysteresis", lambda x: x < 1, "is counted down to 1, so the scale is never lowered", 2),
+    )
+    for name, is_bad, why, better in limits:
+        value = number(part.get(name))
+        if value is not None and is_bad(value):
+            message = f"{name} of {value:g} {why}"
+            fix = config.write(name, better)
+            yield config.problem("ZM404", "warning", ("fp16", name), message, fix)
+
+
+def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields ZeRO in fp32."""
+    if not stage_of(config):
+        return
+    if any(precision_of(config, name) is not False for name in ("bf16", "fp16")):
+        return
+    if config.get("torch_autocast", "enabled") not in (None, False):
+        return
+    message = "neither bf16 nor fp16 is enabled: parameters, gradients and messages are fp32"
+    fix = f'"bf16": {{{config.write("enabled", True)}}}'
+    yield config.problem("ZM405", "info", (ZERO, "stage"), message, fix)
+
+
+# ---- offload --------------------------------------------------------------------------------------
+
+
+def pinned_memory(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields offload through pageable memory, whose copies do not overlap; the default is pinned."""
+    for name in ("offload_optimizer", "offload_param"):
+        part = config.section(ZERO, name)
+        used = part.get("device") in ("cpu", "nvme")
+        if used and is_on(part.get("pin_memory")) is False:
+            message = f"{name} copies through pageable memory: slower, and without overlap"
+            path = (ZERO, name, "pin_memory")
+            yield config.problem(
+                "ZM502", "warning", path, message, config.write("pin_memory", True)
+            )
+
+
+def nvme(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields offload to NVMe without a path, or with a queue that limits the bandwidth."""
+    used = [
+        name
+        for name in ("offload_optimizer", "offload_param")
+        if config.get(ZERO, name, "device") == "nvme"
+    ]
+    if not used or stage_of(config) not in (3, None):
+        return
+    for name in used:
+        if config.get(ZERO, name, "nvme_path") in (None, ""):
+            message = f"{name} goes to NVMe, but nvme_path is missing"
+            fix = config.write("nvme_path", "/local_nvme")
+            yield config.problem("ZM504", "error", (ZERO, name, "device"), message, fix)
+    part = config.section("aio")
+    if not part:
+        message = "NVMe without an aio section runs with a queue depth of 8 on one thread"
+        fix = f'"aio": {{{config.write("queue_depth", 32)}}}; ds_nvme_tune measures what is best'
+        yield config.problem("ZM504", "info", (ZERO, used[0], "device"), message, fix)
+        return
+    limits: tuple[tuple[str, float, float, int], ...] = (
+        ("queue_depth", 4, 1024, 32), ("block_size", 64 << 10, 64 << 20, 1 << 20),
+        ("intra_op_parallelism", 1, 64, 1),
+    )  # fmt: skip
+    for name, least, most, better in limits:
+        value = number(part.get(name))
+        if value is not None and not least <= value <= most:
+            side = "low" if value < least else "high"
+            message = f"aio.{name} of {value:g} is too {side} for the bandwidth of a drive"
+            yield config.problem(
+                "ZM504", "warning", ("aio", name), message, config.write(name, better)
+            )

@@ -1,0 +1,264 @@
+"""Runs the checks: selects the training files, parses each of them, and applies its checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zeromon.check import accelerate, deepspeed, loaders, plans, scripts, trainer
+from zeromon.check.documents import (
+    SUFFIXES,
+    UnreadableError,
+    dialect_of,
+    parse,
+    parse_python,
+    read_text,
+)
+from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, problem_at
+from zeromon.diagnosis.pages import pages
+from zeromon.errors import CheckError
+
+_SIGNS = (
+    "zero_optimization", "train_micro_batch_size_per_gpu", "distributed_type", "fsdp_config",
+    "deepspeed_config", "FullyShardedDataParallel", "fully_shard", "deepspeed.initialize",
+)  # fmt: skip
+"""An unreadable file with one of these words counts as a training configuration."""
+
+_WORDS = (
+    *_SIGNS, "train_batch_size", "compute_environment", "deepspeed", "TrainingArguments", "trl",
+    "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig",
+)  # fmt: skip
+"""A file found in a folder is parsed only if it has one of these words."""
+
+_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a check."""
+
+    files: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is an error or a warning."""
+        return any(problem.severity != "info" for problem in self.problems)
+
+
+def check(paths: Iterable[str], machine: Machine | None = None) -> Result:
+    """Returns all problems of files and folders, in order of files and lines."""
+    run = _Run(machine or Machine())
+    for path in paths:
+        run.path(path)
+    order = {severity: place for place, severity in enumerate(SEVERITIES)}
+    ordered = sorted(
+        set(run.problems),
+        key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
+    )
+    return Result(len(run.checked), tuple(ordered))
+
+
+def codes(text: str) -> frozenset[str]:
+    """Returns the codes of ``ZM302,ZM5`` or of names; raises :class:`CheckError` for an unknown one."""
+    known = pages()
+    selected = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        matching = {
+            c for c, page in known.items() if c.startswith(word.upper()) or page.name == word
+        }
+        if not matching:
+            raise CheckError(f"there is no rule {word}", "zeromon rule lists them all.")
+        selected |= matching
+    return frozenset(selected)
+
+
+class _Run:
+    """One check of several paths; no file is checked twice."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.checked: set[Path] = set()
+        self.problems: list[Problem] = []
+
+    def path(self, path: str) -> None:
+        """Checks a file or a folder from the command line."""
+        start = Path(path)
+        if start.is_dir():
+            for file in _below(start):
+                self.file(file, named=False)
+        elif os.path.lexists(start):
+            self.file(start, named=True)
+        else:
+            raise CheckError(f"{path} does not exist")
+
+    def file(self, file: Path, *, named: bool, ranks: int | None = None) -> Config | None:
+        """Checks one file, and returns its configuration; None for a script and for no training file.
+
+        A file that is not *named* on the command line comes from a folder, and may be no training file.
+        """
+        if _resolve(file) in self.checked:
+            return None
+        text = ""
+        try:
+            text = read_text(file)
+            if named or any(word in text for word in _WORDS):
+                return READERS[dialect_of(file, text)](self, file, text, named, ranks)
+        except UnreadableError as error:
+            if named or any(sign in text for sign in _SIGNS):
+                self.checked.add(_resolve(file))
+                self.unreadable(file, error)
+        return None
+
+    def read_script(self, file: Path, text: str, named: bool, _: int | None) -> None:
+        """Checks a Python script."""
+        script = scripts.read_script(str(file), parse_python(text))
+        if named or scripts.is_training(script):
+            self.checked.add(_resolve(file))
+            self.script(script, file)
+
+    def read_config(self, file: Path, text: str, named: bool, ranks: int | None) -> Config | None:
+        """Checks a JSON or YAML configuration, and returns it."""
+        config = parse(text, str(file), dialect_of(file, text))
+        kind = kind_of(config.data)
+        if kind:
+            self.checked.add(_resolve(file))
+            self.config(config.on(ranks), kind, file)
+            return config
+        if named:
+            message = "zeromon does not recognize a training configuration in this file"
+            fix = "DeepSpeed's has zero_optimization, accelerate's distributed_type"
+            self.checked.add(_resolve(file))
+            self.unreadable(file, UnreadableError(message, fix=fix))
+        return None
+
+    def unreadable(self, file: Path, error: UnreadableError) -> None:
+        """Reports a file that cannot be read."""
+        place = error.line, error.column
+        fix = error.fix or "give a JSON or YAML configuration, or a Python script"
+        self.problems.append(problem_at(str(file), place, "ZM101", "error", error.message, fix))
+
+    def config(self, config: Config, kind: str, file: Path) -> None:
+        """Checks one configuration, and the file that it names."""
+        if kind == "accelerate":
+            other = self.follow(config, file)
+            for test in accelerate.CHECKS:
+                self.problems += test(config, other, self.machine)
+            if other is None and not config.get(accelerate.DEEPSPEED, "deepspeed_config_file"):
+                self.problems += plans.stages(config, self.machine)
+            return
+        for check_one in deepspeed.CHECKS:
+            self.problems += check_one(config, self.machine)
+        self.problems += plans.stages(config, self.machine)
+
+    def follow(self, config: Config, file: Path) -> Config | None:
+        """Returns the DeepSpeed configuration that an accelerate file names; None without one."""
+        name = config.get(accelerate.DEEPSPEED, "deepspeed_config_file")
+        ranks = config.get("num_processes")
+        return self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+
+    def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
+        """Checks and returns the DeepSpeed configuration that *file* names; None where there is none."""
+        place = _beside(file, name)
+        if place is None:
+            return None
+        self.file(place, named=True, ranks=ranks)
+        try:
+            return _parsed(place)
+        except UnreadableError:  # the check has reported it
+            return None
+
+    def script(self, script: scripts.Script, file: Path) -> None:
+        """Checks a script, and the configurations in it."""
+        for test in (*scripts.CHECKS, *loaders.CHECKS):
+            self.problems += test(script)
+        for call in filter(scripts.is_arguments, script.calls):
+            fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))
+            for fsdp_check in trainer.CHECKS:
+                self.problems += fsdp_check(fsdp)
+        for source, call in scripts.configs(script):
+            config = self.other(source, file) if isinstance(source, str) else source
+            if config is None:
+                continue
+            if not isinstance(source, str):
+                for check_one in deepspeed.CHECKS:
+                    self.problems += check_one(config, self.machine)
+            if scripts.is_arguments(call):
+                self.problems += scripts.against_arguments(script, call, config)
+
+    def fsdp_config(self, script: scripts.Script, call: scripts.Call, file: Path) -> Config | None:
+        """Returns the FSDP configuration of a Trainer, from the script or a file; None without one."""
+        node = script.argument(call, "fsdp_config")
+        config = scripts.config_at(script, node) if node is not None else None
+        if not isinstance(config, str):
+            return config
+        place = _beside(file, config)
+        try:
+            return _parsed(place) if place is not None else None
+        except UnreadableError as error:
+            self.unreadable(place or file, error)
+            return None
+
+
+_Reader = Callable[[_Run, Path, str, bool, "int | None"], "Config | None"]
+
+READERS: dict[str, _Reader] = {
+    "json": _Run.read_config,
+    "yaml": _Run.read_config,
+    "python": _Run.read_script,
+}
+"""Dialect of a file -> the function that parses and checks a file of that dialect."""
+
+
+def _beside(file: Path, name: object) -> Path | None:
+    """Returns the file that *file* names, relative to it or to the working directory."""
+    if not isinstance(name, str) or "\0" in name:
+        return None
+    return next((place for place in (file.parent / name, Path(name)) if place.is_file()), None)
+
+
+def _parsed(place: Path) -> Config:
+    text = read_text(place)
+    return parse(text, str(place), dialect_of(place, text))
+
+
+def kind_of(data: Mapping[str, object]) -> str:
+    """Returns "deepspeed", "accelerate", or "" for anything else."""
+    if "zero_optimization" in data or "train_micro_batch_size_per_gpu" in data:
+        return "deepspeed"
+    if "distributed_type" in data or ("compute_environment" in data and "num_processes" in data):
+        return "accelerate"
+    half = any(isinstance(data.get(name), dict) for name in ("bf16", "fp16", "optimizer"))
+    return "deepspeed" if half and "train_batch_size" in data else ""
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yields the files of a folder that may be training files; does not follow links to folders."""
+    for at, names, files in os.walk(folder):
+        names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED)
+        for name in sorted(files):
+            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                yield Path(at) / name
+
+
+def _resolve(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except (OSError, RuntimeError):  # a link to itself
+        return file.absolute()
+
+
+def select_problems(
+    result: Result, select: frozenset[str], ignore: frozenset[str], *, all: bool
+) -> Result:
+    """Returns *result* with the selected problems; *all*: also problems that only state a fact."""
+    kept = tuple(
+        problem
+        for problem in result.problems
+        if (not select or problem.code in select)
+        and problem.code not in ignore
+        and (all or not problem.quiet)
+    )
+    return replace(result, problems=kept)

@@ -1,0 +1,222 @@
+"""Loads the agent into a run that was not started under zeromon, before a view opens on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+
+from zeromon.attach.inject.refusal import is_ours
+from zeromon.attach.loader import Outcome, attach
+from zeromon.attach.rank_processes import (
+    Process,
+    all_ranks,
+    nodes_of,
+    processes,
+    ranks_of,
+    remote_members,
+    siblings,
+)
+from zeromon.cli import say
+from zeromon.cli.run import child_environment, start_collector
+from zeromon.diagnosis.hangs import LEAST_NS
+from zeromon.errors import AttachRefused, SourceError, ZeromonError
+from zeromon.readout.hang import hang_text
+from zeromon.readout.text import doing
+from zeromon.ring import paths
+from zeromon.snapshot import RunSnapshot
+from zeromon.sources.live import LiveSource, node_runs
+
+_SNAPSHOT_SECONDS = 10.0
+_STATE_SECONDS = 6.0
+_MOST_LINES = 8
+_LAUNCHERS = ("python", "torchrun", "deepspeed", "accelerate")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `zeromon attach` for a run without zeromon."""
+    parser.add_argument(
+        "--all", action="store_true",
+        help="attach to all ranks of the job on this node; without TARGET to every rank of this user",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-view",
+        action="store_true",
+        help="attach, print the state of the ranks, and leave the agents there",
+    )
+    parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
+
+
+def attach_first(options: argparse.Namespace) -> int | None:
+    """Attaches to the ranks that *options* select and that have no agent yet.
+
+    Sets ``options.target`` to the run, where there is one. Returns an exit code when no view follows.
+    """
+    target = options.target or ""
+    if not (options.all or target.isdigit()):
+        return None
+    ranks = selected_processes(target, everything=options.all)
+    watched = watched_pids()
+    fresh = [rank for rank in ranks if rank.pid not in watched]
+    refused = False
+    runs = {watched[rank.pid] for rank in ranks if rank.pid in watched}
+    for _, job in groupby(sorted(fresh, key=lambda rank: rank.job), key=lambda rank: rank.job):
+        run, some_refused = _attach(list(job), options.method or "")
+        refused = refused or some_refused
+        runs.update(run)
+    if not runs:
+        return 2
+    options.target = runs.pop() if len(runs) == 1 else None
+    if not options.no_view:
+        return None
+    hangs = [
+        hang for run in ([options.target] if options.target else runs) for hang in _say_state(run)
+    ]
+    return 1 if hangs else 2 if refused else 0
+
+
+def selected_processes(target: str, *, everything: bool) -> list[Process]:
+    """The processes to attach to. Raises :class:`AttachRefused`."""
+    table = processes()
+    if not target:
+        ranks = all_ranks(table)
+        hint = "A rank has loaded torch and has RANK in its environment; give another pid."
+        if not ranks:
+            raise AttachRefused("no rank of this user runs on this node", hint)
+        return ranks
+    pid = int(target)
+    if pid not in table:
+        raise AttachRefused(f"there is no process {pid}", "zeromon attach --all finds the ranks.")
+    if is_ours(pid) or (pid == 1 and not _is_launcher(table[pid])):
+        raise AttachRefused(
+            f"refusing to attach to process {pid}", "Give the pid of a rank or of a launcher."
+        )
+    return siblings(pid, table) if everything else ranks_of(pid, table)
+
+
+def _is_launcher(process: Process) -> bool:
+    """Whether *process* is a launcher; in a container that may be the first process."""
+    return any(name in word for word in process.command[:3] for name in _LAUNCHERS)
+
+
+def watched_pids() -> dict[int, str]:
+    """Pids with a live agent, and the run that each is in."""
+    watched = {}
+    for run in node_runs():
+        if not run.ended:
+            with suppress(ZeromonError):
+                for rank in LiveSource(run.address, run.run).latest().ranks:
+                    if rank.alive and rank.ended != "detached":
+                        watched[rank.pid] = run.run
+    return watched
+
+
+def _attach(ranks: Sequence[Process], method: str) -> tuple[list[str], bool]:
+    """The run of *ranks* after the attach ([] when all were refused); whether any was refused."""
+    began = time.monotonic()
+    root = paths.choose_root()
+    folder, outcomes = attach(ranks, root, method=method)
+    refused = [outcome for outcome in outcomes if outcome.refused]
+    attached = [outcome for outcome in outcomes if not outcome.refused]
+    for outcome in refused[:_MOST_LINES]:
+        say(outcome.refused)
+        if outcome.hint:
+            say(f"  {outcome.hint}")
+    if len(refused) > _MOST_LINES:
+        say(f"{len(refused) - _MOST_LINES} more were refused")
+    if not attached:
+        return [], True
+    run = next((o.watched for o in attached if o.watched), folder.name)
+    _wait_for_snapshot(root, folder, attached)
+    seconds = time.monotonic() - began
+    say(f"attached to {_count(attached)} as run {run} in {seconds:.1f} s {_stop(attached)}")
+    _say_rest(ranks)
+    return [run], bool(refused)
+
+
+def _count(attached: Sequence[Outcome]) -> str:
+    ranks = ", ".join(str(o.rank) for o in attached[:_MOST_LINES])
+    more = ", ..." if len(attached) > _MOST_LINES else ""
+    return f"rank{'s' if len(attached) > 1 else ''} {ranks}{more}"
+
+
+def _stop(attached: Sequence[Outcome]) -> str:
+    """How long a thread of the target was stopped, as text."""
+    longest = max(attached, key=lambda o: o.stopped_ns)
+    if not longest.stopped_ns:
+        return ""
+    whose = "the main thread" if not longest.how.startswith("helper") else "a helper thread"
+    return f"({whose} was stopped for {longest.stopped_ns / 1e6:.2f} ms)"
+
+
+def _say_rest(ranks: Sequence[Process]) -> None:
+    """Prints the ranks of the job that were not selected, or are on other nodes."""
+    table = processes()
+    job = siblings(ranks[0].pid, table)
+    beside = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
+    if beside:
+        say(f"{beside} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}")
+    away = remote_members(job)
+    if away and len(job) < max(rank.world_size for rank in job):
+        where = ", ".join(nodes_of(job, table)) or "other nodes"
+        shown = f"{away[0]} to {away[-1]}" if len(away) > 1 else str(away[0])
+        say(f"ranks {shown} are on {where}; run there: zeromon attach --all")
+
+
+def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) -> None:
+    """Waits until the collector shows the ranks."""
+    if os.environ.get("ZEROMON_COLLECTOR") != "off":
+        start_collector(root, child_environment(os.environ, folder))
+    pids = {outcome.pid for outcome in attached}
+    deadline = time.monotonic() + _SNAPSHOT_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(SourceError):
+            if any(pids <= set(run.pids) for run in node_runs()):
+                return
+        time.sleep(0.05)
+
+
+def _say_state(run: str) -> list[str]:
+    """Prints the state of the ranks; returns the hangs as text. Waits for the first snapshot."""
+    runs = [known for known in node_runs() if known.run == run]
+    if not runs:
+        raise SourceError(f"no collector shows run {run}")
+    source = LiveSource(runs[0].address, run)
+    began = time.monotonic()
+    snapshot = source.latest()
+    while not _is_clear(snapshot) and time.monotonic() < began + _patience(snapshot):
+        time.sleep(0.2)
+        snapshot = source.latest()
+    where = {rank.rank: doing(rank) for rank in snapshot.ranks}
+    words = [hang_text(snapshot, hang) for hang in snapshot.hangs]
+    for line in words:
+        sys.stdout.write(f"!! {line}\n")
+    for rank in snapshot.ranks[:64]:
+        sys.stdout.write(
+            f"rank {rank.rank} (pid {rank.pid}): {_state(rank.step, rank.step_seconds)}"
+            f"{where[rank.rank]}\n"
+        )
+    return words
+
+
+def _patience(run: RunSnapshot) -> float:
+    """How many seconds to wait: longer where a hang is possible."""
+    stands = any(rank.stack and rank.in_flight for rank in run.ranks)
+    return LEAST_NS / 1e9 + 2 if stands else _STATE_SECONDS
+
+
+def _is_clear(run: RunSnapshot) -> bool:
+    """Whether the run makes progress, or hangs and the missing ranks have reported their position."""
+    missing = {number for hang in run.hangs for number in hang.missing}
+    located = all(rank.stack for rank in run.ranks if rank.rank in missing and rank.alive)
+    moves = all(rank.step_seconds is not None for rank in run.ranks)
+    return located if run.hangs else moves
+
+
+def _state(step: int, seconds: float | None) -> str:
+    return f"step {step}, {seconds:.3f} s a step, " if seconds else ""

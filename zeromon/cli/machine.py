@@ -1,0 +1,304 @@
+"""What this machine has for a training run, and what zeromon can measure on it. It only reads.
+
+torch is imported in a separate process: the core never imports it, and a broken torch must not end
+zeromon.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeromon import __version__
+from zeromon.errors import ZeromonError
+from zeromon.probes.host_memory import HostReader
+from zeromon.probes.network import network_peak
+from zeromon.probes.nvml import Nvml
+from zeromon.ring import paths
+from zeromon.ring.buffer import ring_size
+from zeromon.sources.live import collector_address
+from zeromon.units import human_bytes, human_rate
+
+_GIB = 1 << 30
+_LEAST_SHM = 1 * _GIB
+_LEAST_FILES = 4096
+_EXIT_STATUS_SINCE = (6, 15)
+_PATIENCE_SECONDS = 120
+_CAP_SYS_PTRACE = 19
+
+_ASK_TORCH = """
+import json, sys
+found = {}
+try:
+    import torch
+    found["version"] = torch.__version__
+    found["cuda"] = torch.version.cuda or torch.version.hip or ""
+    found["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found["devices"]:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    from zeromon_agents.runtime.bootstrap import missing_parts
+    found["missing"] = missing_parts()
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
+sys.stdout.write("FOUND " + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One line: a name, the result, and what to do about a problem."""
+
+    name: str
+    value: str
+    severity: str = "fine"
+    """``fine``, ``note`` (something cannot be measured) or ``warning`` (runs are affected)."""
+    hint: str = ""
+
+
+def survey() -> list[Fact]:
+    """All facts, in the order in which they are shown."""
+    found: list[Fact] = []
+    for look in LOOKS:
+        with suppress(OSError, ValueError, ZeromonError):
+            found += look()
+    return found
+
+
+# ---- software ------------------------------------------------------------------------------------
+
+
+def zeromon_itself() -> list[Fact]:
+    """The version of zeromon, and the collector."""
+    address = next(filter(None, map(collector_address, paths.ring_roots())), None)
+    return [
+        Fact(name="zeromon", value=f"{__version__}, Python {platform.python_version()}"),
+        Fact(name="collector", value=address or "not running: the first rank starts one"),
+    ]
+
+
+def torch_facts(python: str = sys.executable) -> list[Fact]:
+    """The versions of torch and NCCL, and the names that the agent needs."""
+    found = ask_torch(python)
+    if "version" not in found:
+        why = found.get("error", "it cannot be imported")
+        hint = "Install zeromon beside the torch of your training, or run doctor with that Python."
+        return [Fact(name="torch", value=f"none here ({why})", severity="note", hint=hint)]
+    built = f"CUDA {found['cuda']}" if found.get("cuda") else "CPU only"
+    parts = [str(found["version"]), built, f"{found.get('devices', 0)} devices"]
+    if found.get("nccl"):
+        parts.append(f"NCCL {found['nccl']}")
+    facts = [Fact(name="torch", value=", ".join(parts))]
+    missing = found.get("missing") or []
+    if found.get("error"):
+        facts.append(Fact(name="agent", value=str(found["error"]), severity="warning"))
+    elif missing:
+        facts.append(
+            Fact(
+                name="agent",
+                value=f"this torch lacks {', '.join(missing)}: ranks cannot be watched",
+                severity="warning",
+                hint="torch 2.6 or newer is needed.",
+            )
+        )
+    else:
+        seen = "collectives, units, steps, memory by role; "
+        on_device = "device timing" if found.get("devices") else "no device here: the host's clock"
+        facts.append(Fact(name="agent", value=seen + on_device))
+    return facts
+
+
+def ask_torch(python: str) -> dict[str, Any]:
+    """The result of a separate Python process; empty when it fails."""
+    folder = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": folder, "ZEROMON_RUN_DIR": ""}
+    try:
+        done = subprocess.run(
+            [python, "-W", "ignore", "-c", _ASK_TORCH],
+            capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False, env=environment,
+        )  # fmt: skip
+        answer = json.loads(done.stdout.partition("FOUND ")[2])
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def frameworks() -> list[Fact]:
+    """Versions of the frameworks on top of torch, and launchers."""
+    names = ("deepspeed", "accelerate", "transformers", "lightning")
+    versions = []
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    launchers = [
+        n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
+    ]
+    spy = "py-spy is installed" if shutil.which("py-spy") else "py-spy is not installed"
+    return [
+        Fact(name="frameworks", value=", ".join(versions) or "none"),
+        Fact(name="launchers", value=", ".join(launchers) or "none on the path"),
+        Fact(
+            name="stacks",
+            value=spy,
+            severity="fine" if shutil.which("py-spy") else "note",
+            hint="" if shutil.which("py-spy") else "pip install py-spy shows where a rank hangs.",
+        ),
+    ]
+
+
+# ---- devices and links ------------------------------------------------------------------------------
+
+
+def devices() -> list[Fact]:
+    """Devices by NVML, and the bandwidth of the links."""
+    nvml = Nvml()
+    found = []
+    for uuid in nvml.uuids():
+        device = nvml.read(uuid, 0)
+        if device is None:
+            continue
+        peak, kind = nvml.links(uuid)
+        link = f", {kind} {human_rate(peak)}" if peak else ""
+        held = (
+            f", clocks throttled: {', '.join(device.throttle_reasons)}"
+            if device.throttle_reasons
+            else ""
+        )
+        found.append(
+            Fact(
+                name="device",
+                value=f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}",
+                severity="warning" if device.throttle_reasons else "fine",
+            )
+        )
+    driver = nvml.driver()
+    found = found or [Fact(name="device", value="none by NVML", severity="note")]
+    if driver:
+        found.insert(0, Fact(name="driver", value=driver))
+    rate, kind = network_peak()
+    network = f"{human_rate(rate)} ({kind})" if rate else "the kernel does not report its speed"
+    return [*found, Fact(name="network", value=network)]
+
+
+# ---- limits ------------------------------------------------------------------------------------------
+
+
+def memory() -> list[Fact]:
+    """Shared memory, the host's limit, and the folders of rings and records."""
+    shm = shutil.disk_usage("/dev/shm")
+    small = shm.total < _LEAST_SHM
+    facts = [
+        Fact(
+            name="/dev/shm",
+            value=f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free; a rank's ring takes "
+            f"{human_bytes(ring_size())}",
+            severity="warning" if small else "fine",
+            hint="docker run --shm-size=16g: DataLoader workers and NCCL need it." if small else "",
+        )
+    ]
+    host = HostReader().read(os.getpid())
+    limit = (
+        f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
+        if host.limit_bytes > 0
+        else "no limit"
+    )
+    facts.append(
+        Fact(name="host memory", value=f"{human_bytes(host.headroom_bytes)} to take, {limit}")
+    )
+    store = paths.store_root()
+    existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
+    writable = os.access(existing, os.W_OK)
+    facts.append(
+        Fact(
+            name="records",
+            value=f"{store}, {human_bytes(free)} free"
+            if writable
+            else f"{store} cannot be written",
+            severity="fine" if writable and free > _GIB else "warning",
+            hint="" if writable and free > _GIB else "Set ZEROMON_STORE to another folder.",
+        )
+    )
+    return facts
+
+
+def limits() -> list[Fact]:
+    """Limits of this user's processes."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    few = 0 <= files < _LEAST_FILES
+    endless = locked == resource.RLIM_INFINITY
+    return [
+        Fact(
+            name="open files",
+            value=str(files) if files >= 0 else "unlimited",
+            severity="warning" if few else "fine",
+            hint="ulimit -n 65536: each worker, peer and file takes one." if few else "",
+        ),
+        Fact(
+            name="locked memory",
+            value="unlimited" if endless else human_bytes(locked),
+            severity="fine" if endless else "note",
+            hint="" if endless else "ulimit -l unlimited: InfiniBand registers what it sends.",
+        ),
+    ]
+
+
+def kernel() -> list[Fact]:
+    """What this kernel reports of a dying or hanging process."""
+    release = platform.release()
+    numbers = tuple(int(p) for p in release.split("-")[0].split(".")[:2] if p.isdigit())
+    tells = numbers >= _EXIT_STATUS_SINCE
+    can, why = may_trace()
+    return [
+        Fact(
+            name="kernel",
+            value=f"{release}: {'reports' if tells else 'does not report'} how a process ended",
+            severity="fine" if tells else "note",
+            hint="" if tells else "Before Linux 6.15 the report of a killed rank has no signal.",
+        ),
+        Fact(
+            name="ptrace",
+            value=why,
+            severity="fine" if can else "note",
+            hint="" if can else "docker run --cap-add=SYS_PTRACE, for py-spy and zeromon doctor.",
+        ),
+    ]
+
+
+def may_trace(proc: Path = Path("/proc")) -> tuple[bool, str]:
+    """Whether this user may trace its own processes, and why."""
+    scope = -1
+    with suppress(OSError, ValueError):
+        scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
+    capable = False
+    with suppress(OSError, ValueError):
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                capable = bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
+    if capable:
+        return True, "allowed (CAP_SYS_PTRACE)"
+    if scope <= 0:
+        return True, "allowed for processes of the same user"
+    return False, f"yama/ptrace_scope is {scope}: only a parent, or CAP_SYS_PTRACE, may"
+
+
+LOOKS: tuple[Callable[[], list[Fact]], ...] = (
+    zeromon_itself,
+    torch_facts,
+    frameworks,
+    devices,
+    memory,
+    limits,
+    kernel,
+)

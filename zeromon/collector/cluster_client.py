@@ -1,0 +1,252 @@
+"""The connection of a node's collector to the leader of a run; see :mod:`zeromon.collector.cluster`.
+
+A thread sends the reports, so that a slow or silent leader never delays the collector. The leader must
+be reachable: its collector listens on an address of its node (``ZEROMON_HOST``), and all nodes have the
+same ``ZEROMON_TOKEN``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zeromon.collector.cluster import (
+    Clock,
+    ClockOffset,
+    KnownNode,
+    Leader,
+    LeaderReply,
+    NodeInfo,
+    NodeReport,
+    PeerRank,
+    node_views,
+    packed,
+    peer_updates,
+    printable_node,
+    to_leader_clock,
+    unpacked,
+)
+from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
+from zeromon.levels import NODE_SILENT_SECONDS
+from zeromon.snapshot import Hang, NodeView, RemoteRank
+
+_TIMEOUT_SECONDS = 3.0
+_FIRST_PINGS = 8
+_STALE_SECONDS = 5.0
+_MOST_WAITING = 8192
+_MOST_JOINTS = 2048
+_MOST_CARDS = 1 << 22
+_REPORT = msgspec.json.Decoder(NodeReport)
+_REPLY = msgspec.json.Decoder(LeaderReply)
+_CARDS = msgspec.json.Decoder(list[NodeInfo])
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_node_infos(folder: Path) -> list[NodeInfo]:
+    """Returns the nodes of the run in *folder* that its agents have written, the leader first.
+
+    Returns [] while the leader, the node of rank 0, is unknown.
+    """
+    try:
+        content = (folder / "nodes.json").read_bytes()[:_MOST_CARDS]
+        cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    return [printable_node(card) for card in cards] if cards and cards[0].first_rank == 0 else []
+
+
+def answer(leader: Leader, body: bytes, received_ns: int) -> bytes:
+    """Returns the leader's reply to a report; raises :class:`ValueError` for a malformed one."""
+    reply = leader.answer(_REPORT.decode(body), received_ns)
+    reply.replied_ns = time.monotonic_ns()
+    return _ENCODER.encode(reply)
+
+
+def node_report(body: bytes) -> str:
+    """Returns the run of a report; raises :class:`ValueError` for a malformed one."""
+    return _REPORT.decode(body).run
+
+
+class ClusterSync:
+    """The exchange of one node of one run; its own thread talks to the leader.
+
+    *leader*: the leader, on its own node, which needs no connection; None on the other nodes.
+    """
+
+    def __init__(
+        self, run: str, own: NodeInfo, cards: Sequence[NodeInfo], leader: Leader | None
+    ) -> None:
+        self.run = run
+        self.own = own
+        self.leader = leader
+        self.clock = Clock()
+        self.note = ""
+        self._address = cards[0].address
+        self._leader_is_local = cards[0].is_local
+        self._leader_name = cards[0].node
+        self._joints: deque[PartialArrival] = deque(maxlen=_MOST_WAITING)
+        self._peers: list[PeerRank] = []
+        self._matches: deque[MatchedCollective] = deque(maxlen=_MOST_WAITING)
+        self._reply: LeaderReply | None = None
+        self._replied = time.monotonic()
+        """When the leader replied last, or when this object was made."""
+        self._heard: dict[int, KnownNode] = {}
+        self._cards = {card.first_rank: card for card in (*cards, own)}
+        self._sample = 1
+        self._stopping = threading.Event()
+        if leader is None:
+            threading.Thread(target=self._run, name="exchange", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the thread without waiting for it."""
+        self._stopping.set()
+
+    def enqueue(self, joints: deque[PartialArrival], peers: list[PeerRank]) -> None:
+        """Queues new arrivals, and the state of the local ranks, for the leader; empties *joints*."""
+        while joints:
+            joint = joints.popleft()
+            if joint.sequence % self._sample == 0:
+                self._joints.append(joint)
+        self._peers = peers
+        if self.leader is not None:
+            now = time.monotonic_ns()
+            self._take(self.leader.answer(self._report(now, 0), now), 0)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the last reply of the leader is recent."""
+        if self._reply is None:
+            return False
+        return time.monotonic() - self._replied < 3 * self._reply.every_seconds + _STALE_SECONDS
+
+    def matches(self) -> Iterator[MatchedCollective]:
+        """Yields the matches since the last call, by this node's clock."""
+        while self._matches:
+            yield self._matches.popleft()
+
+    @property
+    def hangs(self) -> tuple[Hang, ...]:
+        """Collectives that hang, from the ranks of all nodes."""
+        return self._reply.hangs if self._reply is not None else ()
+
+    @property
+    def away(self) -> tuple[RemoteRank, ...]:
+        """Ranks of other nodes that failed or that take part in a hang."""
+        ranks = self._reply.away if self._reply is not None else []
+        return tuple(away for away in ranks if away.node != self.own.node)
+
+    def offset(self) -> ClockOffset | None:
+        """Returns how far this node's clock is ahead of the leader's; None on the leader."""
+        return self.clock.best(time.monotonic_ns())
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """Returns all nodes with the time since their last reports, from the leader's reply."""
+        return node_views(
+            self.cards(),
+            self._heard,
+            time.monotonic() - self._replied,
+            self._reply.every_seconds if self._reply is not None else 1.0,
+            self.own.first_rank,
+            self.offset(),
+            time.monotonic_ns(),
+        )
+
+    def cards(self) -> list[NodeInfo]:
+        """Returns all known nodes, by first rank."""
+        return [self._cards[rank] for rank in sorted(self._cards)]
+
+    def learn(self, cards: Iterable[NodeInfo]) -> None:
+        """Adds nodes that the agents' rendezvous has listed."""
+        for card in cards:
+            self._cards.setdefault(card.first_rank, card)
+
+    # ---- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        for number in range(1 << 62):
+            began = time.monotonic()
+            try:
+                self._exchange()
+                self.note = ""
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                if time.monotonic() - self._replied > NODE_SILENT_SECONDS:
+                    self.note = self._why(error)
+            every = self._reply.every_seconds if self._reply is not None else 1.0
+            wait = 0.05 if number < _FIRST_PINGS and not self.note else every
+            if self._stopping.wait(max(0.02, wait - (time.monotonic() - began))):
+                return
+
+    def _why(self, error: Exception) -> str:
+        where = f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
+        if isinstance(error, PermissionError):
+            return f"{where}, refuses: set the same ZEROMON_TOKEN on all nodes"
+        hint = ""
+        if self._leader_is_local:
+            hint = (
+                ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
+            )
+        return f"ranks of other nodes are not matched, {where} does not answer{hint}"
+
+    def _exchange(self) -> None:
+        """Sends one report and takes the reply. Connects before it reads the clock."""
+        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
+        try:
+            connection.connect()
+            now = time.monotonic_ns()
+            offset = self.clock.best(now)
+            report = self._report(now, None if offset is None else round(offset.value_ns))
+            body = _ENCODER.encode(report)
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            token = os.environ.get("ZEROMON_TOKEN")
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+            sent = time.monotonic_ns()
+            connection.request("POST", "/api/exchange", body, headers)
+            answered = connection.getresponse()
+            content = answered.read()
+            heard = time.monotonic_ns()
+        finally:
+            connection.close()
+        if answered.status == 401:
+            raise PermissionError("wants another token")
+        if answered.status != 200:
+            raise ValueError(f"answers {answered.status}")
+        reply = _REPLY.decode(content)
+        self.clock.heard(sent, reply.received_ns, reply.replied_ns, heard)
+        best = self.clock.best(heard)
+        self._take(reply, round(best.value_ns) if best is not None else 0)
+
+    def _report(self, now_ns: int, shift: int | None) -> NodeReport:
+        """Returns the report by the leader's clock; without arrivals and ranks if *shift* is None."""
+        report = NodeReport(
+            run=self.run,
+            card=self.own,
+            round_trip_ns=self.clock.round_trip_ns(),
+            known=len(self._cards),
+        )
+        if shift is None:
+            return report
+        joints = [self._joints.popleft() for _ in range(min(_MOST_JOINTS, len(self._joints)))]
+        report.groups, report.joints = packed(to_leader_clock(joint, shift) for joint in joints)
+        wanted = self._reply.asked if self._reply is not None else ()
+        report.peers = peer_updates(self._peers, wanted, now_ns, shift)
+        return report
+
+    def _take(self, reply: LeaderReply, shift: int) -> None:
+        for match in unpacked(reply.groups, reply.matches):
+            self._matches.append(match._replace(last_ns=match.last_ns + shift))
+        self._sample = reply.sample
+        listed = {node.card.first_rank: node for node in reply.nodes}
+        self._cards.update({rank: node.card for rank, node in listed.items()})
+        # the leader omits nodes that are not silent
+        heard = {rank: msgspec.structs.replace(s, heard=0.0) for rank, s in self._heard.items()}
+        self._heard = heard | listed
+        self._replied = time.monotonic()
+        self._reply = reply

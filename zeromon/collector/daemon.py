@@ -1,0 +1,301 @@
+"""The node's collector: follows and folds every ring, and publishes frozen snapshots once a second.
+
+There is one collector per node and user, ensured by a lock file. ``zeromon run`` starts the collector,
+or the first agent that finds none. The collector serves all runs of the node, and exits when the runs
+have ended and the views have read the end. An agent restarts a killed collector, which then reads the
+rings from the beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.collector.cluster import Leader, NodeInfo
+from zeromon.collector.cluster_client import answer, node_report, read_node_infos
+from zeromon.collector.run import RUN_NAME, RunFollower, is_run_folder
+from zeromon.collector.trace_capture import Captures
+from zeromon.errors import CaptureRefused, CollectorError, RingError, RunNotFound, ZeromonError
+from zeromon.probes.nvml import Nvml
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.snapshot import Capture, Health, RunSnapshot
+from zeromon.storage.recorder import Past, Record
+from zeromon.storage.run_store import Store
+
+DEFAULT_PORT = 9417
+_TICK_SECONDS = 1.0
+_SAVE_EVERY = 5
+_LINGER_SECONDS = 60.0
+_LEAST_LINGER_SECONDS = 3.0
+
+
+class Collector:
+    """Follows all runs below *root*. Other threads read ``view`` and ``health`` only."""
+
+    def __init__(
+        self, root: Path, store: Store | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.root = root
+        self.store = store or Store()
+        self.view: tuple[RunSnapshot, ...] = ()
+        self.health = Health(runs=0, ticks=0, busy_seconds=0.0, last_tick_wall=time.time())
+        self._clock = clock
+        self._runs: dict[str, RunFollower] = {}
+        self._over: dict[str, RunSnapshot] = {}
+        self._stuck: set[str] = set()
+        """Folders of runs that cannot be read or stored; their files stay in place."""
+        self._leaders: dict[str, Leader] = {}
+        self._nvml = Nvml()
+        self._ticks = 0
+        self._quiet_since = clock()
+        self._last_read = 0.0
+        self._read_since_end = False
+
+    def was_read(self) -> None:
+        """Notes that a view has read the snapshot."""
+        self._last_read = self._clock()
+        self._read_since_end = True
+
+    def past(self, name: str) -> Past:
+        """Returns the record of run *name*."""
+        return Past(self.store.folder(name))
+
+    def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
+        """Requests a trace from the live ranks of run *name*; raises :class:`CaptureRefused`."""
+        snapshot = next((run for run in self.view if run.run == name), None)
+        follower = next((run for run in list(self._runs.values()) if run.run == name), None)
+        if snapshot is None:
+            raise CaptureRefused(f"no run {name} is followed here")
+        if follower is None or follower.captures is None or snapshot.ended:
+            raise CaptureRefused(f"run {name} has ended", "A trace needs a live run.")
+        return follower.captures.request(snapshot.ranks, steps, ranks, time.monotonic_ns())
+
+    def tick(self) -> None:
+        """Reads all new records and publishes new snapshots."""
+        began = time.monotonic()
+        self._find_runs()
+        snapshots = dict(self._over)
+        for name, run in list(self._runs.items()):
+            snapshot = self._follow(name, run)
+            if snapshot is None:
+                continue
+            snapshots[run.run] = snapshot
+            if run.ended:
+                self._finish(name, run, snapshot)
+            elif self._ticks % _SAVE_EVERY == 0 and run.record is not None:
+                with suppress(OSError, ZeromonError):
+                    run.keep_totals()
+                    self.store.save(snapshot)
+        self.view = tuple(snapshots[name] for name in sorted(snapshots))
+        self._ticks += 1
+        self.health = Health(
+            runs=len(self._runs),
+            ticks=self._ticks,
+            busy_seconds=self.health.busy_seconds + time.monotonic() - began,
+            last_tick_wall=time.time(),
+        )
+        if self._runs:
+            self._quiet_since = self._clock()
+            self._read_since_end = False
+
+    def _follow(self, name: str, run: RunFollower) -> RunSnapshot | None:
+        """Returns the new snapshot of *run*; None when the run cannot be followed any more."""
+        try:
+            run.poll()
+            self._name(run)
+            run.connect(self._lead)
+            run.keep_steps()
+            snapshot = run.snapshot(self._nvml)
+            if run.record is not None:
+                run.record.see(snapshot)
+        except Exception as error:  # an error of one broken file must not hide the other runs
+            del self._runs[name]
+            self._stuck.add(name)
+            sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
+            return None
+        return snapshot
+
+    def _find_runs(self) -> None:
+        for folder in self.root.glob("*/"):
+            name = folder.name
+            if name in self._runs or name in self._stuck or not is_run_folder(folder):
+                continue
+            try:
+                run = RunFollower(folder)
+            except Exception:  # as in _follow
+                self._stuck.add(name)
+            else:
+                self._runs[name] = run
+
+    def _name(self, run: RunFollower) -> None:
+        """Sets the name of a run and its folder in the store, once the name is known on all nodes."""
+        if run.record is not None or not run.is_named():
+            return
+        first = next(iter(read_node_infos(run.folder)), None)
+        if first is not None and first.run and paths.is_run_id(first.run):
+            run.run = self.store.free_name(first.run, first.started)
+            run.started_wall = first.started
+        else:
+            run.run = self.store.free_name(run.folder.name, run.started_wall)
+        with suppress(OSError):  # the agent of rank 0 sends it to the other nodes
+            replace_file(run.folder / RUN_NAME, json.dumps([run.run, run.started_wall]))
+        run.record = Record(self.store.folder(run.run))
+        run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
+
+    def _lead(self, run: str) -> Leader:
+        """Makes this node the leader of *run*."""
+        leader = self._leaders[run] = Leader()
+        return leader
+
+    def exchange(self, body: bytes) -> bytes:
+        """Returns the reply to the report of another node.
+
+        Raises :class:`ValueError` for a malformed report, :class:`RunNotFound` for a run that this
+        node does not lead.
+        """
+        received = time.monotonic_ns()
+        leader = self._leaders.get(node_report(body))
+        if leader is None:
+            raise RunNotFound("this collector does not lead that run")
+        return answer(leader, body, received)
+
+    def targets(self) -> list[NodeInfo]:
+        """Returns the known nodes of all live runs, each with the address of its collector."""
+        nodes = {
+            (node.run or run.run, node.first_rank): msgspec.structs.replace(node, run=run.run)
+            for run in list(self._runs.values())
+            for node in run.cluster.reachable_nodes()
+        }
+        return list(nodes.values())
+
+    def _finish(self, name: str, run: RunFollower, snapshot: RunSnapshot) -> None:
+        del self._runs[name]
+        self._leaders.pop(run.run, None)
+        run.cluster.close()
+        self._over[run.run] = snapshot
+        try:
+            self.store.save(snapshot)
+            run.keep(self.store)
+            self.store.prune()
+        except (OSError, ZeromonError):
+            self._stuck.add(name)
+
+    def may_end(self) -> bool:
+        """Whether no run is followed, and the views have read the end or have timed out."""
+        quiet = self._clock() - self._quiet_since
+        if self._runs or quiet < _LEAST_LINGER_SECONDS:
+            return False
+        watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
+        return self._read_since_end or not watched or quiet > _LINGER_SECONDS
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+
+def lock(root: Path) -> int | None:
+    """Takes the collector's lock of *root*; returns its file descriptor, or None when it is held."""
+    fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+class TargetFile:
+    """The targets that ``/sd`` lists, as a file for Prometheus's file_sd; path "": no file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._written = ""
+
+    def write(self, groups: list[dict[str, Any]]) -> None:
+        """Replaces the file when *groups* changed. An error is ignored: the next call tries again."""
+        text = json.dumps(groups, indent=1)
+        if self._path is None or text == self._written:
+            return
+        with suppress(OSError):  # not private: Prometheus runs as another user
+            replace_file(self._path, text, private=False)
+            self._written = text
+
+
+def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
+    """Runs a collector until :meth:`Collector.may_end`; returns 0, at once when another one runs."""
+    paths.make_private(root, tighten=False)
+    if lock(root) is None:
+        return 0
+    from zeromon.collector.http import start_server, targets
+
+    collector = Collector(root)
+    key = token or secrets.token_urlsafe(16)
+    server = start_server(collector, host, port, token, strict_port=strict_port, key=key)
+    address = root / "collector.json"
+    facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
+    replace_file(address, json.dumps(facts))
+    files = TargetFile(os.environ.get("ZEROMON_SD_FILE", ""))
+    here = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        while not stop.is_set() and not collector.may_end():
+            began = time.monotonic()
+            collector.tick()
+            files.write(targets(collector.targets(), collector.view, here))
+            stop.wait(max(0.05, _TICK_SECONDS - (time.monotonic() - began)))
+    finally:
+        address.unlink(missing_ok=True)
+        server.shutdown()
+    return 0
+
+
+def go_to_background() -> None:
+    """Detaches from the parent process: two forks, a new session, no terminal."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line of the collector process; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="zeromon.collector", description=__doc__)
+    parser.add_argument("--host", default=os.environ.get("ZEROMON_HOST", "127.0.0.1"))
+    parser.add_argument("--port", type=int, help=f"default {DEFAULT_PORT} or ZEROMON_PORT")
+    parser.add_argument("--daemon", action="store_true", help="go to the background at once")
+    options = parser.parse_args(arguments)
+    port = int(options.port or os.environ.get("ZEROMON_PORT") or DEFAULT_PORT)
+    root = paths.ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_root()
+    if options.daemon:
+        go_to_background()
+    os.nice(10)  # training has priority for the cores
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    token = os.environ.get("ZEROMON_TOKEN", "")
+    try:
+        return serve(root, options.host, port, token, strict_port=False)
+    except (CollectorError, RingError) as error:
+        sys.stderr.write(f"zeromon: {error}\n")
+        return 2

@@ -1,0 +1,324 @@
+"""The collector's HTTP server: ``/metrics`` for Prometheus and ``/api`` for the views.
+
+``POST /api/trace`` with ``{"run": ..., "steps": 2, "ranks": [0]}`` requests a trace from the live ranks.
+This request changes state, so it needs a token even on loopback: ``ZEROMON_TOKEN``, or the key in the
+collector's file, which only its user can read.
+
+``/sd`` lists the collectors of all nodes of the live runs for Prometheus's HTTP service discovery.
+``POST /api/exchange`` synchronizes these collectors (:mod:`zeromon.collector.cluster`).
+
+The server binds to loopback; any other address needs a token. :mod:`zeromon.sources.access` defines
+which requests the server refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import msgspec
+
+from zeromon.collector.cluster import NodeInfo
+from zeromon.errors import CollectorError, RunNotFound, ZeromonError
+from zeromon.export.prometheus.exposition import Exposition
+from zeromon.snapshot import Capture, Health, RunSnapshot
+from zeromon.sources import access
+from zeromon.storage.recorder import Past
+from zeromon.storage.run_store import encode
+from zeromon.storage.step_query import StepQuery
+
+Respond = Callable[[str, list[tuple[str, str]]], Any]
+Environ = dict[str, Any]
+Query = dict[str, list[str]]
+"""The parameters of a query."""
+
+_PORTS_TO_TRY = 20
+_MOST_BODY = 1 << 16
+_MOST_REPORT = 1 << 23
+_ACTIONS = ("/api/trace", "/api/exchange")
+
+
+class _Trace(msgspec.Struct):
+    """The body of ``POST /api/trace``."""
+
+    run: str
+    steps: int = 2
+    ranks: list[int] = []
+
+
+_TRACE = msgspec.json.Decoder(_Trace)
+_ENCODER = msgspec.json.Encoder()
+
+
+class View(Protocol):
+    """The data behind the server: the collector, or in tests a fixed snapshot."""
+
+    @property
+    def view(self) -> tuple[RunSnapshot, ...]:
+        """The newest snapshots of all runs."""
+
+    @property
+    def health(self) -> Health | None:
+        """The health of the collector; None in tests."""
+
+    def was_read(self) -> None:
+        """Notes that a client has read the snapshot, which keeps the collector running."""
+
+    def past(self, name: str) -> Past:
+        """The record of a run."""
+
+    def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
+        """Requests a trace from the live ranks of a run; raises :class:`CaptureRefused`."""
+
+    def exchange(self, body: bytes) -> bytes:
+        """Replies to another node's collector; raises RunNotFound, ValueError for a malformed report."""
+
+    def targets(self) -> list[NodeInfo]:
+        """The collectors of all nodes of all live runs."""
+
+
+class Application:
+    """The WSGI application."""
+
+    def __init__(
+        self, view: View, token: str = "", *, any_host: bool = False, key: str = ""
+    ) -> None:
+        self._metrics = Exposition(view)
+        self._view = view
+        loopback = not any_host
+        self._policy = access.Policy(
+            loopback=loopback,
+            read_token=token or (None if loopback else ""),
+            act_token=key or token,
+            token_hint="send the collector's token as Authorization: Bearer TOKEN",
+            actions=_ACTIONS,
+            read_methods=("GET", "HEAD"),
+            most_body=_MOST_REPORT,
+        )
+
+    def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        """Answers one request, as WSGI defines it."""
+        refused = access.refusal(_request(environ), self._policy)
+        if refused is not None:
+            status = f"{refused.status} {HTTPStatus(refused.status).phrase}"
+            return _answer(respond, status, {"error": refused.reason})
+        path = environ.get("PATH_INFO", "/")
+        if environ.get("REQUEST_METHOD") == "POST":
+            act = self._exchange if path == "/api/exchange" else self._trace
+            return act(environ, respond)
+        if path == "/sd":
+            here = environ.get("HTTP_HOST", "")
+            return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
+        if path == "/metrics":
+            self._view.was_read()
+            headers, body = self._metrics.answer(
+                environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
+            )
+            respond("200 OK", headers)
+            return [body]
+        if path in ("/", "/healthz"):
+            return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
+        if path == "/api/runs":
+            return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
+        if path.startswith("/api/runs/"):
+            name, _, what = path.removeprefix("/api/runs/").partition("/")
+            return self._run(unquote(name), what, environ, respond)
+        return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
+
+    def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        self._view.was_read()
+        run = next((run for run in self._view.view if name in (run.run, run.alias)), None)
+        if run is None:
+            return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
+        try:
+            query = parse_qs(environ.get("QUERY_STRING", ""))
+            body = self._past(run, what, query) if what else encode(_since(run, query))
+        except RunNotFound as error:
+            return _answer(respond, "404 Not Found", {"error": str(error)})
+        except (ValueError, OverflowError) as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+        except (OSError, ZeromonError, ImportError) as error:
+            return _answer(respond, "500 Internal Server Error", {"error": str(error)})
+        respond("200 OK", _headers(body))
+        return [body]
+
+    def _past(self, run: RunSnapshot, what: str, query: Query) -> bytes:
+        past = self._view.past(run.run)
+        if what == "span":
+            return _ENCODER.encode(past.span())
+        if what == "at":
+            return encode(past.at(float(query.get("wall", ["none given"])[0])))
+        if what == "findings":
+            return _ENCODER.encode(past.findings())
+        if what == "series":
+            numbers = {name: [int(value) for value in values] for name, values in query.items()}
+            return _ENCODER.encode(
+                past.series(
+                    StepQuery(
+                        numbers.get("since", [0])[0],
+                        numbers.get("until", [None])[0],
+                        tuple(numbers.get("rank", ())),
+                        numbers.get("most", [600])[0],
+                    )
+                )
+            )
+        raise RunNotFound(f"nothing at {what}")
+
+    def _trace(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        try:
+            size = min(_MOST_BODY, _size_of(environ))
+            request = _TRACE.decode(environ["wsgi.input"].read(size))
+        except (ValueError, msgspec.DecodeError) as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+        try:
+            made = self._view.trace(request.run, request.steps, request.ranks)
+        except ZeromonError as error:
+            return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
+        return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
+
+    def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        try:
+            body = self._view.exchange(environ["wsgi.input"].read(_size_of(environ)))
+        except RunNotFound as error:
+            return _answer(respond, "404 Not Found", {"error": str(error)})
+        except ValueError as error:
+            return _answer(respond, "400 Bad Request", {"error": f"not a report: {error}"})
+        respond("200 OK", _headers(body))
+        return [body]
+
+
+def _request(environ: Environ) -> access.Request:
+    """Returns the fields of a WSGI request that the access policy reads."""
+    return access.Request(
+        method=str(environ.get("REQUEST_METHOD", "")),
+        path=str(environ.get("PATH_INFO", "")),
+        host=environ.get("HTTP_HOST", ""),
+        origin=environ.get("HTTP_ORIGIN", ""),
+        token=environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer "),
+        length=_size_of(environ),
+    )
+
+
+def targets(
+    cards: Iterable[NodeInfo], runs: Iterable[RunSnapshot], here: str
+) -> list[dict[str, Any]]:
+    """Returns target groups for Prometheus's HTTP service discovery, one per node and run.
+
+    *here*: the address of this collector, for the runs that have no other node.
+    """
+    groups = [
+        (card.address, card.run, card.node, card.first_rank, card.ranks)
+        for card in cards
+        if card.address
+    ]
+    spread = {run for _, run, *_ in groups}
+    groups += [
+        (here, run.run, run.node, run.ranks[0].rank, len(run.ranks))
+        for run in runs
+        if run.run not in spread and run.ranks and not run.ended
+    ]
+    if not groups:
+        groups.append((here, "", socket.gethostname(), 0, 0))
+    return [
+        {
+            "targets": [address],
+            "labels": {
+                "__meta_zeromon_run": run,
+                "__meta_zeromon_node": node,
+                "__meta_zeromon_ranks": f"{first}-{first + ranks - 1}" if ranks else "",
+            },
+        }
+        for address, run, node, first, ranks in groups
+    ]
+
+
+def _since(run: RunSnapshot, query: Query) -> RunSnapshot:
+    """Returns *run* without the recent steps that began before ``since``, ns, which the client has."""
+    since = int(query.get("since", ["0"])[0])
+    if not since:
+        return run
+    ranks = [
+        replace(rank, recent=tuple(step for step in rank.recent if step.start_ns >= since))
+        for rank in run.ranks
+    ]
+    return replace(run, ranks=tuple(ranks))
+
+
+def _brief(run: RunSnapshot) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "ended": run.ended,
+        "ranks": len(run.ranks),
+        "pids": [rank.pid for rank in run.ranks],
+        "steps": max((rank.steps for rank in run.ranks), default=0),
+        "started": run.started_wall,
+        "command": list(run.command),
+    }
+
+
+def _size_of(environ: Environ) -> int:
+    """Returns the size of a request's body, bytes; 0 where the header is absent or malformed."""
+    text = environ.get("CONTENT_LENGTH") or "0"
+    return int(text) if text.isdecimal() else 0
+
+
+def _headers(body: bytes) -> list[tuple[str, str]]:
+    return [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+
+
+def _answer(respond: Respond, status: str, content: Any) -> list[bytes]:
+    body = json.dumps(content).encode()
+    respond(status, _headers(body))
+    return [body]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing: the collector has no terminal."""
+
+
+def start_server(
+    view: View,
+    host: str,
+    port: int,
+    token: str = "",
+    *,
+    strict_port: bool = False,
+    key: str = "",
+) -> WSGIServer:
+    """Serves *view* from a thread of its own. *key*: the token of POST requests without *token*.
+
+    Takes the next free port where *port* is in use, unless *strict_port*. Raises :class:`CollectorError`
+    without a free port, and for a non-loopback address without a token.
+    """
+    loopback = access.is_loopback(host)
+    if not loopback and not token:
+        raise CollectorError(
+            f"refusing to listen on {host} without a token",
+            "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
+        )
+    application = Application(view, token, any_host=not loopback, key=key)
+    candidates = [port] if strict_port or port == 0 else range(port, port + _PORTS_TO_TRY)
+    for candidate in candidates:
+        try:
+            server = make_server(host, candidate, application, _Server, _QuietHandler)
+        except (OSError, OverflowError):
+            continue
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        return server
+    raise CollectorError(f"port {port} of {host} is in use")

@@ -1,0 +1,193 @@
+"""Follows one rank: its ring, its folded state, and its process."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from zeromon.fold.checkpoint import Checkpoint, restore
+from zeromon.fold.fold import fold
+from zeromon.fold.observed import Vitals
+from zeromon.fold.state import RankState
+from zeromon.fold.summarize import vitals
+from zeromon.probes.cpu_pressure import PressureReader
+from zeromon.probes.disk import DiskReader
+from zeromon.probes.host_memory import HostReader
+from zeromon.probes.process import ProcessWatch, describe_status
+from zeromon.ring.buffer import NameKind, RingReader
+from zeromon.ring.events import ExitKind, decode
+from zeromon.snapshot import Disk, HostMemory, Pressure
+from zeromon.storage.step_history import Row, row_of
+
+SETTLING_POLLS = 3
+"""Polls after a process's death without an exit status before the status counts as unknown."""
+_KILL_ROUNDS = 8  # the kernel counts a kill at once, but a large process takes seconds to exit
+_UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"
+_SILENT_ENDS = ("SIGKILL", _UNEXPLAINED)
+
+
+class RankFollower:
+    """One ring: its reader, its state, and its process.
+
+    *earlier*: the totals that an earlier collector saved of the same ring.
+    Raises :class:`RingError` or :class:`OSError` for a file that is not a ring.
+    """
+
+    def __init__(self, path: Path, earlier: Checkpoint | None = None) -> None:
+        self.path = path
+        self.reader = RingReader(path)
+        header = self.reader.header
+        self._earlier: Checkpoint | None = None
+        """The totals of an earlier collector, until the fold has reached their last record."""
+        if earlier is not None and earlier.born_ns == header.mono_ns:
+            self._earlier, self.reader.known = earlier, earlier.records
+        self.state = RankState(rank=header.rank, pid=header.pid)
+        self.process = ProcessWatch(header.pid, header.mono_ns)
+        self.alive = True
+        self.settled = False
+        """Whether the process is dead and nothing more about its end can become known."""
+        self._dead_polls = 0
+        self._newest_row_ns = 0
+        """Start of the newest step that :meth:`new_rows` returned."""
+        self._disk_reader = DiskReader(header.pid)
+        self._disk: Disk | None = None
+        self._pressure_reader = PressureReader(header.pid)
+        self._pressure: Pressure | None = None
+        self._host: HostMemory | None = None
+        self._host_is_final = False
+        self._kills: deque[int] = deque([0], maxlen=_KILL_ROUNDS)
+        """OOM kills that the kernel had counted in the last polls before the death."""
+
+    def poll(self) -> None:
+        """Folds the new records; after the process's death all records to the end of the ring."""
+        was_alive = self.alive
+        self.alive = self.process.alive()
+        self._learn_names()
+        for raw in self.reader.read(final=not self.alive):
+            if self._earlier is not None:
+                self._restore_at(raw[0])
+            event = decode(raw)
+            if event is None:
+                self.state.dropped += 1
+            else:
+                fold(self.state, event)
+        self._restore_at(self.reader.position)
+        self._learn_names()
+        self.state.dropped += self.reader.lost
+        self.reader.lost = 0
+        if not self.alive:
+            self._dead_polls += 0 if was_alive else 1
+            status_known = self.process.status() is not None
+            self.settled = status_known or self._dead_polls >= SETTLING_POLLS
+
+    def _restore_at(self, number: int) -> None:
+        """Restores the earlier totals when *number* is the first record that they do not include."""
+        if self._earlier is not None and number >= self._earlier.records:
+            restore(self.state, self._earlier)
+            self._earlier = None
+
+    def _learn_names(self) -> None:
+        state = self.state
+        for name in self.reader.names():
+            if name.kind == NameKind.META:
+                state.meta.update(name.payload)
+            elif name.kind == NameKind.GROUP:
+                state.groups[name.id] = name.payload
+            elif name.kind == NameKind.UNIT:
+                state.units[name.id] = str(name.payload.get("fqn", ""))
+                nbytes = name.payload.get("nbytes")
+                state.unit_bytes[name.id] = nbytes if isinstance(nbytes, int) else 0
+            elif name.kind == NameKind.TEXT:
+                state.texts[name.id] = str(name.payload.get("text", ""))
+
+    def new_rows(self, *, final: bool) -> list[Row]:
+        """Returns the steps since the last call as rows of the history.
+
+        The newest step waits for the next call unless *final*: a later event may still belong to it.
+        Rows hold wall-clock times as of the ring's creation, so that every reader computes the same.
+        """
+        steps = list(self.state.history)
+        if not final:
+            steps = steps[:-1]
+        fresh = [step for step in steps if step.start_ns > self._newest_row_ns]
+        if fresh:
+            self._newest_row_ns = fresh[-1].start_ns
+        header = self.reader.header
+        shift = header.wall_ns - header.mono_ns
+        return [row_of(self.state.rank, step, shift) for step in fresh]
+
+    @property
+    def was_detached(self) -> bool:
+        """Whether the agent was detached from the running process."""
+        last_event = self.state.exit
+        return last_event is not None and last_event.how == ExitKind.DETACHED
+
+    def ending(self) -> tuple[str, bool]:
+        """Returns how the rank ended ("" while it runs), and whether it failed."""
+        last_event, status = self.state.exit, self.process.status()
+        if self.alive:
+            return ("detached", False) if self.was_detached else ("", False)
+        if last_event is not None and last_event.how == ExitKind.EXCEPTION:
+            return "exception", True
+        if status is not None:
+            text = describe_status(status)
+            return text, text != "finished"
+        if last_event is not None:
+            return "ended", False  # the kernel does not report the exit status
+        return _UNEXPLAINED, True
+
+    def vitals(self, reader: HostReader) -> Vitals:
+        """Returns the figures of the rank that the run-wide checks need before the snapshot."""
+        ended, failed = self.ending()
+        host = self.host(reader)
+        return vitals(self.state, alive=self.alive, ended=ended, failed=failed, host=host)
+
+    def host(self, reader: HostReader) -> HostMemory | None:
+        """Returns the host's memory now; for a dead rank the last reading before it was settled."""
+        if self._host_is_final:
+            return self._host
+        now = reader.read(self.state.pid)
+        if self.alive:
+            self._kills.append(_kills(now))
+        self._host = replace(now, kills_at_end=max(0, _kills(now) - self._kills[0]))
+        self._host_is_final = self.settled
+        return self._host
+
+    def disk(self) -> Disk | None:
+        """Returns the disk's figures now; for a dead rank the last reading."""
+        if self.alive:
+            now = time.monotonic_ns()
+            self._disk = self._disk_reader.read(self._disk_path(), now) or self._disk
+        return self._disk
+
+    def pressure(self) -> Pressure | None:
+        """Returns the process's waits for CPU and pages; for a dead rank the last reading."""
+        if self.alive:
+            self._pressure = self._pressure_reader.read(time.monotonic_ns())
+        return self._pressure
+
+    def _disk_path(self) -> str:
+        for name, facts in self.state.meta.items():
+            if name.startswith("engine") and isinstance(facts, dict) and "disk_path" in facts:
+                return str(facts["disk_path"])
+        return ""
+
+
+def killed_for_memory(ranks: Collection[Vitals]) -> frozenset[int]:
+    """Returns the ranks that the OOM killer ended, among those that ended without an explanation.
+
+    The kernel only counts its kills, and kills the largest process first: of several candidates the
+    largest are returned. Only kills that were counted around the end of a rank are evidence.
+    """
+    candidates = [r for r in ranks if r.failed and r.ended in _SILENT_ENDS and r.host is not None]
+    kills = max((r.host.kills_at_end for r in candidates if r.host), default=0)
+    candidates.sort(key=lambda rank: -rank.rss_bytes)
+    return frozenset(rank.rank for rank in candidates[:kills])
+
+
+def _kills(host: HostMemory) -> int:
+    """Returns the OOM kills of the cgroup, or of the machine where the cgroup does not count."""
+    return host.oom_kills if host.oom_kills >= 0 else host.oom_kills_everywhere

@@ -1,0 +1,374 @@
+"""Follows one run: its ranks and its launcher; takes its snapshot once a second."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zeromon.collector.cluster import Leader
+from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
+from zeromon.collector.run_cluster import RunCluster
+from zeromon.collector.trace_capture import Captures
+from zeromon.diagnosis.engine import FindingDebouncer, advise
+from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
+from zeromon.errors import RingError
+from zeromon.fold.checkpoint import Checkpoint, checkpoint_of
+from zeromon.fold.checkpoint import decode as decode_totals
+from zeromon.fold.checkpoint import encode as encode_totals
+from zeromon.fold.observed import Observed, Vitals
+from zeromon.fold.state import group_id
+from zeromon.fold.summarize import summarize
+from zeromon.levels import NODE_SILENT_SECONDS
+from zeromon.memory.forecast import host_risk, rank_risks
+from zeromon.probes.host_memory import HostReader
+from zeromon.probes.network import network_peak
+from zeromon.probes.nvml import Nvml
+from zeromon.probes.process import ProcessWatch
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.snapshot import (
+    KILLED_FOR_MEMORY,
+    Links,
+    NodeView,
+    RankSnapshot,
+    Risk,
+    RunSnapshot,
+    Straggler,
+)
+from zeromon.storage.recorder import Record
+from zeromon.storage.run_store import Store
+
+TOTALS = "totals.msgpack"
+RUN_NAME = "name.json"
+_RUN_FILES = (
+    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
+    "meets", TOTALS, f".{TOTALS}.*",
+)  # fmt: skip
+"""The files of zeromon in a run's folder."""
+_START_SECONDS = 30.0
+"""How long a run without launcher and ranks counts as running."""
+_FORECAST_NS_A_RANK = 50_000_000
+_NO_RANK = (
+    "no rank ever reported: the command ended before init_process_group and before any"
+    " optimizer step, or another sitecustomize kept zeromon out"
+)
+
+
+class Risks:
+    """The memory risks of a run's ranks; with more ranks, each is forecast less often."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, tuple[int, tuple[Risk, ...]]] = {}
+        """Rank -> time of the forecast (ns), and the risks."""
+        self._host: tuple[Risk, ...] = ()
+        self._host_ns = -(1 << 62)
+
+    def update(self, ranks: Sequence[Vitals], now_ns: int) -> dict[int, tuple[Risk, ...]]:
+        """Returns rank -> its risks. The host's risk is a risk of every live rank."""
+        interval_ns = _FORECAST_NS_A_RANK * len(ranks)
+        if now_ns - self._host_ns >= interval_ns:
+            risk = host_risk(ranks)
+            self._host_ns, self._host = now_ns, () if risk is None else (risk,)
+        for rank in ranks:
+            made_ns, _ = self._by_rank.get(rank.rank, (-interval_ns, ()))
+            if now_ns - made_ns >= interval_ns:
+                self._by_rank[rank.rank] = (now_ns, rank_risks(rank))
+        return {
+            rank.rank: (*self._by_rank[rank.rank][1], *(self._host if rank.alive else ()))
+            for rank in ranks
+        }
+
+
+class LinkPeaks:
+    """The peak bandwidths of each rank's links, read once."""
+
+    def __init__(self) -> None:
+        self._network = network_peak()
+        self._by_rank: dict[int, Links] = {}
+
+    def of(self, rank: int, uuid: str, nvml: Nvml) -> Links | None:
+        """Returns the peaks of *rank*, whose device has that *uuid* ("" without a device)."""
+        if not uuid and self._network[0] is None:
+            return None
+        if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
+            device, host, network = nvml.links(uuid), nvml.host_link(uuid), self._network
+            self._by_rank[rank] = Links(
+                device_bytes_per_second=device[0],
+                device_kind=device[1],
+                network_bytes_per_second=network[0],
+                network_kind=network[1],
+                host_bytes_per_second=host[0],
+                host_kind=host[1],
+            )
+        return self._by_rank[rank]
+
+
+class RunFollower:
+    """One run's folder: its ranks and its launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder.name
+        self.info = _read_json(folder / "run.json")
+        self.started_wall = float(self.info.get("started") or _started_of(folder) or time.time())
+        self.ranks: dict[str, RankFollower] = {}
+        """Name of a ring -> its follower."""
+        self.bad_rings: dict[str, str] = {}
+        """Name of a ring that cannot be read -> why."""
+        self.ended = False
+        self.ended_wall = 0.0
+        self.captures: Captures | None = None
+        self.record: Record | None = None
+        self.cluster = RunCluster(folder)
+        self._earlier = _read_totals(folder / TOTALS)
+        self._host = HostReader()
+        self._links = LinkPeaks()
+        self._risks = Risks()
+        self._skew = ArrivalSkew()
+        self._stragglers: tuple[Straggler, ...] = ()
+        self._debouncer = FindingDebouncer()
+        self._failed_since = 0.0
+        launcher = self.info.get("pid")
+        born = self.info.get("mono_ns")
+        self._launcher = ProcessWatch(int(launcher), born) if launcher else None
+
+    # ---- following -----------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Finds new rings, reads all rings, and detects the end of the run."""
+        for path in sorted(self.folder.glob("rank*.ring")):
+            if path.name not in self.ranks and path.name not in self.bad_rings:
+                self._follow(path)
+        for follower in self.ranks.values():
+            follower.poll()
+        if not self.ended and self._is_over():
+            self.ended = True
+            self.ended_wall = time.time()
+
+    def _follow(self, path: Path) -> None:
+        try:
+            new = self.ranks[path.name] = RankFollower(path, self._earlier.pop(path.name, None))
+        except (RingError, OSError, ValueError) as error:
+            self.bad_rings[path.name] = str(error)
+            return
+        for name, old in list(self.ranks.items()):
+            if old.was_detached and old.state.pid == new.state.pid and name != path.name:
+                # the same process was attached again
+                del self.ranks[name]
+                old.reader.close()
+                old.path.unlink(missing_ok=True)
+
+    def _is_over(self) -> bool:
+        if self.cluster.is_connected and self._failed_lately():
+            return False
+        if self._launcher is not None and self._launcher.alive():
+            return False
+        if any(not follower.settled for follower in self.ranks.values()):
+            return False
+        if self.captures is not None and self.captures.busy:
+            return False
+        if self.ranks or self._launcher is not None:
+            return True
+        return time.time() - self.started_wall > _START_SECONDS
+
+    def _failed_lately(self) -> bool:
+        """Whether a rank failed so recently that other nodes may not have its report yet."""
+        failed = any(follower.ending()[1] for follower in self.newest())
+        if failed and not self._failed_since:
+            self._failed_since = time.monotonic()
+        return failed and time.monotonic() - self._failed_since < NODE_SILENT_SECONDS + 3
+
+    def newest(self) -> list[RankFollower]:
+        """Returns one follower per rank: after an elastic restart the one with the newest ring."""
+        newest: dict[int, RankFollower] = {}
+        for follower in self.ranks.values():
+            rank = follower.state.rank
+            other = newest.get(rank)
+            if other is None or other.reader.header.mono_ns < follower.reader.header.mono_ns:
+                newest[rank] = follower
+        return [newest[rank] for rank in sorted(newest)]
+
+    def is_named(self) -> bool:
+        """Whether the run's name is known; see :meth:`RunCluster.can_name`."""
+        states = [follower.state for follower in self.newest()]
+        return self.ended or self.cluster.can_name(states)
+
+    def connect(self, lead: Callable[[str], Leader]) -> None:
+        """Connects to the other nodes, where there are any; see :meth:`RunCluster.connect`."""
+        self.cluster.connect(self.run, (f.state.rank for f in self.newest()), lead)
+
+    # ---- the snapshot --------------------------------------------------------------------------
+
+    def snapshot(self, nvml: Nvml) -> RunSnapshot:
+        """Returns the snapshot of the run, with risks and findings."""
+        now = time.monotonic_ns()
+        followers = self.newest()
+        # before the ranks are summarized: waits and transfers belong to these steps
+        self._match_arrivals(followers)
+        self.cluster.exchange(self._skew)
+        self._host.new_round()
+        vitals = [follower.vitals(self._host) for follower in followers]
+        capture = self.captures.follow(vitals, now) if self.captures is not None else None
+        ranks = self._summarize(followers, vitals, nvml, now)
+        nodes = self.cluster.nodes()
+        self._find_stragglers(ranks, nodes)
+        self.cluster.report(ranks)
+        heard = self.cluster.is_heard
+        run = RunSnapshot(
+            run=self.run,
+            command=tuple(str(word) for word in self.info.get("command") or ()),
+            node=socket.gethostname(),
+            started_wall=self.started_wall,
+            taken_wall=self.ended_wall or time.time(),
+            taken_ns=now,
+            ended=self.ended,
+            ranks=ranks,
+            findings=(),
+            note=self._note(),
+            stragglers=self._stragglers,
+            hangs=self.cluster.hangs if heard else hangs_of(ranks, now),
+            capture=capture,
+            history_note=self.record.note if self.record else "",
+            alias=self.folder.name if self.folder.name != self.run else "",
+            nodes=nodes,
+            away=self.cluster.away,
+            nodes_note=self.cluster.note,
+        )
+        findings = advise(run)
+        return replace(
+            run, findings=findings if run.ended else self._debouncer.shown(findings, now)
+        )
+
+    def _match_arrivals(self, followers: Sequence[RankFollower]) -> None:
+        """Matches the collectives that ended at each rank with those of the other ranks."""
+        local_ranks = {follower.state.rank for follower in followers}
+        for follower in followers:
+            state = follower.state
+            groups: dict[int, tuple[str, int, int]] = {}
+            while state.arrivals:
+                arrival = state.arrivals.popleft()
+                if arrival.group not in groups:
+                    ranks = state.groups.get(arrival.group, {}).get("ranks", ())
+                    local = len(local_ranks.intersection(ranks))
+                    groups[arrival.group] = group_id(state, arrival.group), local, len(ranks)
+                name, members, size = groups[arrival.group]
+                self._skew.arrived(state.rank, name, members, arrival, size)
+
+    def _summarize(
+        self, followers: Sequence[RankFollower], vitals: Sequence[Vitals], nvml: Nvml, now: int
+    ) -> tuple[RankSnapshot, ...]:
+        """Returns the snapshots of the ranks, with the observations beside each rank's events."""
+        risks = self._risks.update(vitals, now)
+        killed = killed_for_memory(vitals)
+        checks = self.captures.checks if self.captures is not None else {}
+        ranks = []
+        for follower, basis in zip(followers, vitals, strict=True):
+            rank, uuid = basis.rank, str(follower.state.meta.get("device_uuid", ""))
+            observed = Observed(
+                alive=basis.alive,
+                ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
+                failed=basis.failed,
+                host=basis.host,
+                device=nvml.read(uuid, now),
+                disk=follower.disk(),
+                pressure=follower.pressure(),
+                links=self._links.of(rank, uuid, nvml),
+                wait_seconds=self._skew.wait_seconds(rank),
+                late_seconds=self._skew.late_seconds(rank),
+                risks=risks[rank],
+                check=checks.get(rank),
+            )
+            ranks.append(summarize(follower.state, observed))
+        return tuple(ranks)
+
+    def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
+        """Updates the stragglers while all ranks are alive; after a death the last ones remain."""
+        if all(rank.alive for rank in ranks):
+            error = self.cluster.clock_error_seconds()
+            self._stragglers = stragglers(self._skew, list(ranks), _node_of(nodes), error)
+
+    def _note(self) -> str:
+        if self.bad_rings:
+            return "; ".join(self.bad_rings.values())
+        return "" if self.ranks or not self.ended else _NO_RANK
+
+    # ---- keeping -------------------------------------------------------------------------------
+
+    def keep_steps(self) -> None:
+        """Appends the new steps to the history."""
+        if self.record is not None:
+            for follower in self.newest():
+                self.record.keep(follower.new_rows(final=self.ended))
+
+    def keep_totals(self) -> None:
+        """Saves the totals, from which a restarted collector continues."""
+        checkpoints = {
+            f.path.name: checkpoint_of(f.state, f.reader.position, f.reader.header.mono_ns)
+            for f in self.newest()
+        }
+        replace_file(self.folder / TOTALS, encode_totals(checkpoints))
+
+    def keep(self, store: Store) -> None:
+        """Moves the rings of an ended run from memory to the store."""
+        for follower in self.ranks.values():
+            store.keep_ring(self.run, follower.path)
+        for follower in self.ranks.values():  # after every copy is complete
+            follower.reader.close()
+        # the user chose the folder: delete only zeromon's own files
+        for pattern in _RUN_FILES:
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        if self.captures is not None:
+            self.captures.withdraw()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether *folder* holds a run, by its name and its files."""
+    if not paths.is_run_id(folder.name):
+        return False
+    return (folder / "run.json").exists() or any(folder.glob("rank*.ring"))
+
+
+def read_folder(folder: Path) -> RunSnapshot:
+    """Returns the snapshot of a run, read from its rings without a collector."""
+    run = RunFollower(folder)
+    for _ in range(SETTLING_POLLS + 1):
+        run.poll()
+    return run.snapshot(Nvml())
+
+
+def _node_of(nodes: Sequence[NodeView]) -> Callable[[int], str]:
+    """Returns the function rank -> name of its node; "" where unknown."""
+    return lambda rank: next((node.node for node in nodes if node.has(rank)), "")
+
+
+def _read_totals(path: Path) -> dict[str, Checkpoint]:
+    try:
+        return decode_totals(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _started_of(folder: Path) -> float:
+    """Returns when the run started according to an earlier collector; 0 without one."""
+    with suppress(OSError, ValueError, TypeError):
+        _, started = json.loads((folder / RUN_NAME).read_text())
+        return float(started)
+    return 0.0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,266 @@
+"""Requests traces from the live ranks of a run, waits for the traces, and starts their analysis.
+
+A request is one file in the run's folder, which every agent reads once a second; the agents answer
+through the rings. There is one request at a time. The analysis runs in a process of its own, because
+it takes longer than the collector may pause.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from zeromon.errors import CaptureRefused
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.snapshot import (
+    Capture,
+    CaptureState,
+    RankCapture,
+    RankSnapshot,
+    StepSummary,
+    TraceCheck,
+)
+from zeromon.traces.analysis import RankTrace
+from zeromon.traces.results import RESULT_FILE, read_result
+
+MOST_STEPS = 100
+_POLL_SECONDS = 2.5
+"""How long an agent may take to read a request."""
+_START_TIMEOUT_SECONDS = 60.0
+_SAVE_TIMEOUT_SECONDS = 600.0
+_MOST_REASONS = 4
+REQUEST = "trace.json"
+
+
+class TracedRank(Protocol):
+    """The fields of a rank that a capture reads; :class:`~zeromon.snapshot.RankSnapshot` has them."""
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+
+    @property
+    def capture(self) -> RankCapture | None:
+        """The rank's answer to the last request."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median time of the last steps."""
+
+    @property
+    def recent(self) -> tuple[StepSummary, ...]:
+        """The last steps."""
+
+
+class Captures:
+    """The traces of one run. Only :meth:`request` is called from other threads than the collector's."""
+
+    def __init__(self, folder: Path, traces: Path) -> None:
+        self._request_file = folder / REQUEST
+        self._traces = traces
+        self._lock = threading.Lock()
+        self._requested_ns = 0
+        self._analysis: subprocess.Popen[bytes] | None = None
+        self.last: Capture | None = None
+        self.checks: dict[int, TraceCheck] = {}
+        """Rank -> comparison of live figures with those of the last trace."""
+
+    def request(
+        self, ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int], now_ns: int
+    ) -> Capture:
+        """Requests a trace of *steps* steps from the *wanted* ranks; () means all of them.
+
+        Raises :class:`CaptureRefused` while another capture runs, or when a rank cannot record.
+        """
+        with self._lock:
+            if self.last is not None and self.busy:
+                raise CaptureRefused(
+                    f"trace {self.last.number} of this run is still {self.last.state}",
+                    "One at a time: wait for it to end.",
+                )
+            chosen = _chosen(ranks, steps, wanted)
+            first = first_step(chosen)
+            taken = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
+            number = max(taken, default=0) + 1
+            folder = paths.make_private(self._traces / str(number))
+            made = Capture(
+                number=number,
+                state=CaptureState.WAITING,
+                first=first,
+                steps=steps,
+                ranks=tuple(rank.rank for rank in chosen),
+                folder=str(folder),
+            )
+            self._write(made)
+            self.last, self._requested_ns = made, now_ns
+            return made
+
+    def _write(self, made: Capture) -> None:
+        content: dict[str, Any] = {"number": made.number, "first": made.first, "steps": made.steps}
+        content |= {"ranks": made.ranks, "folder": made.folder}
+        try:
+            replace_file(self._request_file, json.dumps(content))
+        except OSError as error:
+            raise CaptureRefused(f"cannot write {self._request_file}: {error.strerror}") from error
+
+    def follow(self, ranks: Sequence[TracedRank], now_ns: int) -> Capture | None:
+        """Advances the last capture and returns it; None before the first."""
+        with self._lock:
+            made = self.last
+            if made is not None and made.state in (CaptureState.WAITING, CaptureState.RECORDING):
+                self.last = self._recorded(made, ranks, now_ns)
+            elif made is not None and made.state == CaptureState.ANALYSING:
+                self.last = self._analysed(made, ranks)
+            return self.last
+
+    def _recorded(self, made: Capture, ranks: Sequence[TracedRank], now_ns: int) -> Capture:
+        """Returns *made* updated by the ranks' answers; starts the analysis after the last answer."""
+        answers = {
+            rank.rank: rank.capture
+            for rank in ranks
+            if rank.capture is not None and rank.capture.request == made.number
+        }
+        begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
+        waited = (now_ns - self._requested_ns) / 1e9
+        timeout = _SAVE_TIMEOUT_SECONDS if begun else _start_timeout(ranks)
+        if _unanswered(made, ranks, answers) and waited < timeout:
+            return replace(made, state=CaptureState.RECORDING) if begun else made
+        self.withdraw()
+        paths = [Path(made.folder) / f"rank{rank}.json" for rank in made.ranks]
+        files = tuple(str(path) for path in paths if path.exists())
+        note = _reasons(made, answers)
+        if not files:
+            why = note or f"no rank came to step {made.first} in {waited:.0f} s"
+            return replace(made, state=CaptureState.FAILED, note=why)
+        try:
+            self._analyse(made.folder, files)
+        except OSError as error:
+            note = f"the traces are there, but cannot be analysed: {error.strerror}"
+            return replace(made, state=CaptureState.DONE, files=files, note=note)
+        return replace(made, state=CaptureState.ANALYSING, files=files, note=note)
+
+    def _analyse(self, folder: str, files: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "zeromon", "trace", "analyze", "--json", *files]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        result = os.open(Path(folder) / RESULT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            self._analysis = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+        finally:
+            os.close(result)
+
+    def _analysed(self, made: Capture, ranks: Sequence[TracedRank]) -> Capture:
+        if self._analysis is not None and self._analysis.poll() is None:
+            return made
+        code = self._analysis.returncode if self._analysis is not None else 1
+        self._analysis = None
+        if code:
+            note = f"{made.note or 'the traces are there'}, but cannot be analysed"
+            return replace(made, state=CaptureState.DONE, note=note)
+        checks = compare(read_result(Path(made.folder)), ranks)
+        self.checks.update(checks)
+        return replace(made, state=CaptureState.DONE, checks=checks)
+
+    def withdraw(self) -> None:
+        """Removes the request file."""
+        with suppress(OSError):
+            self._request_file.unlink()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a capture is in progress."""
+        return self.last is not None and self.last.is_open
+
+
+def _start_timeout(ranks: Sequence[TracedRank]) -> float:
+    """Returns how long the ranks may take to reach the first step, seconds."""
+    longest = max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
+    return max(_START_TIMEOUT_SECONDS, 20 * longest)
+
+
+def _unanswered(
+    made: Capture, ranks: Sequence[TracedRank], answers: Mapping[int, RankCapture]
+) -> bool:
+    """Whether a live rank has not finished the capture."""
+    alive = {rank.rank for rank in ranks if rank.alive}
+    finished = {rank for rank, answer in answers.items() if answer.state.is_over}
+    return any(rank in alive and rank not in finished for rank in made.ranks)
+
+
+def _reasons(made: Capture, answers: Mapping[int, RankCapture]) -> str:
+    """Returns why ranks have no trace; "" where all have one."""
+    reasons = [
+        f"rank {rank}: {answers[rank].why}"
+        for rank in made.ranks
+        if rank in answers and answers[rank].why
+    ]
+    reasons += [f"rank {rank} did not answer" for rank in made.ranks if rank not in answers]
+    return "; ".join(reasons[:_MOST_REASONS])
+
+
+def _chosen(ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int]) -> list[RankSnapshot]:
+    if not 1 <= steps <= MOST_STEPS:
+        raise CaptureRefused(f"between 1 and {MOST_STEPS} steps, not {steps}")
+    alive = [rank for rank in ranks if rank.alive]
+    unknown = set(wanted) - {rank.rank for rank in alive}
+    if unknown:
+        names = ", ".join(map(str, sorted(unknown)))
+        raise CaptureRefused(f"no live rank {names} on this node")
+    chosen = [rank for rank in alive if not wanted or rank.rank in wanted]
+    if not chosen:
+        raise CaptureRefused("no rank of this run is alive", "A trace needs a live run.")
+    if any(rank.steps < 1 for rank in chosen):
+        raise CaptureRefused(
+            "the first step has not ended yet", "Steps are what is recorded: wait for the first."
+        )
+    return chosen
+
+
+def first_step(ranks: Sequence[RankSnapshot]) -> int:
+    """Returns the first step that no rank reaches before its agent has read the request."""
+    newest = max(rank.step for rank in ranks)
+    fastest = min((rank.step_seconds or _POLL_SECONDS) for rank in ranks)
+    return newest + 2 + math.ceil(_POLL_SECONDS / max(fastest, 1e-4))
+
+
+def compare(analysis: Sequence[RankTrace], ranks: Sequence[TracedRank]) -> dict[int, TraceCheck]:
+    """Returns rank -> comparison of its live figures with its trace, over the steps of both."""
+    checks = {}
+    by_rank = {rank.rank: rank for rank in ranks}
+    for traced in analysis:
+        rank = by_rank.get(traced.rank)
+        if rank is None:
+            continue
+        live = {step.step: step for step in rank.recent if not step.idle}
+        both = [step for step in traced.steps if step.step in live]
+        if not both:
+            continue
+        own = [live[step.step] for step in both]
+        checks[rank.rank] = TraceCheck(
+            steps=tuple(step.step for step in both),
+            live_exposed_seconds=sum(s.exposed_ns for s in own) / 1e9,
+            trace_exposed_seconds=sum(s.exposed_seconds for s in both),
+            live_communication_seconds=sum(s.communication_ns for s in own) / 1e9,
+            trace_communication_seconds=sum(s.communication_seconds for s in both),
+        )
+    return checks

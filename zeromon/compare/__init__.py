@@ -1,0 +1,1 @@
+"""Runs side by side: figures with their noise, significant differences, thresholds for CI. Pure."""

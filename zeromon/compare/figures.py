@@ -1,0 +1,390 @@
+"""Computes the figures of a run for comparison, with their uncertainty. Pure.
+
+Units: seconds, bytes, ratios 0..1. Times are means over the ranks of a run, bytes are the maximum over
+its ranks. An unknown figure is a text with the reason.
+docs/compare.md defines each figure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from zeromon.errors import PlanError
+from zeromon.memory import plan
+from zeromon.memory.reconcile import Described, micro_batch, read_facts, role_bytes
+from zeromon.ring.events import Op, Role
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.step import IDLE
+from zeromon.stats.bandwidth import BUS_FACTOR
+from zeromon.stats.noise import Estimate, estimate, half_width, typical
+
+Series = Mapping[str, Sequence[float]]
+"""Columns of :func:`zeromon.storage.step_history.by_step`."""
+
+Figure = Estimate | str
+"""A figure, or the reason why it is unknown."""
+
+_WARM_UP_SHARE, _LEAST_WARM_UP, _MOST_WARM_UP = 0.1, 5, 100
+_ENOUGH = 2000
+_NO_STEP = "the run has no step after the warm-up"
+_NO_DEVICE = "the run used no device"
+_NO_COMMUNICATION = "no communication was timed"
+_NO_OFFLOAD_REPORT = "the run did not report its offload"
+
+
+# ---- a run -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """A run with its steps after the warm-up; one value for each step."""
+
+    snapshot: RunSnapshot
+    seconds: tuple[float, ...]
+    exposed: tuple[tuple[float, float], ...]
+    """(exposed communication, duration), seconds, of steps with timed communication."""
+    data_waits: tuple[tuple[float, float], ...]
+    """(wait for data, duration), seconds."""
+    offload_waits: tuple[float, ...]
+    payload: tuple[float, ...]
+    """Payload of the collectives, bytes."""
+    micro_steps: int
+    peaks: Mapping[str, int]
+    """Maximum over all steps of ``allocated``, ``reserved``, ``rss``, ``other``, bytes; -1: unknown."""
+
+    @property
+    def rank(self) -> RankSnapshot | None:
+        """The first rank that reported its model, else the first rank; None without ranks."""
+        ranks = self.snapshot.ranks
+        return next((r for r in ranks if r.models), ranks[0] if ranks else None)
+
+    @property
+    def described(self) -> Described | None:
+        """The model of the run; None where no rank reported one."""
+        rank = self.rank
+        return read_facts(rank.models[0]) if rank is not None and rank.models else None
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of data-parallel ranks; 0 where unknown."""
+        if self.described is not None:
+            return self.described.plan.ranks
+        return self.rank.world_size if self.rank is not None else 0
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a rank reported device memory."""
+        return any(rank.memory is not None for rank in self.snapshot.ranks)
+
+
+def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
+    """Returns the figures of a run: *snapshot* with the steps of *series* after the warm-up."""
+    settled = _settled(series["steps"])
+
+    def column(name: str) -> list[float]:
+        return [series[name][i] for i in settled]
+
+    def seconds(name: str) -> list[float]:
+        return [us / 1e6 for us in column(name)]
+
+    steps = seconds("duration_us")
+    exposed = zip(seconds("exposed_us"), steps, column("flags"), strict=True)
+    return RunFigures(
+        snapshot=snapshot,
+        seconds=tuple(steps),
+        exposed=tuple((waits, step) for waits, step, flags in exposed if not int(flags) & IDLE),
+        data_waits=tuple(zip(seconds("data_wait_us"), steps, strict=True)),
+        offload_waits=tuple(seconds("offload_blocked_us")),
+        payload=tuple(column("collective_bytes")),
+        micro_steps=round(statistics.median(column("micro_steps") or [0])),
+        peaks={
+            name: int(max(series[f"{name}_bytes"], default=-1))
+            for name in ("allocated", "reserved", "rss", "other")
+        },
+    )
+
+
+def _settled(steps: Sequence[float]) -> list[int]:
+    """Returns the rows after the warm-up; rows of several merged steps only if single steps are few."""
+    count = len(steps)
+    warm_up = max(_LEAST_WARM_UP, min(_MOST_WARM_UP, round(count * _WARM_UP_SHARE)))
+    rows = list(range(min(warm_up, count), count))
+    whole = [i for i in rows if steps[i] == 1]
+    return whole if len(whole) >= min(_ENOUGH, len(rows) / 2) else rows
+
+
+def died(run: RunSnapshot) -> bool:
+    """Returns whether a rank of the run failed without a stop from outside."""
+    return any(rank.failed and not rank.stopped for rank in run.ranks)
+
+
+# ---- figures: time ---------------------------------------------------------------------------------
+
+
+def samples_per_step(m: RunFigures) -> float | str:
+    """Returns the effective batch in samples, or the reason why it is unknown."""
+    size = micro_batch(m.rank) if m.rank is not None else None
+    if size is None:
+        return "neither an engine nor a DataLoader reported its batch size"
+    return size * max(1, m.micro_steps) * m.data_parallel
+
+
+def tokens_per_step(m: RunFigures) -> float | str:
+    """Returns the tokens of an effective batch, or the reason why they are unknown."""
+    samples = samples_per_step(m)
+    length = m.rank.loader.get("length") if m.rank is not None else None
+    if isinstance(samples, str):
+        return samples
+    if not isinstance(length, int) or length < 1:
+        return "the first tensor of a batch has no tokens, or a varying number"
+    return samples * length
+
+
+def _step_time(m: RunFigures) -> Figure:
+    estimated = typical(m.seconds) if m.seconds else None
+    return estimated if estimated is not None and estimated.value > 0 else _NO_STEP
+
+
+def _per_second(work: Callable[[RunFigures], float | str]) -> Callable[[RunFigures], Figure]:
+    """Returns a function for the rate of *work*, by the mean step time, which includes pauses."""
+
+    def find(m: RunFigures) -> Figure:
+        amount = work(m)
+        if isinstance(amount, str) or not sum(m.seconds):
+            return amount if isinstance(amount, str) else _NO_STEP
+        return estimate(m.seconds, statistics.fmean).inverted().scaled(amount)
+
+    return find
+
+
+def _share(pairs: Sequence[tuple[float, float]]) -> float:
+    whole = sum(step for _, step in pairs)
+    return sum(part for part, _ in pairs) / whole if whole else 0.0
+
+
+def _exposed_share(m: RunFigures) -> Figure:
+    return estimate(m.exposed, _share) if _communicates(m) else _NO_COMMUNICATION
+
+
+def _exposed_time(m: RunFigures) -> Figure:
+    if not _communicates(m):
+        return _NO_COMMUNICATION
+    return estimate([waits for waits, _ in m.exposed], statistics.fmean)
+
+
+def _communicates(m: RunFigures) -> bool:
+    return bool(m.exposed) and any(m.payload)
+
+
+def _data_wait_share(m: RunFigures) -> Figure:
+    return estimate(m.data_waits, _share) if m.data_waits else _NO_STEP
+
+
+# ---- figures: bytes that move ----------------------------------------------------------------------
+
+
+_SENT: Mapping[Op, Callable[[int], float]] = BUS_FACTOR | {
+    Op.BROADCAST: lambda n: (n - 1) / n,
+    Op.REDUCE: lambda n: (n - 1) / n,
+    Op.RECV: lambda _: 0.0,
+}
+"""Bytes sent per byte of payload in a ring of n ranks, mean over the ranks."""
+
+
+def _sent(m: RunFigures) -> Figure:
+    """Returns the bytes that a rank sends in a step: the payload times the factor of a ring."""
+    if not m.payload:
+        return _NO_STEP
+    mixes = [
+        [(row.op, row.group_size, row.nbytes) for row in rank.traffic or rank.collectives]
+        for rank in m.snapshot.ranks
+    ]
+    payload = max((sum(nbytes for *_, nbytes in mix) for mix in mixes), default=0.0)
+    sent = max((sum(_sent_bytes(*row) for row in mix) for mix in mixes), default=0.0)
+    return estimate(m.payload, statistics.median).scaled(sent / payload if payload else 0.0)
+
+
+def _sent_bytes(op: str, size: int, nbytes: float) -> float:
+    factor = _SENT.get(Op[op.upper()])
+    return nbytes * factor(size) if factor is not None and size > 1 else 0.0
+
+
+def _offloads(m: RunFigures) -> bool | None:
+    """Returns whether state is offloaded; None where unknown."""
+    if any(rank.transfers for rank in m.snapshot.ranks):
+        return True
+    if m.described is None:
+        return None
+    return (m.described.plan.optimizer_on, m.described.plan.params_on) != ("device", "device")
+
+
+def _offload_bytes(m: RunFigures) -> Figure:
+    rates = [
+        sum(way.nbytes for way in rank.transfers) / rank.steps
+        for rank in m.snapshot.ranks
+        if rank.transfers and rank.steps
+    ]
+    if not rates and _offloads(m) is not False:
+        return _NO_OFFLOAD_REPORT
+    return Estimate(max(rates, default=0.0))
+
+
+def _offload_time(m: RunFigures) -> Figure:
+    if not m.offload_waits or _offloads(m) is None:
+        return _NO_OFFLOAD_REPORT
+    return estimate(m.offload_waits, statistics.fmean)
+
+
+# ---- figures: memory -------------------------------------------------------------------------------
+
+
+def _peak(name: str) -> Callable[[RunFigures], Figure]:
+    def find(m: RunFigures) -> Figure:
+        if m.peaks[name] >= 0:
+            return Estimate(m.peaks[name])
+        return "resident memory was not sampled" if name == "rss" else _NO_DEVICE
+
+    return find
+
+
+def _headroom(m: RunFigures) -> Figure:
+    """Returns the share of the device that was free at the peak."""
+    capacities = [
+        rank.memory.capacity_bytes
+        for rank in m.snapshot.ranks
+        if rank.memory is not None and rank.memory.capacity_bytes > 0
+    ]
+    if not capacities or m.peaks["reserved"] < 0:
+        return "the size of its device is unknown" if m.has_device else _NO_DEVICE
+    used = m.peaks["reserved"] + max(0, m.peaks["other"])
+    return Estimate(max(0.0, 1 - used / min(capacities)))
+
+
+def _role(role: str, place: int) -> Callable[[RunFigures], Figure]:
+    def find(m: RunFigures) -> Figure:
+        held = [
+            sizes[place] for r in m.snapshot.ranks if (sizes := role_bytes(r, role)) is not None
+        ]
+        if held:
+            return Estimate(max(held))
+        has_census = any(rank.roles for rank in m.snapshot.ranks)
+        return Estimate(0) if has_census else "no census of its memory was taken"
+
+    return find
+
+
+def _largest_micro_batch(m: RunFigures) -> Figure:
+    """Returns the largest micro-batch of ``zeromon plan --from`` for the unchanged run."""
+    if not m.has_device:
+        return _NO_DEVICE
+    try:
+        setup = plan.of_run(m.snapshot)
+    except PlanError:
+        return "the run reported no model metadata"
+    largest = plan.row(setup, setup.plan).largest_micro_batch
+    if largest is None or m.rank is None or micro_batch(m.rank) is None:
+        return "the memory of a sample is unknown"
+    return Estimate(largest)
+
+
+# ---- figures: events -------------------------------------------------------------------------------
+
+
+def _retries(m: RunFigures) -> Figure:
+    counts = [rank.memory.retries for rank in m.snapshot.ranks if rank.memory is not None]
+    return _events(max(counts)) if counts else _NO_DEVICE
+
+
+def _skipped(m: RunFigures) -> Figure:
+    return _events(max((rank.skipped_steps for rank in m.snapshot.ranks), default=0))
+
+
+def _events(count: int) -> Estimate:
+    """Returns a count with Poisson uncertainty, the square root of the count."""
+    return Estimate(count, math.sqrt(count))
+
+
+# ---- the rows --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric of the comparison."""
+
+    name: str
+    label: str
+    unit: str
+    """``s``, ``bytes``, ``1/s``, ``ratio`` or ``count``."""
+    find: Callable[[RunFigures], Figure]
+    more_is_better: bool = False
+    least: float = 0.005
+    """Lower bound of the noise: a share of the first run's figure, absolute for a ratio."""
+
+    def noise(self, first: Estimate, other: Estimate) -> float | None:
+        """Returns the noise that a significant difference exceeds; None where unknown."""
+        half = half_width(first, other)
+        least = self.least * (1.0 if self.unit == "ratio" else abs(first.value))
+        return None if half is None else max(half, least)
+
+    def differ(self, first: Estimate, other: Estimate) -> bool:
+        """Returns whether the difference exceeds the noise."""
+        noise = self.noise(first, other)
+        return noise is not None and abs(other.value - first.value) > noise
+
+
+_TIME = 0.02
+_DEVICE = 0.01
+_RSS = 0.03
+_POINT = 0.01
+
+# fmt: off
+SPEED = Metric(name="speed", label="speed", unit="1/s", find=_step_time, more_is_better=True,
+               least=_TIME)
+"""Work per second at the median step; the recommendation uses this metric."""
+
+METRICS = (
+    Metric(name="step_time", label="step time (median)", unit="s", find=_step_time, least=_TIME),
+    Metric(name="steps_per_second", label="steps/s", unit="1/s", find=_per_second(lambda _: 1.0),
+           more_is_better=True, least=_TIME),
+    Metric(name="samples_per_second", label="samples/s", unit="1/s", find=_per_second(samples_per_step),
+           more_is_better=True, least=_TIME),
+    Metric(name="tokens_per_second", label="tokens/s", unit="1/s", find=_per_second(tokens_per_step),
+           more_is_better=True, least=_TIME),
+    Metric(name="exposed_share", label="exposed share", unit="ratio", find=_exposed_share, least=_POINT),
+    Metric(name="exposed_time", label="exposed a step", unit="s", find=_exposed_time, least=_TIME),
+    Metric(name="data_wait_share", label="waits for data", unit="ratio", find=_data_wait_share,
+           least=_POINT),
+    Metric(name="sent_bytes", label="sent a step", unit="bytes", find=_sent),
+    Metric(name="offload_bytes", label="offloaded a step", unit="bytes", find=_offload_bytes),
+    Metric(name="offload_time", label="waits for offload", unit="s", find=_offload_time, least=_TIME),
+    Metric(name="peak_reserved", label="peak reserved", unit="bytes", find=_peak("reserved"),
+           least=_DEVICE),
+    Metric(name="peak_allocated", label="peak allocated", unit="bytes", find=_peak("allocated"),
+           least=_DEVICE),
+    Metric(name="peak_rss", label="peak RSS", unit="bytes", find=_peak("rss"), least=_RSS),
+    Metric(name="headroom", label="headroom", unit="ratio", find=_headroom, more_is_better=True,
+           least=_POINT),
+    Metric(name="largest_micro_batch", label="largest micro-batch", unit="count",
+           find=_largest_micro_batch, more_is_better=True),
+    Metric(name="allocation_retries", label="allocation retries", unit="count", find=_retries),
+    Metric(name="skipped_steps", label="skipped steps", unit="count", find=_skipped),
+    *(
+        Metric(name=f"{place}.{role.label}", label=f"{place}: {role.label.replace('_', ' ')}",
+               unit="bytes", find=_role(role.label, at))
+        for at, place in enumerate(("device", "host", "disk"))
+        for role in Role
+    ),
+)
+# fmt: on
+
+METRIC = {metric.name: metric for metric in METRICS}
+
+PEAK_MEMORY = "peak_memory"
+
+
+def peak_memory(*, on_device: bool) -> str:
+    """Returns the metric for :data:`PEAK_MEMORY`; *on_device*: all runs used a device."""
+    return "peak_reserved" if on_device else "peak_rss"

@@ -1,0 +1,36 @@
+"""The rules by family, and beside them a page for each code."""
+
+from zeromon.diagnosis.rule import Rule
+from zeromon.diagnosis.rules import (
+    collectives,
+    communication,
+    ddp,
+    deepspeed,
+    fsdp,
+    health,
+    host,
+    memory,
+    monitoring,
+    offload,
+    precision,
+)
+
+FAMILIES = (
+    health, memory, communication, precision, offload, ddp, fsdp, collectives, deepspeed, host,
+    monitoring,
+)  # fmt: skip
+"""First what ends a run, then what slows it down, then what zeromon itself could not record.
+
+Findings of equal urgency about the same rank are listed in this order, and within a family in the order
+of its functions.
+"""
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule that a family module defines."""
+    return tuple(
+        value
+        for family in FAMILIES
+        for value in vars(family).values()
+        if isinstance(value, Rule) and value.function.__module__ == family.__name__
+    )

@@ -1,0 +1,84 @@
+"""What several rules read from a run in the same way. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zeromon.focus import most_exposed
+from zeromon.levels import AVOIDABLE
+from zeromon.ring.events import Phase
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+
+LEAST_STEPS = 20
+"""A rank with fewer steps is not judged by its medians."""
+LEAST_SHARE = AVOIDABLE.warning
+WINDOW = 20
+"""The last steps that means are taken over."""
+MIB = 1 << 20
+
+
+class Gain(NamedTuple):
+    """The shares of an avoidable time that a change is expected to save, at least and at most."""
+
+    low: float
+    high: float
+
+
+def worst(run: RunSnapshot) -> RankSnapshot | None:
+    """The most exposed rank, once it has enough steps to be judged by; see :mod:`zeromon.focus`."""
+    rank = most_exposed(run.ranks)
+    ready = rank is not None and rank.steps >= LEAST_STEPS and rank.step_seconds
+    return rank if ready else None
+
+
+def rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
+    """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
+    return [row for row in rank.traffic if row.op == op and row.unit and phase in ("", row.phase)]
+
+
+def exposed(traffic: Iterable[CollectiveStatsRow]) -> float:
+    """The exposed seconds of *traffic* a step."""
+    return sum(row.exposed_seconds for row in traffic)
+
+
+def share_of_step(rank: RankSnapshot, seconds: float) -> float:
+    """*seconds* as a share of a step."""
+    return seconds / rank.step_seconds if rank.step_seconds else 0.0
+
+
+def phase_seconds(rank: RankSnapshot, phase: Phase) -> float:
+    """Mean seconds of *phase* a step."""
+    last = rank.recent[-WINDOW:]
+    known = [step.phase_ns[phase] for step in last if len(step.phase_ns) > phase]
+    return statistics.fmean(known) / 1e9 if known else 0.0
+
+
+def unsharded_bytes(rank: RankSnapshot) -> int:
+    """Bytes of all parameters of a rank's models while they are gathered; 0 without model metadata."""
+    return sum(model.get("numel", 0) * model.get("compute_bytes", 4) for model in rank.models)
+
+
+def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
+    """Bytes that *rank* may still allocate: on its device, or its part of the host; -1 where unknown."""
+    if rank.memory is not None:
+        return rank.memory.headroom_bytes
+    if rank.host is None or rank.host.headroom_bytes < 0:
+        return -1
+    return rank.host.headroom_bytes // max(1, len(run.ranks))
+
+
+def setting(rank: RankSnapshot, name: str) -> str:
+    """The effective value of the DeepSpeed setting whose name ends with *name*; "" where unknown."""
+    return next((s.effective for s in rank.settings if s.name.endswith(name)), "")
+
+
+def as_number(text: str) -> float | None:
+    """A number as a setting shows it; None for anything else."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,104 @@
+"""Exposed communication, stragglers and distant nodes, whatever the framework. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.focus import SETTLED_STEPS, most_exposed
+from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
+from zeromon.readout.text import straggler_reason
+from zeromon.snapshot import (
+    RunSnapshot,
+    Severity,
+    Straggler,
+)
+from zeromon.units import human_count, human_ratio, human_seconds
+
+
+@rule("ZM309", waits=True)
+def straggler(run: RunSnapshot) -> Iterable[Match]:
+    """The other ranks wait for one rank or node, step after step."""
+    for late in run.stragglers:
+        why = f"; {reason}" if (reason := straggler_reason(late)) else ""
+        text = (
+            f"{_late_at(late)} {human_seconds(late.late_seconds)} a step "
+            f"({human_ratio(late.share)}) for it since step {human_count(late.since_step)}{why}"
+        )
+        yield Match(text, late.rank, severity=LATE.severity_of_cost(late.share))
+
+
+def _late_at(late: Straggler) -> str:
+    """``on node b; the others wait``."""
+    if late.whole_node:
+        return f"node {late.node}: all its ranks come after all others, which wait"
+    return f"on node {late.node}; the others wait" if late.node else "the others wait"
+
+
+_FAR_SECONDS = 0.005
+"""A round trip that a network within one data centre does not take."""
+_FAR_TIMES = 5
+"""How many times as long as to the other nodes."""
+
+
+@rule("ZM316", severity=Severity.WARNING)
+def distant_node(run: RunSnapshot) -> Iterable[Match]:
+    """A round trip to one node takes much longer than to the others.
+
+    Where the round trips to all nodes are long, the leader is what they have in common.
+    """
+    trips = {n: n.round_trip_seconds for n in run.nodes if n.round_trip_seconds is not None}
+    share = max((rank.exposed_ratio or 0.0 for rank in run.ranks), default=0.0)
+    far = {node: trip for node, trip in trips.items() if trip >= _FAR_SECONDS}
+    near = [trip for node, trip in trips.items() if node not in far]
+    if not far or share < EXPOSED.warning or run.ended:
+        return
+    if not near and len(far) > 1:
+        far = {run.nodes[0]: statistics.median(far.values())}
+    for node, trip in far.items():
+        usual = f", to the others {human_seconds(statistics.median(near))}" if near else ""
+        if not near or trip >= _FAR_TIMES * statistics.median(near):
+            yield Match(
+                f"a round trip to node {node.node} takes {human_seconds(trip)}{usual}; "
+                f"{human_ratio(share)} of a step waits for communication",
+                node.first_rank,
+            )
+
+
+@rule("ZM301", waits=True)
+def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
+    """The run waits for its communication. Reported once, for the most exposed rank."""
+    rank = most_exposed(run.ranks)
+    if rank is None or rank.exposed_ratio is None or rank.steps < SETTLED_STEPS:
+        return
+    share = rank.exposed_ratio
+    if share < EXPOSED.warning:
+        return
+    most = rank.traffic[0] if rank.traffic else None
+    where = ""
+    if most is not None and most.exposed_seconds > 0:
+        what = f"{most.op}, {most.phase.replace('_', ' ')}"
+        where = f"; most in {most.unit or 'calls without a unit'} ({what}), "
+        where += human_seconds(most.exposed_seconds)
+    late = sum(row.wait_seconds or 0.0 for row in rank.traffic)
+    if late > 0.5 * (rank.exposed_seconds or 0.0):
+        where += f"; {human_seconds(late)} of communication waits for ranks that come later"
+    text = (
+        f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
+        f"communication{where}"
+    )
+    yield Match(text, rank.rank, severity=EXPOSED.severity_of_cost(share))
+
+
+@rule("ZM314")
+def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
+    """Hardly any communication is hidden, and it matters. Reported once."""
+    for rank in run.ranks:
+        overlap, share = rank.overlap_ratio, rank.exposed_ratio or 0.0
+        if overlap is None or rank.steps < SETTLED_STEPS:
+            continue
+        if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
+            hidden = human_ratio(overlap) if overlap >= 0.0005 else "nothing"
+            yield Match(f"{hidden} of the communication is hidden behind compute", rank.rank)
+            return

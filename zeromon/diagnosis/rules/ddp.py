@@ -1,0 +1,109 @@
+"""Buckets of DDP, and the accumulation of gradients. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import (
+    LEAST_SHARE,
+    MIB,
+    WINDOW,
+    Gain,
+    exposed,
+    rows,
+    share_of_step,
+    unsharded_bytes,
+    worst,
+)
+from zeromon.levels import AVOIDABLE
+from zeromon.readout.breakdown import own_seconds
+from zeromon.ring.strategy import Framework
+from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot
+from zeromon.units import human_bytes, human_ratio, human_seconds
+
+_SAVED_REDUCES = Gain(0.6, 1.3)
+"""Shares of the exposed time of the reductions that go. Measured: 1.05 with DDP and 1.24 with FSDP2
+(docs/advice.md): a reduction that does not run also leaves bandwidth and CPU to the rest of backward."""
+
+
+@rule("ZM308", waits=True)
+def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
+    """Every micro-step reduces its gradients, although only the last one of a step needs to."""
+    rank = worst(run)
+    if rank is None:
+        return
+    is_ddp = rank.sharding_strategy.is_ddp
+    if not is_ddp and rank.sharding_strategy.framework is not Framework.FSDP2:
+        return
+    micro = round(statistics.median(step.micro_steps for step in rank.recent[-WINDOW:]))
+    reduces = rows(rank, "all_reduce" if is_ddp else "reduce_scatter", "backward")
+    if micro < 2 or not reduces:
+        return
+    calls = statistics.median(row.calls for row in reduces)
+    saved = exposed(reduces) * (micro - 1) / micro
+    share = share_of_step(rank, saved)
+    if calls < 0.9 * micro or share < LEAST_SHARE:
+        return
+    held = human_bytes(unsharded_bytes(rank))
+    yield Match(
+        f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed(reduces))} a "
+        f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
+        rank.rank,
+        Remedy(
+            cause="gradients are only needed when the optimizer steps",
+            dialect=ConfigFormat.DDP if is_ddp else ConfigFormat.FSDP2,
+            diff=_NO_SYNC_DDP if is_ddp else _NO_SYNC_FSDP2,
+            gain_low_seconds=_SAVED_REDUCES.low * saved,
+            gain_high_seconds=_SAVED_REDUCES.high * saved,
+            price="none" if is_ddp else f"gradients stay unsharded between micro-steps ({held})",
+        ),
+        AVOIDABLE.severity_of_cost(share),
+    )
+
+
+_NO_SYNC_DDP = """\
+- loss.backward()
++ with model.no_sync() if micro < last else contextlib.nullcontext():
++     model(batch).backward()  # forward and backward"""
+_NO_SYNC_FSDP2 = "+ model.set_requires_gradient_sync(micro == last)\n  loss.backward()"
+
+_BUCKETS_WANTED = 8
+_LEAST_BUCKET_BYTES = 1 * MIB
+"""Smaller buckets cost more in latency than they hide."""
+_HIDDEN_REDUCES = Gain(0.3, 1.0)
+"""Shares of the hideable time. Measured: 0.62 (docs/advice.md)."""
+
+
+@rule("ZM315", waits=True)
+def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
+    """Gradients go in so few buckets that hardly any of them is sent during backward."""
+    rank = worst(run)
+    if rank is None or not rank.sharding_strategy.is_ddp:
+        return
+    buckets = rows(rank, "all_reduce", "backward")
+    waits, lasts = exposed(buckets), sum(row.seconds for row in buckets)
+    total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
+    wanted = min(_BUCKETS_WANTED, int(total // _LEAST_BUCKET_BYTES))
+    share = share_of_step(rank, waits)
+    if share < LEAST_SHARE or not 0 < len(buckets) <= 2 or wanted < 3 or waits < 0.5 * lasts:
+        return
+    cap = total / wanted / MIB
+    hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
+    yield Match(
+        f"{human_bytes(total)} of gradients go in {len(buckets)} "
+        f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} a step "
+        f"({human_ratio(share)}) remain after backward",
+        rank.rank,
+        Remedy(
+            cause="a bucket is sent when its last gradient is ready, which is the end of backward",
+            dialect=ConfigFormat.DDP,
+            diff=f"- DistributedDataParallel(model)\n"
+            f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
+            gain_low_seconds=_HIDDEN_REDUCES.low * hideable,
+            gain_high_seconds=_HIDDEN_REDUCES.high * hideable,
+            price=f"{wanted} all-reduces where there were {len(buckets)}",
+        ),
+        AVOIDABLE.severity_of_cost(share),
+    )

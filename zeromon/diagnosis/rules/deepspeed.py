@@ -1,0 +1,203 @@
+"""The stage, the prefetch, the overlap and the partitions of a DeepSpeed engine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import (
+    LEAST_SHARE,
+    Gain,
+    as_number,
+    exposed,
+    room_bytes,
+    setting,
+    share_of_step,
+    unsharded_bytes,
+    worst,
+)
+from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
+from zeromon.focus import SETTLED_STEPS
+from zeromon.levels import AVOIDABLE
+from zeromon.readout.breakdown import own_seconds
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.units import human_bytes, human_ratio, human_seconds
+
+_ROOM = 2
+"""How many times what a change takes must be free: the next peak may be higher."""
+
+
+def _is_stage_3(strategy: Strategy) -> bool:
+    return strategy.is_deepspeed and strategy.stage == 3
+
+
+# ---- prefetch ---------------------------------------------------------------------------------------
+
+_LAST_STEPS = 50
+_WARM_UP = 3
+_PREFETCH_SIZE = "stage3_prefetch_bucket_size"
+_OFTEN_LATE = 0.3
+_LEAST_WAIT = 0.03
+_DEAR_WAIT = 0.10
+_GATHERED_AHEAD = Gain(0.2, 0.9)
+"""Shares of the time that late gathers take. An estimate, not measured."""
+
+
+class _Late(NamedTuple):
+    """Gathers that ZeRO-3 issues only when a parameter is needed."""
+
+    waits: float
+    """As a share of the steps."""
+    share: float
+    """Of the gathered bytes."""
+    rank: RankSnapshot
+
+
+@rule("ZM313", waits=True)
+def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
+    """ZeRO-3 gathers parameters only when it needs them, and waits. Reported for the worst rank."""
+    late = [one for rank in run.ranks if (one := _late_gathers(rank)) is not None]
+    if not late:
+        return
+    waits, share, rank = max(late, key=lambda gathers: gathers.waits)
+    value = setting(rank, _PREFETCH_SIZE) or "unknown"
+    seconds = waits * (rank.step_seconds or 0.0)
+    yield Match(
+        f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
+        f"waiting for them takes {human_ratio(waits)} of a step ({_PREFETCH_SIZE} is {value})",
+        rank.rank,
+        Remedy(
+            cause="no more than the prefetch bucket is requested ahead",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=f'- "{_PREFETCH_SIZE}": {value}\n+ "{_PREFETCH_SIZE}": {_larger(value)}',
+            gain_low_seconds=_GATHERED_AHEAD.low * seconds,
+            gain_high_seconds=_GATHERED_AHEAD.high * seconds,
+            price="four times as many elements are gathered ahead",
+        ),
+        Severity.WARNING if waits >= _DEAR_WAIT else Severity.INFO,
+    )
+
+
+def _late_gathers(rank: RankSnapshot) -> _Late | None:
+    """The late gathers of *rank*; None where they are few, or cost little."""
+    late = next((row for row in rank.gathers if row.outcome == "late"), None)
+    if late is None:
+        return None
+    timed = [s for s in rank.recent[-_LAST_STEPS:] if not s.idle and s.step > _WARM_UP]
+    if len(timed) < SETTLED_STEPS:
+        return None
+    share = late.nbytes / (sum(row.nbytes for row in rank.gathers) or 1)
+    spent = max(1, sum(step.end_ns - step.start_ns for step in timed))
+    waits = sum(step.late_gather_ns for step in timed) / spent
+    return _Late(waits, share, rank) if share >= _OFTEN_LATE and waits >= _LEAST_WAIT else None
+
+
+def _larger(value: str) -> str:
+    """Four times as many elements; of an unknown number, four times DeepSpeed's default."""
+    number = as_number(value)
+    return "200000000" if number is None else f"{4 * number:.0f}"
+
+
+# ---- stage ------------------------------------------------------------------------------------------
+
+_LOWER_STAGE = Gain(0.4, 1.4)
+"""Shares of the exposed time of the gathers that go. Measured: 0.86 (docs/advice.md)."""
+
+
+@rule("ZM202", waits=True)
+def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
+    """ZeRO-3 gathers parameters that there is room to keep."""
+    rank = worst(run)
+    if rank is None or not _is_stage_3(rank.sharding_strategy):
+        return
+    gathers = [row for row in rank.traffic if row.op == "all_gather"]
+    share, held = share_of_step(rank, exposed(gathers)), unsharded_bytes(rank)
+    ranks = max(1, rank.world_size)
+    more = held * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
+    if share < LEAST_SHARE or not held or room_bytes(run, rank) < _ROOM * more:
+        return
+    if any(model.get("params_on") == "host" for model in rank.models):
+        return
+    saved = exposed(gathers) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
+    yield Match(
+        f"gathering parameters waits {human_seconds(exposed(gathers))} a step "
+        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
+        rank.rank,
+        Remedy(
+            cause="stage 3 moves parameters twice a step, stage 2 once: 3 to 2 in all (the paper's "
+            "section 7)",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff='- "stage": 3\n+ "stage": 2',
+            gain_low_seconds=_LOWER_STAGE.low * saved,
+            gain_high_seconds=_LOWER_STAGE.high * saved,
+            price=f"{human_bytes(more)} more on each rank",
+        ),
+        AVOIDABLE.severity_of_cost(share),
+    )
+
+
+# ---- partitions across nodes ------------------------------------------------------------------------
+
+
+@rule("ZM311", waits=True)
+def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
+    """ZeRO-3 gathers parameters over the network, where a second partition on each node would do."""
+    rank = worst(run)
+    if rank is None or not _is_stage_3(rank.sharding_strategy):
+        return
+    far = far_gathers(rank)
+    if far is None or rank.sharding_strategy.hybrid:
+        return  # hpZ is on already
+    more = unsharded_bytes(rank) // far.local_ranks
+    if room_bytes(run, rank) < _ROOM * more or not more:
+        return
+    yield Match(
+        far.text,
+        rank.rank,
+        Remedy(
+            cause=far.cause,
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=f'+ "zero_hpz_partition_size": {far.local_ranks}\n'
+            '+ "zero_quantized_weights": true  # needs its CUDA kernels',
+            gain_low_seconds=ACROSS_NODES.low * far.seconds,
+            gain_high_seconds=ACROSS_NODES.high * far.seconds,
+            price=f"{human_bytes(more)} more on each rank",
+        ),
+        AVOIDABLE.severity_of_cost(far.share),
+    )
+
+
+# ---- overlap ----------------------------------------------------------------------------------------
+
+_OVERLAPPED = Gain(0.3, 1.0)
+"""Shares of the hideable time: those of DDP's buckets, which hide behind backward in the same way. Not
+measured with DeepSpeed, which needs a GPU for it."""
+
+
+@rule("ZM302", waits=True)
+def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
+    """DeepSpeed reduces gradients on the stream that computes."""
+    rank = worst(run)
+    if rank is None or rank.device == "cpu" or setting(rank, "overlap_comm") != "false":
+        return  # on a CPU there is no other stream
+    buckets = [r for r in rank.traffic if r.unit.startswith("bucket") and r.phase == "backward"]
+    share = share_of_step(rank, exposed(buckets))
+    if share < LEAST_SHARE:
+        return
+    hideable = min(exposed(buckets), own_seconds(rank.recent).get("backward", 0.0))
+    yield Match(
+        f"reducing gradients waits {human_seconds(exposed(buckets))} a step "
+        f"({human_ratio(share)}), and overlap_comm is off",
+        rank.rank,
+        Remedy(
+            cause="buckets are reduced on the stream on which backward computes",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff='- "overlap_comm": false\n+ "overlap_comm": true',
+            gain_low_seconds=_OVERLAPPED.low * hideable,
+            gain_high_seconds=_OVERLAPPED.high * hideable,
+            price="a second bucket of reduce_bucket_size elements",
+        ),
+        AVOIDABLE.severity_of_cost(share),
+    )

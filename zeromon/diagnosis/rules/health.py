@@ -1,0 +1,89 @@
+"""Ranks that died, collectives that hang, nodes that are lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.stalls import Stall, stalls, waits_for_data
+from zeromon.readout.hang import hang_text
+from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
+from zeromon.snapshot import KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
+
+_MOST_STALLED = 4
+
+
+@rule("ZM001", severity=Severity.CRITICAL)
+def rank_died(run: RunSnapshot) -> Iterable[Match]:
+    """A rank ended otherwise than by finishing, and nobody stopped the run with Ctrl-C."""
+    for rank in run.ranks:
+        if rank.failed and rank.stopped != "Ctrl-C":
+            why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
+            text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
+            yield Match(text, rank.rank)
+    for away in run.away:
+        if away.failed:
+            yield Match(f"{away.ended} on node {away.node}, {away.doing}", away.rank)
+
+
+@rule("ZM002", severity=Severity.CRITICAL)
+def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
+    """A collective does not end."""
+    for hang in run.hangs:
+        if hang.seconds:
+            yield Match(hang_text(run, hang), _blamed(hang))
+
+
+@rule("ZM003", severity=Severity.CRITICAL)
+def collective_mismatch(run: RunSnapshot) -> Iterable[Match]:
+    """The backend ended a collective with an error because its members called different things."""
+    for hang in run.hangs:
+        if not hang.seconds:
+            yield Match(hang_text(run, hang), _blamed(hang))
+
+
+@rule("ZM013", severity=Severity.CRITICAL)
+def stalled(run: RunSnapshot) -> Iterable[Match]:
+    """No step ends any more, and no collective that hangs says why."""
+    if any(hang.seconds for hang in run.hangs):
+        return
+    found = stalls(run)
+    if not found:
+        return
+    lasts = f"no step has ended for {found[0].seconds:.0f} s"
+    unexplained = [stall for stall in found if not stall.explanation]
+    for stall in (unexplained or found)[:1]:
+        ranks = [f"rank {s.rank.rank} {_stalled_at(s)}" for s in found[:_MOST_STALLED]]
+        if len(found) > _MOST_STALLED:
+            ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
+        severity = Severity.CRITICAL if unexplained else Severity.INFO
+        yield Match(f"{lasts}: {'; '.join(ranks)}", stall.rank.rank, severity=severity)
+
+
+def _stalled_at(stall: Stall) -> str:
+    if stall.explanation:
+        return f"{stall.explanation} (at {script_frame(stall.rank.stack)})"
+    batch = "waits for a batch of its DataLoader, " if waits_for_data(stall.rank) else "is "
+    return f"{batch}{doing(stall.rank)}"
+
+
+def _blamed(hang: Hang) -> int:
+    """A member that is missing, else one that waits."""
+    return (*hang.dead, *hang.missing, *hang.elsewhere, *hang.waiting)[0]
+
+
+@rule("ZM010", severity=Severity.CRITICAL)
+def node_silent(run: RunSnapshot) -> Iterable[Match]:
+    """The collector of another node no longer reports, while the run goes on here."""
+    for node in run.nodes:
+        if node.silent:
+            last = node.first_rank + node.ranks - 1
+            ranks = f"ranks {node.first_rank} to {last}" if node.ranks > 1 else f"rank {last}"
+            yield Match(f"{node_lost(node)} ({ranks}): it is down, or the network to it is cut")
+
+
+@rule("ZM011")
+def nodes_apart(run: RunSnapshot) -> Iterable[Match]:
+    """The collectors of the nodes do not reach each other."""
+    if run.nodes_note and not run.ended:
+        yield Match(run.nodes_note)

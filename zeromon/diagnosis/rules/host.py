@@ -1,0 +1,152 @@
+"""What the machine limits: batches, CPUs and links that steps wait for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import (
+    LEAST_SHARE,
+    LEAST_STEPS,
+    MIB,
+    Gain,
+    exposed,
+    phase_seconds,
+    share_of_step,
+    worst,
+)
+from zeromon.levels import AVOIDABLE, CPU_WAIT
+from zeromon.ring.events import Phase
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
+from zeromon.units import human_ratio, human_seconds
+
+_LEAST_WAIT = 0.10
+_FIRST_WORKERS = 4
+_WITH_WORKERS = Gain(0.5, 1.0)
+"""Shares of the hideable time, from no workers to some. Measured: 0.99 (docs/advice.md)."""
+_WITH_MORE_WORKERS = Gain(0.3, 1.0)
+"""The same with twice as many workers. An estimate, not measured: the storage may be the limit."""
+
+
+@rule("ZM601", waits=True)
+def data_wait(run: RunSnapshot) -> Iterable[Match]:
+    """Steps wait for their batches. Reported for the rank that waits most."""
+    ready = [r for r in run.ranks if r.steps >= LEAST_STEPS and r.step_seconds]
+    rank = max(ready, key=lambda r: phase_seconds(r, Phase.DATA_WAIT), default=None)
+    if rank is None:
+        return
+    waits = phase_seconds(rank, Phase.DATA_WAIT)
+    share = share_of_step(rank, waits)
+    if share < _LEAST_WAIT:
+        return
+    workers = rank.loader.get("num_workers", 0)
+    rest = max(0.0, (rank.step_seconds or 0.0) - waits)
+    # with n workers a batch is ready every waits / n, while the step computes
+    hideable = waits / 2 if workers else min(waits, rest * _FIRST_WORKERS)
+    gain, wanted = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
+    yield Match(
+        f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch, "
+        f"which {workers or 'no'} worker{'s prepare' if workers != 1 else ' prepares'}",
+        rank.rank,
+        Remedy(
+            cause="the workers do not keep up"
+            if workers
+            else "the training process makes its batches itself",
+            dialect=ConfigFormat.DATA_LOADER,
+            diff=f"- DataLoader(data, num_workers={workers})\n"
+            f"+ DataLoader(data, num_workers={wanted}, persistent_workers=True)",
+            gain_low_seconds=gain.low * hideable,
+            gain_high_seconds=gain.high * hideable,
+            price=f"{wanted} processes a rank, and their memory",
+        ),
+        AVOIDABLE.severity_of_cost(share),
+    )
+
+
+@rule("ZM605")
+def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
+    """Training threads can run and have no CPU to run on. Reported for the rank that lacks most."""
+    known = [rank for rank in run.ranks if rank.pressure is not None and rank.steps >= LEAST_STEPS]
+    rank = max(known, key=_cpu_wait, default=None)
+    if rank is None or rank.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
+        return
+    cpus, ranks, share = rank.pressure.cpus or 0.0, len(run.ranks), _cpu_wait(rank)
+    shared = f"; {ranks} ranks of this node may use {cpus:g}" if cpus else ""
+    yield Match(
+        f"its main thread could run and had no CPU for {human_ratio(share)} of the last ten seconds"
+        f"{shared}",
+        rank.rank,
+        _fewer_threads(rank, ranks, cpus),
+        CPU_WAIT.severity_of_cost(share),
+    )
+
+
+def _cpu_wait(rank: RankSnapshot) -> float:
+    return rank.pressure.cpu_wait_ratio if rank.pressure is not None else 0.0
+
+
+def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy:
+    """Fewer workers where they alone need all *cpus* of the node's *ranks*, else fewer threads."""
+    workers = rank.loader.get("num_workers", 0)
+    threads = max(1, int(cpus // ranks))
+    fewer = workers * ranks >= max(1.0, cpus)
+    return Remedy(
+        cause=f"{ranks * (workers + 1)} processes of this run, the threads of each, and whatever "
+        "else runs on this host share its CPUs",
+        dialect=ConfigFormat.DATA_LOADER if fewer else ConfigFormat.ENVIRONMENT,
+        diff=f"- DataLoader(data, num_workers={workers})\n"
+        f"+ DataLoader(data, num_workers={max(1, threads - 1)})"
+        if fewer
+        else f"+ OMP_NUM_THREADS={threads}",
+        gain_low_seconds=0.0,
+        gain_high_seconds=_cpu_wait(rank) * (rank.step_seconds or 0.0),
+        effect="top shows what else uses the CPUs",
+        price="fewer batches are prepared ahead"
+        if fewer
+        else "a rank uses fewer threads for an operator",
+    )
+
+
+# ---- links ------------------------------------------------------------------------------------------
+
+_LARGE_BYTES = 16 * MIB
+"""From this size on a collective is limited by bandwidth, not by latency."""
+_SLOW = 0.2
+"""Below this share of the peak of a link another path is likely."""
+
+
+@rule("ZM310", waits=True)
+def slow_link(run: RunSnapshot) -> Iterable[Match]:
+    """Large collectives reach a small part of what the links can do."""
+    rank = worst(run)
+    if rank is None or rank.links is None:
+        return
+    for far, peak, kind in (
+        (False, rank.links.device_bytes_per_second, rank.links.device_kind),
+        (True, rank.links.network_bytes_per_second, rank.links.network_kind),
+    ):
+        large = [
+            r for r in rank.traffic
+            if (r.nodes > 1) is far and r.calls and r.nbytes / r.calls >= _LARGE_BYTES
+        ]  # fmt: skip
+        best = max((r.best_busbw_bytes_per_second for r in large), default=0.0)
+        share = share_of_step(rank, exposed(large))
+        if peak and best and best < _SLOW * peak and share >= LEAST_SHARE:
+            yield Match(
+                f"the best of the large collectives is {human_ratio(best / peak)} of what "
+                f"{kind} can do, and {human_ratio(share)} of a step waits for them",
+                rank.rank,
+                _name_the_path(),
+                AVOIDABLE.severity_of_cost(share),
+            )
+
+
+def _name_the_path() -> Remedy:
+    return Remedy(
+        cause="NCCL may use another path than the fast one",
+        dialect=ConfigFormat.ENVIRONMENT,
+        diff="+ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET  # logs the path",
+        effect="none yet: the log names the path; then set NCCL_SOCKET_IFNAME or NCCL_IB_HCA, "
+        "or change the topology",
+        price="a longer log",
+    )

@@ -1,0 +1,185 @@
+"""Memories and disks that run full. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.sharding import next_stage
+from zeromon.levels import OOM
+from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.text import risk_text
+from zeromon.snapshot import (
+    ConfigFormat,
+    Pool,
+    RankSnapshot,
+    Remedy,
+    Risk,
+    RiskCause,
+    RunSnapshot,
+    Severity,
+)
+from zeromon.units import human_bytes
+
+
+@rule("ZM201")
+def oom_risk(run: RunSnapshot) -> Iterable[Match]:
+    """A memory is nearly full, or will be. Of the host reported once, for the rank that holds most."""
+    reported_host = False
+    for rank in sorted(run.ranks, key=lambda r: -r.rss_bytes):
+        for risk in rank.risks:
+            of_host = risk.pool == Pool.HOST
+            if risk.ratio < OOM.warning or not rank.alive or (of_host and reported_host):
+                continue
+            reported_host = reported_host or of_host
+            yield Match(
+                risk_text(risk, rank) + _what_grows(risk, rank),
+                rank.rank,
+                _keep_less() if risk.cause == RiskCause.GROWTH else None,
+                OOM.severity(risk.ratio),
+            )
+
+
+def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
+    """The role that grows, where the census shows one; "" without a trend."""
+    if risk.cause != RiskCause.GROWTH or not rank.roles:
+        return ""
+    most = max(rank.roles, key=lambda row: row.grown_bytes)
+    grown = risk.growth_bytes_per_step or 0.0
+    if most.grown_bytes > 4 * grown:
+        name = most.role.replace("_", " ")
+        return f"; what grows is {name}, {human_bytes(most.grown_bytes)} so far"
+    return "; parameters, gradients and optimizer state do not grow: something else is kept"
+
+
+def _keep_less() -> Remedy:
+    return Remedy(
+        cause="each step keeps something alive: most often a list of losses or outputs that hold "
+        "their graph, or a cache without a bound",
+        dialect=ConfigFormat.PYTHON,
+        diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
+        effect="the growth ends",
+        price="none",
+    )
+
+
+_LEAST_FREE = 0.05
+"""The share of a disk below which the next checkpoint or swap file may not fit."""
+
+
+@rule("ZM211", severity=Severity.WARNING)
+def disk_space(run: RunSnapshot) -> Iterable[Match]:
+    """The disk that holds offloaded state is nearly full. Reported once a path."""
+    reported: set[str] = set()
+    for rank in run.ranks:
+        disk = rank.disk
+        if disk is None or disk.free_bytes is None or not disk.total_bytes or disk.path in reported:
+            continue
+        if disk.free_bytes < _LEAST_FREE * disk.total_bytes and rank.alive:
+            reported.add(disk.path)
+            yield Match(
+                f"{human_bytes(disk.free_bytes)} of {human_bytes(disk.total_bytes)} are free "
+                f"at {disk.path}, where state is offloaded to",
+                rank.rank,
+            )
+
+
+_WORTH_FREEING = 0.05
+"""A change that frees less than this share of the capacity is not advised."""
+
+
+@rule("ZM203", severity=Severity.WARNING)
+def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
+    """A memory is nearly full of what a higher stage divides or moves. Reported once."""
+    for rank in run.ranks:
+        risk = max(rank.risks, key=lambda r: r.ratio, default=None)
+        step = next_stage(rank.sharding_strategy)
+        if risk is None or step is None:
+            continue
+        if risk.ratio < OOM.warning or risk.cause == RiskCause.GROWTH:
+            continue
+        on_device = risk.pool == Pool.DEVICE
+        if step.moves and not on_device:
+            continue  # it would move them to the memory that is full
+        held = sum(
+            row.device_bytes if on_device else row.host_bytes
+            for row in rank.roles
+            if row.role in step.roles
+        )
+        ranks = max(1, rank.world_size)
+        frees = held * (ranks - 1) // ranks
+        if frees < _WORTH_FREEING * max(1, risk.capacity_bytes):
+            continue
+        roles = ", ".join(role.replace("_", " ") for role in step.roles)
+        where = "stay on the device" if step.moves else f"are on every one of {ranks} ranks"
+        yield Match(
+            f"{risk.pool} memory is nearly full, and {human_bytes(held)} of it ({roles}) {where}",
+            rank.rank,
+            Remedy(
+                cause=f"{rank.strategy} does not {'offload' if step.moves else 'divide'} them",
+                dialect=step.form,
+                diff=step.diff,
+                frees_bytes=frees,
+                price=step.cost,
+            ),
+        )
+        return
+
+
+_MOSTLY_ACTIVATIONS = 0.4
+"""The share of the capacity from which recomputing activations is worth its time."""
+_RECOMPUTED = 0.5
+"""The share of the activations that checkpointing frees; an estimate, not measured."""
+
+
+@rule("ZM204", severity=Severity.WARNING)
+def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
+    """Most of a device that is nearly full is activations. Reported once."""
+    for rank in run.ranks:
+        risk = next((r for r in rank.risks if r.pool == Pool.DEVICE), None)
+        held = sum(m.nbytes for m in unattributed_memory(rank) if m.kind == "activation_temp")
+        if risk is None or risk.ratio < OOM.warning:
+            continue
+        if held < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
+            continue
+        yield Match(
+            f"activations and temporaries take {human_bytes(held)} of "
+            f"{human_bytes(risk.capacity_bytes)} at the peak of a step",
+            rank.rank,
+            Remedy(
+                cause="every layer's activations are kept for backward",
+                dialect=ConfigFormat.PYTHON,
+                diff="+ for layer in model.layers:\n"
+                "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
+                frees_bytes=int(_RECOMPUTED * held),
+                price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
+            ),
+        )
+        return
+
+
+_USABLE_SLACK = 0.5
+"""The share of the allocator's slack that expandable segments free; an estimate, not measured."""
+
+
+@rule("ZM205", severity=Severity.WARNING)
+def fragmentation(run: RunSnapshot) -> Iterable[Match]:
+    """The allocator holds memory that it cannot use. Reported once."""
+    for rank in run.ranks:
+        memory = rank.memory
+        if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.risks):
+            continue
+        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+        yield Match(
+            f"{human_bytes(slack)} are reserved and not allocated, and {memory.retries} "
+            "allocations had to be retried",
+            rank.rank,
+            Remedy(
+                cause="blocks of changing sizes leave gaps that no allocation fits into",
+                dialect=ConfigFormat.ENVIRONMENT,
+                diff="+ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                frees_bytes=int(_USABLE_SLACK * slack),
+                price="none known on Linux; not with CUDA IPC of tensors",
+            ),
+        )
+        return

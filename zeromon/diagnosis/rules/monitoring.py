@@ -1,0 +1,78 @@
+"""What zeromon could not measure, record or keep. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.snapshot import RunSnapshot, Severity
+
+_MANY_BACKWARDS = 64
+"""So many backward passes without an optimizer step are no usual accumulation of gradients."""
+_TIMES_USUAL = 4
+
+
+_MANY_UNTIMED = 0.05
+"""The share of collectives without times from which figures of communication are incomplete."""
+
+
+@rule("ZM004")
+def no_step(run: RunSnapshot) -> Iterable[Match]:
+    """Backward passes go by, and no optimizer step ends. Reported once."""
+    for rank in run.ranks:
+        usual = max((step.micro_steps for step in rank.recent), default=0)
+        if rank.backwards_since_step > max(_MANY_BACKWARDS, _TIMES_USUAL * usual):
+            yield Match(
+                f"{rank.backwards_since_step} backward passes since the last optimizer step; "
+                "without steps there is nothing to measure by",
+                rank.rank,
+            )
+            return
+
+
+@rule("ZM009", severity=Severity.WARNING)
+def history_stopped(run: RunSnapshot) -> Iterable[Match]:
+    """The step history of the run can no longer be written."""
+    if run.history_note:
+        yield Match(f"the step history on disk has stopped: {run.history_note}")
+
+
+@rule("ZM005", severity=Severity.WARNING)
+def events_dropped(run: RunSnapshot) -> Iterable[Match]:
+    """The collector came too late for records of a ring."""
+    for rank in run.ranks:
+        if rank.dropped:
+            yield Match(f"{rank.dropped} records were overwritten before they were read", rank.rank)
+
+
+@rule("ZM006", severity=Severity.WARNING)
+def agent_errors(run: RunSnapshot) -> Iterable[Match]:
+    """Hooks raised errors, which the agent caught."""
+    for rank in run.ranks:
+        if rank.errors:
+            text = f"{rank.errors} hook calls failed; training is not affected"
+            yield Match(text, rank.rank)
+
+
+@rule("ZM007")
+def unknown_version(run: RunSnapshot) -> Iterable[Match]:
+    """The installed DeepSpeed lacks names that the agent reads."""
+    for rank in run.ranks[:1]:
+        if rank.unseen:
+            yield Match(
+                f"this version of DeepSpeed has no {', '.join(rank.unseen)}: "
+                "figures that are read there are unknown"
+            )
+
+
+@rule("ZM008")
+def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
+    """Collectives issued from C++ have no times."""
+    for rank in run.ranks:
+        unknown, known = sum(rank.unattributed.values()), sum(c.count for c in rank.collectives)
+        if unknown > _MANY_UNTIMED * (known + unknown):
+            yield Match(
+                f"{unknown} of {known + unknown} collectives were issued from C++ and are "
+                "counted, not timed",
+                rank.rank,
+            )

@@ -1,0 +1,443 @@
+"""What offloading costs: transfers, the optimizer on the host, and the host's memory. Pure.
+
+The rate of a path is compared with what is known of its peak: the rate of the PCIe link; for a disk,
+which names none, the bytes moved while it had requests, how many requests it had at once, and the limit
+of its cgroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import (
+    Gain,
+    as_number,
+    phase_seconds,
+    setting,
+    share_of_step,
+    worst,
+)
+from zeromon.diagnosis.rules.sharding import next_stage
+from zeromon.focus import SETTLED_STEPS
+from zeromon.levels import BLOCKED
+from zeromon.memory.forecast import host_capacity
+from zeromon.memory.reconcile import host_bytes
+from zeromon.ring.events import Phase
+from zeromon.ring.model_metadata import ModelMetadata
+from zeromon.ring.strategy import Framework, deepspeed
+from zeromon.snapshot import (
+    ConfigFormat,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    Severity,
+    TransferRow,
+)
+from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+
+_LAST_STEPS = 50
+_WARM_UP = 3
+_USED_UP = 0.7
+"""From this share of a rate on, that rate limits a transfer."""
+_SHALLOW = 4
+"""Below so many requests at once a disk with many channels is not used up."""
+
+
+def waited_share(rank: RankSnapshot) -> float:
+    """The share of the last steps in which the training thread waited for offloaded state to move."""
+    last = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
+    spent = sum(step.end_ns - step.start_ns for step in last)
+    return sum(step.offload_blocked_ns for step in last) / spent if spent else 0.0
+
+
+@rule("ZM503", waits=True)
+def offload_waits(run: RunSnapshot) -> Iterable[Match]:
+    """Steps wait while offloaded state moves. Reported for the worst rank."""
+    ready = [rank for rank in run.ranks if rank.steps >= SETTLED_STEPS and rank.transfers]
+    rank = max(ready, key=waited_share, default=None)
+    if rank is None:
+        return
+    share = waited_share(rank)
+    if share < BLOCKED.warning:
+        yield from _bound_by_link(rank)
+        return
+    transfer = max(rank.transfers, key=lambda row: row.blocked_seconds)
+    waits = share * (rank.step_seconds or 0.0)
+    disk = transfer.path.startswith("disk")
+    rate = human_rate(transfer.bytes_per_second)
+    yield Match(
+        f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
+        f"{transfer.path}, at {rate}{_compared(run, rank, transfer)}",
+        rank.rank,
+        _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits),
+        BLOCKED.severity_of_cost(share),
+    )
+
+
+def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
+    """The least time that copies take at the rate of the link: on a device nothing shows their waits."""
+    rate, says = rank.path_peak("host_to_device")
+    most = _most_between_host_and_device(rank)
+    if rank.device == "cpu" or not rate:
+        return
+    share = share_of_step(rank, most / rate)
+    if share < BLOCKED.critical:
+        return
+    yield Match(
+        f"{human_bytes(most)} a step go one way between device and host: at what {says} that takes "
+        f"{human_seconds(most / rate)} at least, {human_ratio(share)} of a step",
+        rank.rank,
+        _less_often(rank, "the link needs that long for so many bytes"),
+    )
+
+
+def _most_between_host_and_device(rank: RankSnapshot) -> float:
+    """Bytes a step, in the direction that has more: a link carries both at once."""
+    return max((row.step_bytes for row in rank.transfers if "host" in row.path), default=0.0)
+
+
+def _compared(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow) -> str:
+    """The rate of *transfer* compared with its peak, in words; "" where no peak is known."""
+    rate, says = rank.path_peak(transfer.path)
+    text = ""
+    if rate:
+        share = human_ratio(_together(run, transfer.path) / rate)
+        text = f", {share} of the {human_rate(rate)} that {says}"
+    disk = rank.disk
+    if transfer.path.startswith("disk") and disk is not None and disk.busy_bytes_per_second:
+        name = disk.device or "the disk"
+        text += (
+            f"; {name} moves {human_rate(disk.busy_bytes_per_second)} while it is busy, with "
+            f"{disk.requests_at_once or 0.0:.1f} requests at once"
+        )
+    return text
+
+
+def _together(run: RunSnapshot, path: str) -> float:
+    """Bytes/s along *path*: of all ranks of the node on a disk, which they share; else of one."""
+    rates = [t.bytes_per_second or 0.0 for r in run.ranks for t in r.transfers if t.path == path]
+    return sum(rates) if path.startswith("disk") else max(rates, default=0.0)
+
+
+# ---- gains: estimates from the parts of a wait, not measured against a disk or a device -------------
+
+_UNKNOWN_DISK = 0.7
+"""At most, where nothing is known of what the disk could do."""
+_IDLE_DISK = Gain(0.2, 1.0)
+"""Of the time in which the disk has nothing to do."""
+_SHALLOW_DISK = 0.5
+"""At most, where the disk is busy with few requests at once."""
+_OFF_THE_DISK = Gain(0.1, 1.0)
+"""State that moves to the host's memory still has to be copied."""
+_NOT_COPIED = Gain(0.4, 1.2)
+"""Copies within the host also take bandwidth from the rest of the step."""
+
+
+# ---- disk -----------------------------------------------------------------------------------------
+
+
+def _disk_remedy(
+    run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float
+) -> Remedy:
+    """What removes the limit: that of the cgroup, of the requests to the disk, or of the disk itself."""
+    achieved, limit, disk = (
+        _together(run, transfer.path),
+        rank.path_peak(transfer.path)[0],
+        rank.disk,
+    )
+    if limit and achieved >= _USED_UP * limit:
+        return _fewer_bytes(run, rank, f"the cgroup allows no more than {human_rate(limit)}", waits)
+    if disk is None or not disk.busy_bytes_per_second:
+        return _more_requests(
+            rank,
+            "the disk gets too few requests at once, or can do no more",
+            Gain(0.0, _UNKNOWN_DISK),
+            waits,
+        )
+    used = achieved / disk.busy_bytes_per_second
+    if used < _USED_UP:
+        cause = f"{disk.device or 'the disk'} is idle for {human_ratio(1 - used)} of that time"
+        return _more_requests(rank, cause, _IDLE_DISK, (1 - used) * waits)
+    at_once = f"{disk.requests_at_once or 0.0:.1f} requests at once"
+    if (disk.requests_at_once or 0.0) < _SHALLOW:
+        cause = f"the disk is busy, and has only {at_once}"
+        return _more_requests(rank, cause, Gain(0.0, _SHALLOW_DISK), waits)
+    return _fewer_bytes(run, rank, f"the disk is busy all of that time, with {at_once}", waits)
+
+
+_AIO: tuple[tuple[str, str, str], ...] = (
+    ("block_size", "1048576", "8388608"), ("queue_depth", "8", "32"),
+    ("intra_op_parallelism", "1", "8"), ("single_submit", "false", "false"),
+    ("overlap_events", "true", "true"),
+)  # fmt: skip
+"""Name, DeepSpeed's default, and a value that gives the disk more requests at once."""
+
+
+def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> Remedy:
+    """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
+    old, new = [], []
+    for name, usual, better in _AIO:
+        now = setting(rank, f"aio.{name}") or usual
+        if now == better or (as_number(now) or 0.0) >= (as_number(better) or 1.0):
+            continue
+        old.append(f'"{name}": {now}')
+        new.append(f'"{name}": {better}')
+    diff = f'- "aio": {{{", ".join(old)}}}\n+ "aio": {{{", ".join(new)}}}'
+    return Remedy(
+        cause=cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=diff if new else '+ "aio": {...}  # as ds_nvme_tune measures it on this disk',
+        gain_low_seconds=gain.low * waits,
+        gain_high_seconds=gain.high * waits,
+        effect="ds_nvme_tune finds the best of this machine's disk",
+        price="CPU threads, and pinned memory for the requests in flight",
+    )
+
+
+_PARTS = (
+    ("offload_param", ("sharded_param",)),
+    ("offload_optimizer", ("optimizer_state", "master_param", "sharded_grad")),
+)
+
+
+def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float) -> Remedy:
+    """Keeps what fits in the host's memory off the disk, parameters first: they move most often."""
+    room = rank.host.headroom_bytes if rank.host is not None else -1
+    for part, roles in _PARTS:
+        held = sum(row.disk_bytes for r in run.ranks for row in r.roles if row.role in roles)
+        if 0 < 1.2 * held < room:
+            return Remedy(
+                cause=cause,
+                dialect=ConfigFormat.DEEPSPEED,
+                diff=f'- "{part}": {{"device": "nvme"}}\n+ "{part}": {{"device": "cpu"}}',
+                gain_low_seconds=_OFF_THE_DISK.low * waits,
+                gain_high_seconds=_OFF_THE_DISK.high * waits,
+                price=f"{human_bytes(held)} of the {human_bytes(room)} that the host has left",
+            )
+    return _less_often(rank, cause)
+
+
+def _less_often(rank: RankSnapshot, cause: str) -> Remedy:
+    """Accumulates more micro-steps: the optimizer's bytes move once a step, whatever its batch."""
+    micro = as_number(setting(rank, "gradient_accumulation_steps")) or 1
+    return Remedy(
+        cause=cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=f'- "gradient_accumulation_steps": {micro:.0f}\n'
+        f'+ "gradient_accumulation_steps": {2 * micro:.0f}',
+        effect="each transfer of the optimizer's state serves twice as many samples",
+        price="a batch twice as large, which may need another learning rate",
+    )
+
+
+# ---- host -----------------------------------------------------------------------------------------
+
+
+def _within_host(waits: float) -> Remedy:
+    """Ends the offload of a rank on the CPU, the only kind whose waits for copies are known."""
+    return Remedy(
+        cause="the device is the host: offloading copies within the same memory",
+        dialect=ConfigFormat.DEEPSPEED,
+        diff='- "offload_optimizer": {"device": "cpu"}\n- "offload_param": {"device": "cpu"}',
+        gain_low_seconds=_NOT_COPIED.low * waits,
+        gain_high_seconds=_NOT_COPIED.high * waits,
+        price="none",
+    )
+
+
+@rule("ZM502")
+def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
+    """A device exchanges offloaded state with memory that is not page-locked. Reported once."""
+    for rank in run.ranks:
+        parts = [
+            part
+            for part in ("offload_optimizer", "offload_param")
+            if setting(rank, f"{part}.pin_memory") == "false"
+            and setting(rank, f"{part}.device") in ("cpu", "nvme")
+        ]
+        moved = _most_between_host_and_device(rank)
+        if rank.device == "cpu" or not parts or not moved or rank.steps < SETTLED_STEPS:
+            continue
+        rate, says = rank.path_peak("host_to_device")
+        held = sum(row.host_bytes - row.pinned_bytes for row in rank.roles)
+        best = f", which {says.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
+        yield Match(
+            f"{human_bytes(moved)} a step go one way between the device and pageable memory{best}",
+            rank.rank,
+            Remedy(
+                cause="the driver copies from pageable memory through a buffer of its own, and the "
+                "caller waits for it",
+                dialect=ConfigFormat.DEEPSPEED,
+                diff="\n".join(
+                    f'  "{part}":\n- "pin_memory": false\n+ "pin_memory": true' for part in parts
+                ),
+                effect="copies run beside computation, at the rate of the link",
+                price=f"{human_bytes(max(0, held))} of the host's memory that cannot be swapped out",
+            ),
+        )
+        return
+
+
+# ---- memory of the host ----------------------------------------------------------------------------
+
+_ROOMY = 0.95
+"""The share of the host's memory for model states; programs and activations come on top."""
+
+
+@rule("ZM210", severity=Severity.WARNING)
+def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
+    """Model states for the host will not fit there. Reported before the optimizers make their state.
+
+    The bytes are those of the arithmetic of ZeRO, summed over the ranks of this node.
+    """
+    if any(rank.steps >= 2 for rank in run.ranks):
+        return  # the state exists, and the forecast watches its growth
+    needs = {rank.rank: _host_needs(rank) for rank in run.ranks}
+    room = _host_room(run)
+    if room < 0 or sum(needs.values()) <= _ROOMY * room:
+        return
+    most = max(run.ranks, key=lambda rank: needs[rank.rank])
+    ranks = f"{len(run.ranks)} rank{'s' * (len(run.ranks) > 1)}"
+    limit = next((r.host.cgroup for r in run.ranks if r.host and r.host.limit_bytes > 0), "")
+    yield Match(
+        f"model states of {ranks} take {human_bytes(sum(needs.values()))} of this host, and it "
+        f"has {human_bytes(room)} for them" + (f" (cgroup {limit})" if limit else ""),
+        remedy=_off_the_host(most),
+        severity=Severity.CRITICAL if sum(needs.values()) > room else None,
+    )
+
+
+def _host_needs(rank: RankSnapshot) -> int:
+    models = [*rank.models, *([rank.planned] if rank.planned else [])]
+    return host_bytes(models, on_cpu=rank.device == "cpu")
+
+
+def _host_room(run: RunSnapshot) -> int:
+    """Bytes that the ranks may hold together; -1 where unknown.
+
+    Dead ranks hold nothing: the limit counts, or without one what their end has set free.
+    """
+    living = [rank for rank in run.ranks if rank.alive]
+    if living:
+        return host_capacity(living)
+    hosts = [rank.host for rank in run.ranks if rank.host is not None]
+    return min(
+        (h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1
+    )
+
+
+def _off_the_host(rank: RankSnapshot) -> Remedy | None:
+    """Moves state to the disk or the device, or divides it among ranks; None where nothing is left."""
+    cause = "the model, its optimizer, and what the sharding strategy keeps on the host"
+    model = rank.planned or (rank.models[0] if rank.models else ModelMetadata())
+    stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
+    strategy = rank.sharding_strategy
+    if model.get("framework") == "deepspeed" and stage is not None:
+        strategy = deepspeed(stage)
+    if strategy.is_deepspeed and (strategy.stage == 3 or offloads):
+        return Remedy(
+            cause=cause,
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=('- "offload_optimizer": {"device": "cpu"}\n' if offloads else "")
+            + '+ "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
+            effect="optimizer state and fp32 parameters leave the host",
+            price="the disk's speed in every step; more nodes divide them, too",
+        )
+    if offloads:
+        is_fsdp1 = strategy.framework is Framework.FSDP1
+        return Remedy(
+            cause=cause,
+            dialect=ConfigFormat.FSDP1 if is_fsdp1 else ConfigFormat.FSDP2,
+            diff="- FullyShardedDataParallel(model, cpu_offload=CPUOffload(offload_params=True))\n"
+            "+ FullyShardedDataParallel(model)"
+            if is_fsdp1
+            else "- fully_shard(model, offload_policy=CPUOffloadPolicy())\n+ fully_shard(model)",
+            effect="shards, gradients and optimizer state leave the host",
+            price="as much of the devices; more of them divide it",
+        )
+    step = next_stage(strategy)
+    if step is None or rank.world_size < 2:
+        return None
+    return Remedy(
+        cause=cause,
+        dialect=step.form,
+        diff=step.diff,
+        effect=f"each of {rank.world_size} ranks keeps a part of what every rank keeps now",
+        price=step.cost,
+    )
+
+
+# ---- the optimizer on the host ----------------------------------------------------------------------
+
+_OPTIMIZER_ROLES = ("optimizer_state", "master_param")
+_LEAST_SHARE = 0.20
+_DEAR_SHARE = 0.4
+_MOVED = 0.3
+"""The part of the state that ``"ratio": 0.7`` leaves on the device."""
+_PART_ON_DEVICE = Gain(0.15, 0.35)
+"""Shares of the optimizer's time with that part on the device. An estimate, not measured."""
+_ALL_ON_DEVICE = Gain(0.7, 1.0)
+"""The same with all of it there. An estimate, not measured: a device updates in a few milliseconds."""
+_MARGIN = 1.2
+"""How many times the state must fit into the headroom of the device."""
+
+
+@rule("ZM501", waits=True)
+def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
+    """The optimizer on the host takes a large share of the step, and the device has no room for it."""
+    rank, seconds, held = _host_optimizer(run)
+    if rank is None or _fits_on_device(rank, held):
+        return
+    share = share_of_step(rank, seconds)
+    diff = '+ "offload_optimizer": {"device": "cpu", "ratio": 0.7}  # the rest on the device'
+    yield Match(
+        f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
+        rank.rank,
+        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held),
+        Severity.WARNING if share >= _DEAR_SHARE else Severity.INFO,
+    )
+
+
+@rule("ZM505", severity=Severity.WARNING)
+def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
+    """The optimizer on the host takes a large share of the step, and fits on the device."""
+    rank, seconds, held = _host_optimizer(run)
+    if rank is None or not _fits_on_device(rank, held):
+        return
+    share = share_of_step(rank, seconds)
+    diff = '- "offload_optimizer": {"device": "cpu"}'
+    yield Match(
+        f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})"
+        f", and the device has room for its {human_bytes(held)}",
+        rank.rank,
+        _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, held),
+    )
+
+
+def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, float, int]:
+    """The worst rank, the seconds a step of its optimizer on the host, and the bytes of its state there.
+
+    The rank is None where that takes a small share of the step.
+    """
+    rank = worst(run)
+    if rank is None:
+        return None, 0.0, 0
+    seconds = phase_seconds(rank, Phase.CPU_OPTIMIZER)
+    held = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
+    return rank if share_of_step(rank, seconds) >= _LEAST_SHARE else None, seconds, held
+
+
+def _fits_on_device(rank: RankSnapshot, held: int) -> bool:
+    return rank.memory is not None and rank.memory.headroom_bytes > _MARGIN * held > 0
+
+
+def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:
+    return Remedy(
+        cause="the CPU updates the offloaded optimizer state",
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=diff,
+        gain_low_seconds=gain.low * seconds,
+        gain_high_seconds=gain.high * seconds,
+        price=f"{human_bytes(nbytes)} on the device",
+    )

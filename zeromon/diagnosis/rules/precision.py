@@ -1,0 +1,205 @@
+"""What fp16 and its loss scale cost, and what would cost less. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS, as_number, setting
+from zeromon.ring.strategy import Framework, Strategy
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.units import human_ratio
+
+_LAST_STEPS = 50
+_LEAST_OF_A_STORM = 10
+_USUAL_WINDOW, _USUAL_HYSTERESIS = 1000, 2
+_LEAST_TRIES = 3
+_MANY_LOST = 5
+
+
+@rule("ZM401", severity=Severity.WARNING)
+def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
+    """fp16 gradients overflow so often that training does not progress. Reported once."""
+    for rank in run.ranks:
+        last = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
+        skipped = sum(last)
+        if len(last) < _LEAST_OF_A_STORM or skipped < max(5, 0.2 * len(last)):
+            continue
+        if scale_tries(rank) is not None:  # the scale fits: it is only tried too often
+            continue
+        scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
+        at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
+        floor = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
+        if scale is not None and scale <= (as_number(floor) or 1.0):
+            at += ", its floor, and cannot be halved any more"
+        newest = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
+        at += f"; the newest: {', '.join(map(str, newest))}"
+        yield Match(
+            f"{skipped} of the last {len(last)} steps were skipped for overflow{at}",
+            remedy=_lower_scale(rank, scale, skipped),
+            severity=Severity.CRITICAL if all(last[-_LEAST_OF_A_STORM:]) else None,
+        )
+        return
+
+
+def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remedy:
+    """Begins where the scale has come to, or leaves fp16."""
+    hysteresis = as_number(setting(rank, "fp16.hysteresis"))
+    if hysteresis is not None and hysteresis < 1:
+        return Remedy(
+            cause="DeepSpeed halves the scale when the hysteresis has been counted down to 1; this one "
+            "begins below 1, so the scale is never halved",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=f'- "hysteresis": {hysteresis:g}\n+ "hysteresis": {_USUAL_HYSTERESIS}',
+            effect="the scale comes down, and steps are applied again",
+            price="none",
+        )
+    power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
+    return Remedy(
+        cause="gradients times the loss scale do not fit into fp16",
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=f'+ "fp16": {{"initial_scale_power": {power}}}\n'
+        '  or, where the device has it:\n- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
+        effect=f"the {skipped} steps are not lost",
+        price="none; bf16 has fewer bits of mantissa and needs no scale",
+    )
+
+
+@rule("ZM404")
+def loss_scale_settings(run: RunSnapshot) -> Iterable[Match]:
+    """The dynamic loss scale skips steps: it tries its limit too often, or began too high."""
+    for rank in run.ranks:
+        match = _scale_tried(rank) or _scale_began_high(rank)
+        if match is not None:
+            yield match
+            return
+
+
+class Tries(NamedTuple):
+    """A dynamic loss scale that is doubled until gradients overflow."""
+
+    times: int
+    lost: int
+    """Steps that were skipped for it."""
+    steps: int
+
+
+def scale_tries(rank: RankSnapshot) -> Tries | None:
+    """The times that the loss scale was tried too large; None where overflows have other causes.
+
+    DeepSpeed doubles it when ``loss_scale_window`` + 1 steps have gone by without an overflow. What
+    overflows then is skipped, ``hysteresis`` times until the scale is halved again. So an overflow that
+    comes that many steps after the last one is a try.
+    """
+    window = round(as_number(setting(rank, "fp16.loss_scale_window")) or 0)
+    if window < 1:
+        return None
+    slack = max(1, window // 10)
+    tries: list[tuple[int, int]] = []
+    """The first and the last overflow of each."""
+    for number in (n for n, step in enumerate(rank.recent) if step.skipped):
+        if tries and number - tries[-1][1] - 1 <= slack:
+            tries[-1] = tries[-1][0], number  # the hysteresis of the same
+        else:
+            tries.append((number, number))
+    gaps = [after[0] - before[1] - 1 for before, after in itertools.pairwise(tries)]
+    regular = sum(gap > window and (gap - 1) % window <= slack for gap in gaps)
+    if regular < max(_LEAST_TRIES, 0.75 * len(gaps)):
+        return None
+    cycles = rank.recent[tries[0][1] + 1 : tries[-1][1] + 1]
+    return Tries(len(gaps), sum(step.skipped for step in cycles), len(cycles))
+
+
+def _scale_tried(rank: RankSnapshot) -> Match | None:
+    tries = scale_tries(rank)
+    if tries is None or tries.lost < 0.01 * tries.steps:
+        return None
+    share, each = tries.lost / tries.steps, tries.lost / tries.times
+    window, longer = setting(rank, "fp16.loss_scale_window"), _USUAL_WINDOW
+    diff = f'- "loss_scale_window": {window}\n+ "loss_scale_window": {longer}'
+    if each > _USUAL_HYSTERESIS:
+        diff += f'\n- "hysteresis": {each:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
+    left = min(each, _USUAL_HYSTERESIS)
+    return Match(
+        f"{human_ratio(share)} of the steps are skipped because the loss scale is doubled until it "
+        f"overflows: {tries.times} times in {tries.steps} steps, {each:.2g} skipped each time",
+        severity=Severity.WARNING if share >= LEAST_SHARE else None,
+        remedy=Remedy(
+            cause=f"DeepSpeed doubles the scale after every {window} steps without an overflow",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=diff,
+            effect=f"{human_ratio(left / (longer + 1 + left))} of the steps are skipped",
+            price=f"a scale that one bad batch has halved is doubled again only after {longer} steps",
+        ),
+    )
+
+
+def _scale_began_high(rank: RankSnapshot) -> Match | None:
+    """Matches a run that is known from its first step, and whose scale has settled since."""
+    power = as_number(setting(rank, "fp16.initial_scale_power"))
+    hysteresis = as_number(setting(rank, "fp16.hysteresis")) or 1
+    lost = sum(1 for _ in itertools.takewhile(lambda step: step.skipped, rank.recent))
+    since = rank.recent[lost:]
+    if power is None or lost < _MANY_LOST or rank.recent[0].step != 1 or len(since) < LEAST_STEPS:
+        return None
+    if sum(step.skipped for step in since) > LEAST_SHARE * len(since):
+        return None
+    settled = max(0, round(power - (lost - hysteresis + 1)))
+    return Match(
+        f"the first {lost} steps were skipped, until the loss scale had come down from 2^{power:g} "
+        f"to 2^{settled}",
+        remedy=Remedy(
+            cause="the initial scale is too large for these gradients",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff=f'- "initial_scale_power": {power:g}\n+ "initial_scale_power": {settled}',
+            effect=f"the next run does not lose {lost} steps",
+            price="none",
+        ),
+    )
+
+
+@rule("ZM403")
+def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
+    """A device that computes bf16 many times as fast computes in fp32. Reported once."""
+    for rank in run.ranks:
+        name = rank.device_stats.name if rank.device_stats else ""
+        whole = [m for m in rank.models if m.get("compute_bytes", 0) == 4]
+        if not whole or rank.steps < LEAST_STEPS or not any(part in name for part in _HAS_BF16):
+            continue
+        form, diff, effect = _half_precision(rank.sharding_strategy)
+        yield Match(
+            f"the model computes in fp32 on {name}, which has bf16",
+            rank.rank,
+            Remedy(
+                cause="no mixed precision is configured (zeromon does not see autocast)",
+                dialect=form,
+                diff=diff,
+                effect=effect,
+                price="fewer bits of mantissa: check the loss",
+            ),
+        )
+        return
+
+
+def _half_precision(strategy: Strategy) -> tuple[ConfigFormat, str, str]:
+    """The configuration format, the diff and the effect of computing in bf16."""
+    smaller = "half the bytes of gathers and activations, and matrix products on tensor cores"
+    if strategy.is_deepspeed:
+        return ConfigFormat.DEEPSPEED, '+ "bf16": {"enabled": true}', smaller
+    if strategy.framework is Framework.FSDP1:
+        policy = "mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"
+        return ConfigFormat.FSDP1, f"+ FullyShardedDataParallel(model, {policy})", smaller
+    if strategy.framework is Framework.FSDP2:
+        policy = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+        return ConfigFormat.FSDP2, f"+ fully_shard(model, {policy})", smaller
+    return (
+        ConfigFormat.PYTHON,
+        '+ with torch.autocast("cuda", dtype=torch.bfloat16):\n      loss = model(batch)',
+        "smaller activations, and matrix products on tensor cores",
+    )
+
+
+_HAS_BF16 = ("A100", "A800", "H100", "H200", "H800", "B100", "B200", "GB200", "L40", "A10", "A40")

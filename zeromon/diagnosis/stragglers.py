@@ -1,0 +1,330 @@
+"""Which rank arrives late: collectives matched across ranks by group and sequence number. Pure.
+
+A group that spreads over nodes is matched by the leader of the run (:mod:`zeromon.collector.cluster`)
+while nodes reach it: each node sends when its own ranks arrived, and receives which rank was last.
+
+A collective begins when its last member arrives. The delay of a straggler is the time by which it
+arrives after the second to last rank; the wait of a rank is the time until the last one arrives; the
+shortest duration over ranks is the transfer. Durations do not show delays: in synchronous training every
+rank is in a collective until it ends. A rank arrives when it calls the collective on the host; in a DDP
+bucket, when the gradients of the bucket are complete.
+
+A rank is a straggler when it arrived last in at least 16 of the last 20 matched steps, and its median
+delay was at least 2 % of a step. It recovers when either no longer holds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zeromon.fold.state import Arrival
+from zeromon.levels import LATE
+from zeromon.readout.breakdown import own_seconds
+from zeromon.snapshot import RankSnapshot, Straggler
+from zeromon.units import human_ratio
+
+WINDOW = 20
+LEAST_OF_WINDOW = 16
+LEAST_SHARE = LATE.warning
+_KEPT_STEPS = 512
+_KEPT_PENDING = 8192
+_WARM_UP = 3
+
+
+@dataclass(slots=True)
+class StepSkew:
+    """Nanoseconds of one step, by rank."""
+
+    late: dict[int, int] = field(default_factory=dict)
+    wait: dict[int, int] = field(default_factory=dict)
+    node_late: dict[int, int] = field(default_factory=dict)
+    """The delay of a whole node, by the rank of the node that arrived last."""
+
+
+class PartialArrival(NamedTuple):
+    """The arrivals of one node's ranks in a collective that spreads over nodes, by the node's clock."""
+
+    group: str
+    sequence: int
+    size: int
+    """Members of the group, on all nodes."""
+    here: int
+    """Members on this node."""
+    first_ns: int
+    last_ns: int
+    last_rank: int
+    before_ns: int
+    """When the second to last arrived; :data:`NEVER` with one member on the node."""
+    transfer_ns: int
+    """The shortest duration."""
+
+
+class MatchedCollective(NamedTuple):
+    """The last arrival of all nodes in a collective."""
+
+    group: str
+    sequence: int
+    last_ns: int
+    last_rank: int
+    late_ns: int
+    """After the second to last."""
+    node_late_ns: int
+    """How long after all ranks of other nodes the first rank of that node arrived; 0 or more."""
+    transfer_ns: int
+
+
+NEVER = -(1 << 62)
+
+
+class ArrivalSkew:
+    """Matches arrivals. :meth:`arrived` and :meth:`book` change it; all other methods only read."""
+
+    def __init__(self) -> None:
+        self.steps: OrderedDict[int, StepSkew] = OrderedDict()
+        self.joined = False
+        """Whether the leader matches collectives that spread over nodes."""
+        self.outgoing: deque[PartialArrival] = deque(maxlen=_KEPT_PENDING)
+        self._pending: _Pending = OrderedDict()
+        self._waiting: _Pending = OrderedDict()
+        """Collectives that all ranks of this node are in, until the leader answers."""
+
+    def arrived(self, rank: int, group: str, members: int, one: Arrival, size: int = 0) -> None:
+        """Records the arrival of *rank*; *members* of the *size* ranks of the group are on this node."""
+        away = self.joined and size > members
+        if members < 2 and not away:
+            return
+        key = group, one.sequence
+        inside = self._pending.get(key)
+        if inside is None:
+            inside = _bounded(self._pending, key)
+        inside[rank] = one
+        if len(inside) == members:
+            del self._pending[key]
+            if away:
+                _bounded(self._waiting, key).update(inside)
+                self.outgoing.append(partial_arrival(group, size, inside))
+            else:
+                whole = partial_arrival(group, size, inside)
+                self._book(inside, matched_collective([whole]))
+
+    def book(self, match: MatchedCollective) -> None:
+        """Records the leader's answer, whose times are already by this node's clock."""
+        inside = self._waiting.pop((match.group, match.sequence), None)
+        if inside is not None:
+            self._book(inside, match)
+
+    def _book(self, inside: dict[int, Arrival], match: MatchedCollective) -> None:
+        """Records how long the members of one collective waited, and its transfer."""
+        last, at = match.last_rank, match.last_ns
+        step = (inside.get(last) or next(iter(inside.values()))).step
+        skew = self.steps.get(step)
+        if skew is None:
+            skew = self.steps[step] = StepSkew()
+            while len(self.steps) > _KEPT_STEPS:
+                self.steps.popitem(last=False)
+        skew.late[last] = skew.late.get(last, 0) + match.late_ns
+        if match.node_late_ns:
+            skew.node_late[last] = skew.node_late.get(last, 0) + match.node_late_ns
+        transfer = match.transfer_ns
+        for member, one in inside.items():
+            wait = max(0, at - one.start_ns)
+            skew.wait[member] = skew.wait.get(member, 0) + wait
+            # a rank whose end was recorded late did not wait all that time
+            waited = max(0, min(wait, one.busy_ns - transfer))
+            one.traffic.matched(one.timed_step, waited, transfer, one.nbytes)
+
+    def wait_seconds(self, rank: int) -> float | None:
+        """Mean seconds a step that *rank* waits for later ranks; None before the first matched step."""
+        last = list(self.steps.values())[-WINDOW:]
+        return statistics.fmean(s.wait.get(rank, 0) for s in last) / 1e9 if last else None
+
+    def late_seconds(self, rank: int) -> float | None:
+        """Mean seconds a step that all others wait for *rank*; None before the first matched step."""
+        last = list(self.steps.values())[-WINDOW:]
+        return statistics.fmean(s.late.get(rank, 0) for s in last) / 1e9 if last else None
+
+
+_Pending = OrderedDict[tuple[str, int], dict[int, Arrival]]
+
+
+def _bounded(pending: _Pending, key: tuple[str, int]) -> dict[int, Arrival]:
+    """A new entry of *pending*; removes the oldest entry when there are too many."""
+    if len(pending) >= _KEPT_PENDING:
+        pending.popitem(last=False)
+    made: dict[int, Arrival] = {}
+    pending[key] = made
+    return made
+
+
+def partial_arrival(group: str, size: int, inside: dict[int, Arrival]) -> PartialArrival:
+    """Summarizes the arrivals of one node's ranks in one collective."""
+    at = before = NEVER
+    first = transfer = 1 << 62
+    last, sequence = -1, 0
+    for member, one in inside.items():
+        if one.start_ns > at:
+            before, at, last = at, one.start_ns, member
+        elif one.start_ns > before:
+            before = one.start_ns
+        first, transfer = min(first, one.start_ns), min(transfer, one.busy_ns)
+        sequence = one.sequence
+    return PartialArrival(
+        group, sequence, size, len(inside), first, at, last, before, max(1, transfer)
+    )
+
+
+def matched_collective(parts: Sequence[PartialArrival]) -> MatchedCollective:
+    """The rank that arrived last of all, and its delay; *parts*, one a node, are by one clock."""
+    last = max(parts, key=lambda part: part.last_ns)
+    others = max((part.last_ns for part in parts if part is not last), default=NEVER)
+    return MatchedCollective(
+        group=last.group,
+        sequence=last.sequence,
+        last_ns=last.last_ns,
+        last_rank=last.last_rank,
+        late_ns=last.last_ns - max(others, last.before_ns),
+        node_late_ns=max(0, last.first_ns - others) if others > NEVER else 0,
+        transfer_ns=min(part.transfer_ns for part in parts),
+    )
+
+
+def stragglers(
+    skew: ArrivalSkew,
+    ranks: Iterable[RankSnapshot],
+    node_of: Callable[[int], str] = lambda _: "",
+    error_seconds: float = 0.0,
+) -> tuple[Straggler, ...]:
+    """The rank that others wait for, step after step, or the node whose ranks all arrive late.
+
+    *node_of*: the node of a rank that is not among *ranks*, "" where unknown. *error_seconds*: the error
+    of the nodes' clocks against each other; a delay within twice that error is not reported.
+    """
+    known = {rank.rank: rank for rank in ranks}
+    steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
+    last = steps[-WINDOW:]
+    if (len(known) < 2 and not skew.joined) or len(last) < WINDOW:
+        return ()
+    step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
+    least = max(LEAST_SHARE * step_seconds, 2 * error_seconds)
+    rank, late = _most_often(last, lambda s: s.late, lambda rank: rank)
+    if step_seconds and rank >= 0 and late >= least:
+        return (_of_rank(known, rank, late, step_seconds, steps, node_of(rank)),)
+    node_rank, late = _most_often(last, lambda s: s.node_late, node_of)
+    if step_seconds and node_rank >= 0 and late >= least:
+        since = _since(steps, lambda s: _is_late_node(s, node_of, node_of(node_rank), late * 5e8))
+        return (
+            Straggler(
+                rank=node_rank, late_seconds=late, share=late / step_seconds, since_step=since,
+                phase="", longer_seconds=0.0, node=node_of(node_rank), whole_node=True,
+            ),
+        )  # fmt: skip
+    return ()
+
+
+def _most_often(
+    last: list[tuple[int, StepSkew]],
+    read: Callable[[StepSkew], dict[int, int]],
+    name: Callable[[int], object],
+) -> tuple[int, float]:
+    """The rank that was latest in enough of the *last* steps, and its median seconds; -1 for none."""
+    latest = [max(read(s), key=lambda rank: read(s)[rank], default=-1) for _, s in last]
+    names = [name(rank) if rank >= 0 else None for rank in latest]
+    usual = max(set(names), key=names.count)
+    if usual in (None, "") or names.count(usual) < LEAST_OF_WINDOW:
+        return -1, 0.0
+    rank = latest[names.index(usual)]
+    late = statistics.median(
+        sum(ns for other, ns in read(s).items() if name(other) == usual) for _, s in last
+    )
+    return rank, late / 1e9
+
+
+def _of_rank(
+    known: dict[int, RankSnapshot],
+    rank: int,
+    late: float,
+    step_seconds: float,
+    steps: list[tuple[int, StepSkew]],
+    node: str,
+) -> Straggler:
+    """The straggler *rank*; of a rank on another node only its arrivals are known."""
+    mine, others = known.get(rank), [r for r in known.values() if r.rank != rank]
+    phase, longer = longer_phase(mine, others) if mine else ("", 0.0)
+    return Straggler(
+        rank=rank,
+        late_seconds=late,
+        share=late / step_seconds,
+        since_step=_since(steps, lambda s: _latest(s) == rank and s.late[rank] >= late * 5e8),
+        phase=phase,
+        longer_seconds=longer,
+        cause=cause(mine, others, late / step_seconds) if mine else "",
+        node="" if mine else node,
+    )
+
+
+def _latest(s: StepSkew) -> int:
+    return max(s.late, key=lambda rank: s.late[rank], default=-1)
+
+
+def _is_late_node(s: StepSkew, node_of: Callable[[int], str], node: str, least_ns: float) -> bool:
+    late = sum(ns for rank, ns in s.node_late.items() if node_of(rank) == node)
+    return late >= least_ns
+
+
+def _since(steps: list[tuple[int, StepSkew]], is_late: Callable[[StepSkew], bool]) -> int:
+    """The first of the steps that, with few exceptions up to the newest, are late."""
+    since, misses = steps[-1][0], 0
+    for step, s in reversed(steps):
+        if is_late(s):
+            since, misses = step, 0
+        else:
+            misses += 1
+            if misses > WINDOW - LEAST_OF_WINDOW:
+                break
+    return since
+
+
+_MANY_FAULTS = 20.0
+"""Major page faults a second."""
+
+
+def cause(late: RankSnapshot, others: list[RankSnapshot], share: float) -> str:
+    """How the host or device of *late* differs from the others', in words; "" where it does not."""
+    reasons = late.device_stats.throttle_reasons if late.device_stats else ()
+    if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in others):
+        return f"its device is throttled ({', '.join(reasons)})"
+    theirs = [r.pressure for r in others if r.pressure is not None]
+    mine = late.pressure
+    if mine is None or not theirs:
+        return ""
+    usual = statistics.median(p.cpu_wait_ratio for p in theirs)
+    if mine.cpu_wait_ratio - usual >= max(LEAST_SHARE, share / 2):
+        return (
+            f"its main thread had no CPU to run on for {human_ratio(mine.cpu_wait_ratio)} of the time, "
+            f"the others' {human_ratio(usual)}"
+        )
+    faults = statistics.median(p.major_faults_per_second for p in theirs)
+    if mine.major_faults_per_second >= max(_MANY_FAULTS, 10 * faults):
+        return f"{mine.major_faults_per_second:.0f} of its pages a second come from disk"
+    return ""
+
+
+def longer_phase(late: RankSnapshot, others: list[RankSnapshot]) -> tuple[str, float]:
+    """The phase in which *late* exceeds the others' median most, and by how many seconds a step.
+
+    Waiting is left out.
+    """
+    mine = own_seconds(late.recent)
+    theirs = [own_seconds(rank.recent) for rank in others if rank.recent]
+    if not mine or not theirs:
+        return "", 0.0
+    more = {
+        phase: seconds - statistics.median(t.get(phase, 0.0) for t in theirs)
+        for phase, seconds in mine.items()
+    }
+    phase = max(more, key=lambda name: more[name])
+    return (phase, more[phase]) if more[phase] > 0 else ("", 0.0)

@@ -1,0 +1,1 @@
+"""Exports a recorded run for other tools: tables, traces, experiment trackers, Prometheus."""

@@ -1,0 +1,221 @@
+"""Exports a run as a trace for Perfetto and chrome://tracing, without any guessed event.
+
+Every step of the history is a slice of its rank, with its phases as sums among its arguments, for when
+they were is not kept. Of the last steps the ring still knows each phase, collective and wait with its
+moments: those are slices, too. Memory and exposed communication are counters. Times are microseconds
+since the first step; slices that overlap are spread over lanes, for those of a thread must nest.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from zeromon.export.ring_slices import RingEvents
+from zeromon.readout.breakdown import PHASES
+from zeromon.ring.events import (
+    BackwardComm,
+    Done,
+    Event,
+    Exit,
+    Flag,
+    HostSample,
+    MemorySample,
+    Oom,
+    PhaseSpan,
+)
+from zeromon.snapshot import RunSnapshot
+from zeromon.storage.step_history import IDLE, SKIPPED
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from zeromon.export.files import Progress
+
+Slice = tuple[float, float, str, dict[str, Any]]
+"""Start and duration in microseconds, name and arguments of a slice."""
+
+TraceEvent = dict[str, Any]
+
+_STEPS, _PHASES, _WAITS, _COMMUNICATION = 1, 10, 20, 30
+"""Thread numbers of a rank; further lanes of a kind count up from its number."""
+_LANES = 9
+_ARGUMENTS = (
+    *(f"{phase}_us" for phase in PHASES),
+    "communication_us", "exposed_us", "offload_blocked_us", "collectives", "collective_bytes",
+    "micro_steps",
+)  # fmt: skip
+_MEMORY = ("rss_bytes", "allocated_bytes", "reserved_bytes")
+
+
+def write(
+    run: RunSnapshot,
+    pieces: Sequence[pl.LazyFrame],
+    rings: Iterable[RingEvents],
+    path: Path,
+    progress: Progress,
+    *,
+    packed: bool,
+) -> int:
+    """Writes the trace; returns the number of merged rows, which are counters without a slice."""
+    with path.open("wb") as file:
+        if not packed:
+            return _write(run, pieces, rings, file, progress)
+        with gzip.GzipFile("", "wb", 1, file) as pack:
+            return _write(run, pieces, rings, pack, progress)
+
+
+def _write(
+    run: RunSnapshot,
+    pieces: Sequence[pl.LazyFrame],
+    rings: Iterable[RingEvents],
+    file: IO[bytes] | gzip.GzipFile,
+    progress: Progress,
+) -> int:
+    encode, merged, first_us = msgspec.json.Encoder().encode, 0, _first_us(pieces)
+    file.write(b'{"displayTimeUnit":"ms","otherData":')
+    file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))
+    file.write(b',"traceEvents":[\n')
+    file.write(b",\n".join(map(encode, names(run))))
+    for piece in pieces:
+        for row in piece.collect().iter_rows(named=True):
+            progress.add(1)
+            merged += row["steps"] > 1
+            file.writelines(b",\n" + encode(event) for event in step_events(row, first_us))
+    for ring in rings:
+        file.writelines(b",\n" + encode(event) for event in ring_events(ring, first_us))
+    file.write(b"\n]}\n")
+    return merged
+
+
+def _first_us(pieces: Sequence[pl.LazyFrame]) -> int:
+    import polars as pl
+
+    firsts = [piece.select(pl.col("start_us").min()).collect().item() for piece in pieces]
+    return min((int(first) for first in firsts if first is not None), default=0)
+
+
+def names(run: RunSnapshot) -> Iterator[TraceEvent]:
+    """Yields the names and the order of processes and threads."""
+    for rank in run.ranks:
+        title = f"rank {rank.rank} ({rank.strategy}, {rank.device}, {rank.node or run.node})"
+        yield _named("process_name", rank.rank, 0, name=title)
+        yield _named("process_sort_index", rank.rank, 0, sort_index=rank.rank)
+        yield _named("thread_name", rank.rank, _STEPS, name="steps")
+
+
+def _named(what: str, rank: int, thread: int, **args: Any) -> TraceEvent:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "ts": 0, "args": args}
+
+
+# ---- the history -----------------------------------------------------------------------------------
+
+
+def step_events(row: dict[str, Any], first_us: int) -> Iterator[TraceEvent]:
+    """Yields the slice of a step and its counters. A row of many steps has no slice."""
+    start, rank = row["start_us"] - first_us, row["rank"]
+    if row["steps"] == 1:
+        args = {name: row[name] for name in _ARGUMENTS}
+        args |= {
+            name: True for name, bit in (("idle", IDLE), ("skipped", SKIPPED)) if row["flags"] & bit
+        }
+        one = (start, row["duration_us"], f"step {row['step']}", args)
+        yield _slice(rank, _STEPS, "step", one)
+    memory = {name: row[name] for name in _MEMORY if row[name] >= 0}
+    if memory:
+        yield _counter(rank, "memory, most of a step (bytes)", start, memory)
+    if not row["flags"] & IDLE:
+        waits = {"exposed_us": row["exposed_us"]}
+        yield _counter(rank, "exposed communication (us a step)", start, waits)
+
+
+def _slice(rank: int, thread: int, kind: str, one: Slice) -> TraceEvent:
+    start, duration, name, args = one
+    return {
+        "ph": "X", "cat": kind, "name": name, "pid": rank, "tid": thread, "ts": start,
+        "dur": duration, "args": args,
+    }  # fmt: skip
+
+
+def _counter(rank: int, name: str, at: float, values: Mapping[str, float]) -> TraceEvent:
+    return {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": at, "args": values}
+
+
+# ---- the ring --------------------------------------------------------------------------------------
+
+
+def ring_events(ring: RingEvents, first_us: int) -> Iterator[TraceEvent]:
+    """Yields the slices and instants of the events in the ring of a rank."""
+    kinds: dict[int, list[Slice]] = {_PHASES: [], _WAITS: [], _COMMUNICATION: []}
+
+    def us(t_ns: int) -> float:
+        return (t_ns + ring.wall_minus_mono_ns - first_us * 1000) / 1000
+
+    for event in ring.events:
+        for kind, start_ns, end_ns, name, args in _spans(ring, event):
+            if end_ns > start_ns:
+                kinds[kind].append((us(start_ns), (end_ns - start_ns) / 1000, name, args))
+        yield from _moments(ring, event, us(event.t_ns))
+    for kind, title in (
+        (_PHASES, "phases"),
+        (_WAITS, "waits for communication"),
+        (_COMMUNICATION, "communication"),
+    ):
+        for lane, slices in enumerate(lanes(kinds[kind])[:_LANES]):
+            yield _named("thread_name", ring.rank, kind + lane, name=title)
+            yield from (_slice(ring.rank, kind + lane, title, one) for one in slices)
+
+
+def _spans(ring: RingEvents, e: Event) -> Iterator[tuple[int, int, int, str, dict[str, Any]]]:
+    """(kind, start and end in nanoseconds, name, arguments) of what lasted."""
+    if isinstance(e, PhaseSpan):
+        inferred = {"inferred": True} if e.flags & Flag.INFERRED else {}
+        yield _PHASES, e.start_ns, e.t_ns, e.phase.label, inferred
+    elif isinstance(e, Done) and not e.flags & Flag.FAILED:
+        args = {
+            "group": ring.groups.get(e.group, ""), "unit": ring.units.get(e.unit, ""),
+            "bytes": e.nbytes, "sequence": e.sequence, "phase": e.phase.label,
+        }  # fmt: skip
+        yield _COMMUNICATION, e.issued_ns, e.t_ns, e.op.label, args
+        yield _WAITS, e.t_ns - e.blocked_ns, e.t_ns, e.op.label, args
+    elif isinstance(e, BackwardComm):
+        args = {"group": ring.groups.get(e.group, ""), "buckets": e.buckets}
+        yield _COMMUNICATION, e.start_ns, e.t_ns, "all_reduce of a backward", args
+        yield _WAITS, max(e.start_ns, e.compute_end_ns), e.t_ns, "all_reduce of a backward", args
+
+
+def _moments(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:
+    """Yields memory samples, and how the rank ended."""
+    if isinstance(e, MemorySample):
+        values = {"allocated_bytes": e.allocated_bytes, "reserved_bytes": e.reserved_bytes}
+        yield _counter(ring.rank, "allocator, sampled (bytes)", at, values)
+    elif isinstance(e, HostSample) and e.rss_bytes >= 0:
+        yield _counter(ring.rank, "RSS, sampled (bytes)", at, {"rss_bytes": e.rss_bytes})
+    elif isinstance(e, Oom):
+        args = {"requested_bytes": e.requested_bytes, "free_bytes": e.free_bytes}
+        yield _instant(ring.rank, "out of memory", at, args)
+    elif isinstance(e, Exit):
+        text = ring.texts.get(e.text, "")
+        yield _instant(ring.rank, f"end: {e.how.name.lower()}", at, {"text": text} if text else {})
+
+
+def _instant(rank: int, name: str, at: float, args: dict[str, Any]) -> TraceEvent:
+    return {"ph": "i", "s": "p", "name": name, "pid": rank, "tid": _STEPS, "ts": at, "args": args}
+
+
+def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Distributes slices over as few lanes as keep them from overlapping."""
+    found: list[list[Slice]] = []
+    ends: list[float] = []
+    for one in sorted(slices, key=lambda s: (s[0], s[1])):
+        free = next((i for i, end in enumerate(ends) if end <= one[0]), len(ends))
+        if free == len(ends):
+            found.append([])
+            ends.append(0.0)
+        found[free].append(one)
+        ends[free] = one[0] + one[1]
+    return found

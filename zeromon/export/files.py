@@ -1,0 +1,54 @@
+"""Writes an export: whole or not at all, readable by this user only, over a file only with force."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zeromon.errors import ExportError
+from zeromon.ring.atomic import replacing
+
+_TELL_SECONDS = 0.2
+
+
+@contextmanager
+def replaced(path: Path, *, force: bool) -> Iterator[Path]:
+    """Yields a private file to write; it becomes *path* when the block ends without an error.
+
+    Raises :class:`ExportError` when the disk refuses, or when *path* exists and *force* is false.
+    """
+    if not force and path.exists():
+        raise ExportError(f"{path} exists already", "Give another -o, or --force to replace it.")
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class Progress:
+    """A progress line on a terminal; nothing where stderr is no terminal."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._done = 0
+        self._told = time.monotonic()
+        self._shown = False
+
+    def add(self, rows: int) -> None:
+        """Counts *rows* as done, and redraws the line a few times a second."""
+        self._done += rows
+        if time.monotonic() - self._told < _TELL_SECONDS or not sys.stderr.isatty():
+            return
+        self._told, self._shown = time.monotonic(), True
+        share = self._done / max(1, self._rows)
+        sys.stderr.write(f"\r\x1b[Kzeromon: {self._done:,} of {self._rows:,} rows, {share:.0%}")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Removes the line."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")

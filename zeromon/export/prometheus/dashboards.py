@@ -1,0 +1,357 @@
+"""What Grafana's dashboards show: panels and their queries, as data. Pure.
+
+Queries read the collectors' own metrics, so that they work without our recording rules. ``$run``,
+``$node``, ``$rank`` and ``$__rate_interval`` are Grafana's to fill in. A rank's node is in
+``zeromon_rank_info``; the choice of a node narrows the choice of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zeromon.export.prometheus.rules import NODES, RANK
+
+_RUN = 'run=~"$run"'
+_RANK = 'run=~"$run", rank=~"$rank"'
+_RATE = "[$__rate_interval]"
+
+
+class Query(NamedTuple):
+    """An expression, and the legend of its series."""
+
+    expr: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """A panel: its title, its kind, the unit of its figures (as Grafana names it), its queries."""
+
+    title: str
+    kind: str
+    """``stat``, ``timeseries``, ``bars`` (the newest values), or ``table``."""
+    unit: str
+    queries: tuple[Query, ...]
+    help: str
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+
+
+class Row(NamedTuple):
+    """Panels below a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+class Dashboard(NamedTuple):
+    """A dashboard, and which of the variables run, node and rank it has."""
+
+    uid: str
+    title: str
+    help: str
+    variables: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def _stat(title: str, unit: str, expr: str, help: str) -> Panel:
+    return Panel(title, "stat", unit, (Query(expr, title),), help, width=4, height=4)
+
+
+def _lines(
+    title: str,
+    unit: str,
+    help: str,
+    *queries: tuple[str, str],
+    stacked: bool = False,
+    width: int = 8,
+) -> Panel:
+    found = tuple(Query(expr, legend) for expr, legend in queries)
+    return Panel(title, "timeseries", unit, found, help, width=width, stacked=stacked)
+
+
+def _table(title: str, unit: str, help: str, *queries: tuple[str, str], width: int = 12) -> Panel:
+    found = tuple(Query(expr, legend) for expr, legend in queries)
+    return Panel(title, "table", unit, found, help, width=width)
+
+
+def _step(labels: str, how: str, by: str) -> str:
+    """Duration of a step, aggregated over ranks."""
+    spent = f"rate(zeromon_step_seconds_sum{{{labels}}}{_RATE})"
+    steps = f"rate(zeromon_step_seconds_count{{{labels}}}{_RATE})"
+    return f"{how} by ({by}) ({spent} / ({steps} > 0))"
+
+
+def _moved(what: str, labels: str, how: str) -> str:
+    return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}})"
+
+
+_FLEET = Dashboard(
+    "zeromon-fleet", "zeromon: fleet", "All runs of all nodes, side by side.", ("run",),
+    (
+        Row("Now", (
+            _stat("Live runs", "none", f"count(count by (run) (zeromon_rank_up{{{_RUN}}} == 1)) or vector(0)",
+                  "Runs with at least one living rank."),
+            _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
+            _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
+                  "Ranks that ended abnormally."),
+            _stat("Collectors", "none", "count(zeromon_collector_runs)", "Collectors that answer, one per node."),
+            _stat("Oldest snapshot", "s",
+                  "max(timestamp(zeromon_collector_last_tick_timestamp_seconds)"
+                  " - zeromon_collector_last_tick_timestamp_seconds)",
+                  "Age of the oldest figures, by the clocks of Prometheus and of the node."),
+            _stat("Collectors' CPU", "percentunit",
+                  f"max(rate(zeromon_collector_tick_seconds_total{_RATE}))",
+                  "Share of a core that the busiest collector spends on reading its ranks."),
+        )),
+        Row("Runs", (
+            _table("Runs", "none", "One line per run.",
+                   (f"sum by (run) (zeromon_rank_up{{{_RUN}}})", "live ranks"),
+                   (f"sum by (run) (zeromon_rank_failed{{{_RUN}}})", "failed ranks"),
+                   (f"max by (run) (zeromon_steps_total{{{_RUN}}})", "steps"),
+                   (_step(_RUN, "avg", "run"), "step, s"),
+                   (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "exposed, worst rank"),
+                   (f"max by (run) (zeromon_oom_risk_ratio{{{_RUN}}})", "OOM risk, worst rank"),
+                   (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "latest rank, s"), width=16),
+            _table("Findings", "none", "Present findings of each run; zeromon rule NAME explains a rule.",
+                   (f"sum by (run, rule, severity) (zeromon_finding{{{_RUN}}})", "ranks"), width=8),
+            _lines("Live ranks by run", "none", "Ranks whose process lives.",
+                   (f"sum by (run) (zeromon_rank_up{{{_RUN}}})", "{{run}}")),
+            _lines("Step time by run", "s", "Mean over ranks, with all micro-steps.",
+                   (_step(_RUN, "avg", "run"), "{{run}}")),
+            _lines("Exposed communication by run", "percentunit",
+                   "Exposed communication as a share of a step; the worst rank.",
+                   (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "{{run}}")),
+            _lines("OOM risk by run", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
+                   (f"max by (run, pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{run}} {{pool}}")),
+            _lines("Latest rank by run", "s", "Time per step that the other ranks wait for one rank alone.",
+                   (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "{{run}}")),
+            _lines("Communication by run", "Bps", "Payload of all ranks together.",
+                   (f"sum by (run) (rate(zeromon_collective_bytes_total{{{_RUN}}}{_RATE}))", "{{run}}")),
+        )),
+        Row("Nodes", (
+            Panel("Most exposed nodes", "bars", "percentunit", (Query(
+                f"topk(10, max by (run, node) (zeromon_exposed_communication_ratio{{{_RUN}}}"
+                f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
+                "Exposed communication as a share of a step; the worst rank of each node.", width=12),
+            Panel("Least host memory left", "bars", "bytes", (Query(
+                f"bottomk(10, min by (run, node) (zeromon_host_memory_headroom_bytes{{{_RUN}}}"
+                f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
+                "Host memory that the tightest cgroup, or the machine, can still give.", width=12),
+        )),
+    ),
+)  # fmt: skip
+
+_OF_RUN = Dashboard(
+    "zeromon-run", "zeromon: run", "One run, over its ranks.", ("run",),
+    (
+        Row("Now", (
+            _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
+            _stat("Steps", "none", f"max(zeromon_steps_total{{{_RUN}}})", "Optimizer steps."),
+            _stat("Step time now", "s", _step(_RUN, "avg", "run"), "Mean over ranks."),
+            _stat("Exposed now", "percentunit",
+                  f"max(zeromon_exposed_communication_ratio{{{_RUN}}})",
+                  "Exposed communication as a share of a step; the worst rank."),
+            _stat("OOM risk now", "percentunit", f"max(zeromon_oom_risk_ratio{{{_RUN}}})",
+                  "0: no end in sight; 1: out of memory now. The worst rank."),
+            _stat("Steps until out of memory", "none", f"min(zeromon_oom_steps_left{{{_RUN}}})",
+                  "For the worst rank; empty without a trend."),
+        )),
+        Row("Steps", (
+            _lines("Step time", "s", "With all micro-steps; fastest, mean and slowest rank.",
+                   (_step(_RUN, "min", "run"), "fastest"), (_step(_RUN, "avg", "run"), "mean"),
+                   (_step(_RUN, "max", "run"), "slowest")),
+            _lines("Phases", "percentunit", "Breakdown of the time by phase, mean over ranks.",
+                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RUN}}}{_RATE}))", "{{phase}}"),
+                   stacked=True),
+            _lines("Step time, distribution", "s", "Quantiles over ranks and steps, from the histogram.",
+                   *((f"histogram_quantile({q}, sum by (le) (rate(zeromon_step_seconds_bucket{{{_RUN}}}{_RATE})))",
+                      f"p{round(100 * q)}") for q in (0.5, 0.9, 0.99))),
+        )),
+        Row("Communication", (
+            _lines("Exposed communication", "percentunit", "Exposed communication as a share of a step.",
+                   (f"avg(zeromon_exposed_communication_ratio{{{_RUN}}})", "mean"),
+                   (f"max(zeromon_exposed_communication_ratio{{{_RUN}}})", "worst rank")),
+            _lines("Overlap", "percentunit", "Share of communication that is hidden behind compute.",
+                   (f"avg(zeromon_overlap_ratio{{{_RUN}}})", "mean"),
+                   (f"min(zeromon_overlap_ratio{{{_RUN}}})", "worst rank")),
+            _lines("Latest ranks", "s", "Time per step that the other ranks wait for each of these ranks alone.",
+                   (f"topk(5, zeromon_late_seconds{{{_RUN}}})", "rank {{rank}}")),
+            _lines("Exposed a step", "s", "By operation, group and phase; mean over ranks.",
+                   (_moved("exposed_seconds", _RUN, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
+            _lines("Payload", "Bps", "Of all ranks together, by operation and group.",
+                   (f"sum by (op, group) (rate(zeromon_collective_bytes_total{{{_RUN}}}{_RATE}))",
+                    "{{op}} {{group}}")),
+            _lines("Oldest collective in flight", "s", "Age of the oldest collective that has not ended; a rising line is a hang.",
+                   (f"max(zeromon_collective_in_flight_seconds{{{_RUN}}})", "oldest")),
+            _lines("Ranks of a hang", "none", "Ranks that wait in a hanging collective, are missing, or dead.",
+                   (f"sum by (role, kind) (zeromon_hang{{{_RUN}}})", "{{role}} {{kind}}")),
+        )),
+        Row("Memory", (
+            _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
+                   (f"max by (pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{pool}}")),
+            _lines("Device memory", "bytes", "The fullest rank.",
+                   (f"max(zeromon_memory_allocated_bytes{{{_RUN}}})", "allocated"),
+                   (f"max(zeromon_memory_reserved_bytes{{{_RUN}}})", "reserved"),
+                   (f"min(zeromon_memory_capacity_bytes{{{_RUN}}})", "capacity")),
+            _lines("Host memory", "bytes", "Resident set of the largest rank, and the host memory that is left.",
+                   (f"max(zeromon_host_memory_rss_bytes{{{_RUN}}})", "largest rank"),
+                   (f"min(zeromon_host_memory_headroom_bytes{{{_RUN}}})", "left")),
+            _lines("Memory by role", "bytes", "At the last census; the fullest rank.",
+                   (f"max by (role, place) (zeromon_memory_role_bytes{{{_RUN}}})", "{{role}} on {{place}}"),
+                   stacked=True),
+            _lines("Offload", "Bps", "Achieved speed by path, mean over ranks; a lower bound.",
+                   (f"avg by (path) (zeromon_offload_bytes_per_second{{{_RUN}}})", "{{path}}")),
+        )),
+        Row("Configuration", (
+            _table("Ranks", "none", "Node, device, strategy and process of each rank.",
+                   (f"max by (rank, node, device, strategy, pid) (zeromon_rank_info{{{_RUN}}})", "info")),
+            _table("Findings", "none", "Present findings; zeromon rule NAME explains a rule.",
+                   (f"sum by (rule, severity) (zeromon_finding{{{_RUN}}})", "ranks")),
+            _table("Settings", "none", "Effective and written values of DeepSpeed's configuration.",
+                   (f"max by (engine, name, effective, written) (zeromon_setting_info{{{_RUN}}})", "info")),
+            _lines("Loss scale", "none", "Loss scale of fp16 training; the lowest of all ranks.",
+                   (f"min(zeromon_loss_scale{{{_RUN}}})", "loss scale"), width=12),
+        )),
+        Row("Health of zeromon", (
+            _lines("Records lost", "none", "Records that were overwritten before they were read, all ranks; counts are then too low.",
+                   (f"sum(zeromon_events_dropped_total{{{_RUN}}})", "records")),
+            _lines("Hook errors", "none", "Errors inside the agent's hooks; training is not affected.",
+                   (f"sum(zeromon_agent_errors_total{{{_RUN}}})", "errors")),
+            _lines("Cost of the agent", "percentunit", "Duration of steps with hooks over control steps, minus one.",
+                   (f"avg(zeromon_agent_overhead_ratio{{{_RUN}}})", "cost"),
+                   (f"avg(zeromon_agent_overhead_noise_ratio{{{_RUN}}})", "its noise")),
+        )),
+    ),
+)  # fmt: skip
+
+
+def _each(metric: str, legend: str = "rank {{rank}}") -> tuple[str, str]:
+    """A metric of each selected rank."""
+    return f"{metric}{{{_RANK}}}", legend
+
+
+_OF_RANK = Dashboard(
+    "zeromon-rank", "zeromon: rank", "Selected ranks of a run, one by one.", ("run", "node", "rank"),
+    (
+        Row("Steps", (
+            _lines("Step time", "s", "With all micro-steps.", (_step(_RANK, "max", "rank"), "rank {{rank}}")),
+            _lines("Phases", "percentunit", "Breakdown of the time by phase.",
+                   (f"rate(zeromon_phase_seconds_total{{{_RANK}}}{_RATE})", "rank {{rank}} {{phase}}"),
+                   stacked=True),
+            _lines("Steps", "none", "Optimizer steps, and steps that were skipped because of an overflow.",
+                   _each("zeromon_steps_total"), _each("zeromon_steps_skipped_total", "rank {{rank}} skipped")),
+        )),
+        Row("Communication", (
+            _lines("Exposed communication", "percentunit", "Exposed communication as a share of a step.",
+                   _each("zeromon_exposed_communication_ratio")),
+            _lines("Overlap", "percentunit", "Share of communication that is hidden behind compute.",
+                   _each("zeromon_overlap_ratio")),
+            _lines("In flight", "s", "Age of the oldest collective that has not ended.",
+                   _each("zeromon_collective_in_flight_seconds")),
+            _lines("Late", "s", "Time per step that the other ranks wait for this rank alone.",
+                   _each("zeromon_late_seconds")),
+            _lines("Waits for late ranks", "s", "Time per step that the rank waits for ranks that arrive later.",
+                   _each("zeromon_wait_for_late_rank_seconds")),
+        )),
+        Row("Memory", (
+            _lines("Device memory", "bytes", "Caching allocator, and the memory that this process may use.",
+                   _each("zeromon_memory_allocated_bytes", "rank {{rank}} allocated"),
+                   _each("zeromon_memory_reserved_bytes", "rank {{rank}} reserved"),
+                   _each("zeromon_memory_capacity_bytes", "rank {{rank}} capacity")),
+            _lines("Fragmentation", "bytes", "Free parts of split blocks.",
+                   _each("zeromon_memory_inactive_split_bytes")),
+            _lines("Allocation retries", "none", "Allocations that succeeded only after a flush of the cache.",
+                   (f"increase(zeromon_memory_allocation_retries_total{{{_RANK}}}{_RATE})", "rank {{rank}}")),
+            _lines("Host memory", "bytes", "Resident set, and the memory that its cgroup or the machine can still give.",
+                   _each("zeromon_host_memory_rss_bytes", "rank {{rank}} resident"),
+                   _each("zeromon_host_memory_headroom_bytes", "rank {{rank}} left")),
+            _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now.",
+                   _each("zeromon_oom_risk_ratio", "rank {{rank}} {{pool}}")),
+            _lines("Memory by role", "bytes", "At the last census, before an optimizer step.",
+                   _each("zeromon_memory_role_bytes", "rank {{rank}} {{role}} on {{place}}"), stacked=True),
+            _lines("Measured minus predicted", "bytes", "By role: bytes that the prediction does not explain.",
+                   _each("zeromon_memory_role_unexplained_bytes", "rank {{rank}} {{role}}")),
+            _lines("Unattributed memory", "bytes", "Activations, fragmentation, other libraries, the rest of the resident set.",
+                   _each("zeromon_memory_rest_bytes", "rank {{rank}} {{kind}} on {{place}}")),
+        )),
+        Row("Host", (
+            _lines("Waits for a CPU", "percentunit", "Share of the last ten seconds in which the main thread could run and had no CPU.",
+                   _each("zeromon_cpu_wait_ratio")),
+            _lines("Major faults", "none", "Page faults per second that needed a read from disk.",
+                   _each("zeromon_major_faults_per_second")),
+            _lines("Disk", "Bps", "Read and written by the rank's process.",
+                   (f"rate(zeromon_process_disk_read_bytes_total{{{_RANK}}}{_RATE})", "rank {{rank}} read"),
+                   (f"rate(zeromon_process_disk_written_bytes_total{{{_RANK}}}{_RATE})", "rank {{rank}} written")),
+        )),
+        Row("Device", (
+            _lines("Utilization", "percentunit", "Share of time with a kernel running.",
+                   _each("zeromon_device_utilization_ratio")),
+            _lines("Power", "watt", "Power draw.", _each("zeromon_device_power_watts")),
+            _lines("Temperature", "celsius", "Of the device.", _each("zeromon_device_temperature_celsius")),
+            _lines("PCIe", "Bps", "To the device and from it.",
+                   _each("zeromon_device_pcie_receive_bytes_per_second", "rank {{rank}} in"),
+                   _each("zeromon_device_pcie_transmit_bytes_per_second", "rank {{rank}} out")),
+            _lines("NVLink", "Bps", "All links, to the device and from it.",
+                   _each("zeromon_device_nvlink_receive_bytes_per_second", "rank {{rank}} in"),
+                   _each("zeromon_device_nvlink_transmit_bytes_per_second", "rank {{rank}} out")),
+            _lines("Throttling and errors", "none", "Reasons for throttled clocks, uncorrected ECC errors, the newest Xid.",
+                   _each("zeromon_device_throttled", "rank {{rank}} {{reason}}"),
+                   _each("zeromon_device_ecc_errors_total", "rank {{rank}} ECC"),
+                   _each("zeromon_device_xid", "rank {{rank}} Xid")),
+        )),
+    ),
+)  # fmt: skip
+
+_OF_UNIT = Dashboard(
+    "zeromon-unit", "zeromon: communication",
+    "Communication by operation, process group and phase. Units are too many for labels: "
+    "zeromon attach and zeromon dash show them.", ("run", "node", "rank"),
+    (
+        Row("A step", (
+            _lines("Communication", "s", "From the call to the end; overlapping collectives count separately. Mean over ranks.",
+                   (_moved("seconds", _RANK, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
+            _lines("Exposed", "s", "Communication that blocked the compute stream, on CPU backends the calling thread.",
+                   (_moved("exposed_seconds", _RANK, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
+            _lines("Waiting for late ranks", "s", "Communication time spent waiting for ranks that arrive later.",
+                   (_moved("wait_seconds", _RANK, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
+            _lines("Transfer", "s", "Shortest duration over the ranks.",
+                   (_moved("transfer_seconds", _RANK, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
+            _table("Now", "s", "Seconds per step, mean over the selected ranks.",
+                   (_moved("seconds", _RANK, "avg"), "all"), (_moved("exposed_seconds", _RANK, "avg"), "exposed"),
+                   (_moved("wait_seconds", _RANK, "avg"), "waiting"),
+                   (_moved("transfer_seconds", _RANK, "avg"), "transfer"), width=16),
+        )),
+        Row("Collectives", (
+            _lines("Calls", "ops", "Collectives per second of a rank, by operation and group.",
+                   (f"avg by (op, group) (rate(zeromon_collectives_total{{{_RANK}}}{_RATE}))", "{{op}} {{group}}")),
+            _lines("Payload", "Bps", "Of a rank, by operation and group.",
+                   (f"avg by (op, group) (rate(zeromon_collective_bytes_total{{{_RANK}}}{_RATE}))", "{{op}} {{group}}")),
+            _lines("Exposed of all seconds", "percentunit", "By operation and group.",
+                   (f"avg by (op, group) (rate(zeromon_collective_exposed_seconds_total{{{_RANK}}}{_RATE}))",
+                    "{{op}} {{group}}")),
+            _lines("Bus bandwidth", "Bps", "As nccl-tests defines it, over the last steps; and the highest so far.",
+                   (f"min by (op, group) (zeromon_collective_busbw_bytes_per_second{{{_RANK}}})", "{{op}} {{group}}"),
+                   (f"max by (op, group) (zeromon_collective_best_busbw_bytes_per_second{{{_RANK}}})",
+                    "{{op}} {{group}} best")),
+            _lines("Links", "Bps", "Peak bandwidth of each link in one direction.",
+                   (f"max by (link) (zeromon_link_peak_bytes_per_second{{{_RANK}}})", "{{link}}")),
+            _lines("Size of a call", "bytes", "Quantiles over timed collectives.",
+                   *((f"histogram_quantile({q}, sum by (le) (rate(zeromon_collective_size_bytes_bucket{{{_RANK}}}{_RATE})))",
+                      f"p{round(100 * q)}") for q in (0.5, 0.9))),
+            _lines("Counted, not timed", "ops", "Collectives issued from C++, or in a control step.",
+                   (f"avg by (group) (rate(zeromon_collectives_untimed_total{{{_RANK}}}{_RATE}))", "{{group}}")),
+            _table("Groups", "none", "Process groups, their size, and the number of nodes that they span.",
+                   (f"count by (group, size, nodes) (zeromon_group_info{{{_RANK}}})", "ranks"), width=16),
+        )),
+        Row("ZeRO-3", (
+            _lines("Gathered parameters", "Bps", "Prefetched (ahead), or fetched when needed (late).",
+                   (f"avg by (outcome) (rate(zeromon_gather_bytes_total{{{_RANK}}}{_RATE}))", "{{outcome}}"), width=12),
+            _lines("Exposed gathers", "percentunit", "Share of time in which parameter gathers blocked the compute stream or the calling thread.",
+                   (f"avg by (outcome) (rate(zeromon_gather_exposed_seconds_total{{{_RANK}}}{_RATE}))", "{{outcome}}"),
+                   width=12),
+        )),
+    ),
+)  # fmt: skip
+
+BOARDS = (_FLEET, _OF_RUN, _OF_RANK, _OF_UNIT)

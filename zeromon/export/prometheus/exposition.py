@@ -1,0 +1,173 @@
+"""What ``/metrics`` answers: the Prometheus text format or OpenMetrics, packed where that is asked for.
+
+A node's usual few ranks are written by prometheus-client. Beyond that it takes a second and more (it
+makes an object and sorts the labels of each series), so the same rows of the same table
+(:mod:`zeromon.export.prometheus.metrics`) are written here, behind prefixes that are kept from one
+scrape to the next.
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.registry import Collector as PrometheusCollector
+from prometheus_client.utils import floatToGoString
+
+from zeromon.export.prometheus import metrics
+from zeromon.export.prometheus.metrics import Spec, clean, collect, cumulative
+from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
+
+MOST_BY_CLIENT = 8
+"""Ranks that prometheus-client writes: about 1,000 series."""
+
+_FORGET_AFTER = 256
+GZIP_LEVEL = 1
+
+_Prefixes = dict[tuple[str, ...], str]
+
+
+class Snapshots(Protocol):
+    """What there is to be scraped."""
+
+    @property
+    def view(self) -> tuple[RunSnapshot, ...]:
+        """The runs now."""
+
+    @property
+    def health(self) -> Health | None:
+        """Their collector."""
+
+
+class Exposition(PrometheusCollector):
+    """``/metrics`` of *snapshots*, computed when it is scraped, from whatever snapshot is current."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._writer = Writer()
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric family, for prometheus-client."""
+        return collect(self._snapshots.view, self._snapshots.health)
+
+    def answer(self, accept: str, encodings: str) -> tuple[list[tuple[str, str]], bytes]:
+        """Headers and body, by what a request accepts."""
+        encode, content_type = choose_encoder(accept)
+        with self._one_at_a_time:
+            runs = self._snapshots.view
+            if sum(len(run.ranks) for run in runs) <= MOST_BY_CLIENT:
+                body = encode(self)
+            else:
+                opened = content_type.startswith("application/openmetrics-text")
+                body = self._writer.write(runs, self._snapshots.health, openmetrics=opened)
+        headers = [("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding")]
+        if gzip_accepted(encodings):
+            body = gzip.compress(body, GZIP_LEVEL, mtime=0)
+            headers.append(("Content-Encoding", "gzip"))
+        return [*headers, ("Content-Length", str(len(body)))], body
+
+
+class Writer:
+    """Writes many series, each behind a prefix that was made when it came first.
+
+    Prefixes of ranks that are gone are dropped at once, and now and then all of them.
+    """
+
+    def __init__(self) -> None:
+        self._specs = [spec for spec in metrics.METRICS if spec.own is None]
+        self._own = [spec for spec in metrics.METRICS if spec.own is not None]
+        self._known: dict[tuple[str, int], list[_Prefixes]] = {}
+        self._scrapes = 0
+
+    def write(
+        self, runs: Iterable[RunSnapshot], health: Health | None, *, openmetrics: bool
+    ) -> bytes:
+        """The series of *runs* and of their collector."""
+        self._scrapes += 1
+        known = {} if self._scrapes % _FORGET_AFTER == 0 else self._known
+        self._known = {}
+        blocks: list[list[str]] = [[] for _ in self._specs]
+        for run in runs:
+            for rank in run.ranks:
+                key = (run.run, rank.rank)
+                prefixes = known.get(key) or [{} for _ in self._specs]
+                self._known[key] = prefixes
+                for spec, block, mine in zip(self._specs, blocks, prefixes, strict=True):
+                    if spec.kind == "histogram":
+                        _add_histogram(spec, run, rank, block, mine)
+                    else:
+                        _add(spec, run, rank, block, mine)
+        lines: list[str] = []
+        for spec, block in zip(self._specs, blocks, strict=True):
+            if block:
+                lines.append(head(spec, openmetrics=openmetrics))
+                lines += block
+        for spec in self._own:
+            if health is not None and spec.own is not None:
+                lines.append(head(spec, openmetrics=openmetrics))
+                lines.append(f"{spec.name} {number(spec.own(health))}\n")
+        if openmetrics:
+            lines.append("# EOF\n")
+        return "".join(lines).encode()
+
+
+def _add(
+    spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
+) -> None:
+    for values, value in spec.rows(run, rank):
+        if value is not None:
+            prefix = prefixes.get(values)
+            if prefix is None:
+                labels = zip(spec.labels, values, strict=True)
+                prefix = prefixes[values] = prefix_of(spec.name, run, rank, *labels)
+            block.append(f"{prefix}{number(value)}\n")
+
+
+def _add_histogram(
+    spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
+) -> None:
+    for _, total in spec.rows(run, rank):
+        if not prefixes:
+            for bound, _ in cumulative(spec, rank):
+                prefixes[bound,] = prefix_of(f"{spec.name}_bucket", run, rank, ("le", bound))
+            for part in ("count", "sum"):
+                prefixes[part,] = prefix_of(f"{spec.name}_{part}", run, rank)
+        count = 0
+        for bound, count in cumulative(spec, rank):
+            block.append(f"{prefixes[bound,]}{count}\n")
+        block.append(f"{prefixes['count',]}{count}\n")
+        block.append(f"{prefixes['sum',]}{number(total or 0.0)}\n")
+
+
+def prefix_of(name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[str, str]) -> str:
+    """A sample's line up to its number."""
+    pairs = (("run", run.run), ("rank", str(rank.rank)), *labels)
+    return f"{name}{{{','.join(f'{label}={quoted(value)}' for label, value in pairs)}}} "
+
+
+def quoted(value: str) -> str:
+    """A label's value between its quotes."""
+    escaped = clean(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def head(spec: Spec, *, openmetrics: bool) -> str:
+    """What comes before the samples of a metric."""
+    if not openmetrics:
+        kind = "gauge" if spec.kind == "info" else spec.kind
+        return f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {kind}\n"
+    text = f"# HELP {spec.family} {spec.help}\n# TYPE {spec.family} {spec.kind}\n"
+    return f"{text}# UNIT {spec.family} {spec.base_unit}\n" if spec.base_unit else text
+
+
+def number(value: float) -> str:
+    """A sample's number; ``+Inf`` and ``NaN`` as the formats write them."""
+    text = repr(value)
+    if text[-1] > "9":  # inf, nan
+        return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+    return text

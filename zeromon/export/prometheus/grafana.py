@@ -1,0 +1,161 @@
+"""Dashboards as Grafana imports them, built with its Foundation SDK.
+
+The SDK's own layout runs over the edge, and it numbers neither panels nor queries: that is done here.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+    TooltipDisplayMode,
+    VizOrientation,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    GridPos,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from zeromon.export.prometheus.dashboards import Dashboard, Panel, Query
+
+WIDTH = 24
+_TAG = "zeromon"
+_SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+_CHOICES = {
+    "run": "label_values(zeromon_rank_info, run)",
+    "node": 'label_values(zeromon_rank_info{run=~"$run"}, node)',
+    "rank": 'label_values(zeromon_rank_info{run=~"$run", node=~"$node"}, rank)',
+}
+_BUILDERS: dict[str, Any] = {
+    "stat": stat.Panel,
+    "timeseries": timeseries.Panel,
+    "bars": bargauge.Panel,
+    "table": table.Panel,
+}
+
+
+def document(board: Dashboard) -> str:
+    """The JSON of a dashboard."""
+    made = (
+        dashboard.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.help)
+        .tags([_TAG])
+        .refresh("15s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .link(
+            dashboard.DashboardLink("zeromon")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags([_TAG])
+            .as_dropdown(True)
+            .include_vars(True)
+            .keep_time(True)
+        )
+        .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("data"))
+    )
+    for name in board.variables:
+        made.with_variable(_variable(name, many=name != "run" or board.uid == "zeromon-fleet"))
+    for number, (place, item) in enumerate(placed(board), 1):
+        if isinstance(item, str):
+            made.with_row(dashboard.Row(item).id(number).grid_pos(place))
+        else:
+            made.with_panel(_panel(item).id(number).grid_pos(place))
+    return json.dumps(made.build(), cls=JSONEncoder, indent=1) + "\n"
+
+
+def placed(board: Dashboard) -> Iterator[tuple[GridPos, str | Panel]]:
+    """Headings and panels with their places, line by line."""
+    y = 0
+    for row in board.rows:
+        yield GridPos(h=1, w=WIDTH, x=0, y=y), row.title
+        x, y, height = 0, y + 1, 0
+        for panel in row.panels:
+            if x + panel.width > WIDTH:
+                x, y, height = 0, y + height, 0
+            yield GridPos(h=panel.height, w=panel.width, x=x, y=y), panel
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+
+
+def _variable(name: str, *, many: bool) -> dashboard.QueryVariable:
+    made = (
+        dashboard.QueryVariable(name)
+        .label(name)
+        .datasource(_SOURCE)
+        .query(_CHOICES[name])
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.NATURAL_ASC)
+        .multi(many)
+        .include_all(many)
+    )
+    if many:
+        made.current(VariableOption(selected=True, text="All", value="$__all"))
+    return made
+
+
+def _panel(panel: Panel) -> Any:
+    made = _BUILDERS[panel.kind]().title(panel.title).description(panel.help).unit(panel.unit)
+    made.datasource(_SOURCE)
+    for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False):
+        made.with_target(_target(letter, query, panel.kind))
+    if panel.unit == "percentunit":
+        made.min(0)
+    if panel.kind == "timeseries":
+        _as_lines(made, panel)
+    elif panel.kind == "bars":
+        made.orientation(VizOrientation.HORIZONTAL)
+    elif panel.kind == "table":
+        made.transformations(_joined(panel.queries))
+    return made
+
+
+def _target(letter: str, query: Query, kind: str) -> prometheus.Dataquery:
+    made = prometheus.Dataquery().ref_id(letter).expr(query.expr).legend_format(query.legend)
+    made.datasource(_SOURCE)
+    if kind == "table":
+        return made.instant().format(PromQueryFormat.TABLE)
+    return made.instant() if kind == "bars" else made.range()
+
+
+def _as_lines(made: Any, panel: Panel) -> None:
+    legend = common.VizLegendOptions().show_legend(True).placement(LegendPlacement.BOTTOM)
+    made.legend(legend.display_mode(LegendDisplayMode.LIST))
+    made.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+    if panel.stacked:
+        made.fill_opacity(30).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+
+
+def _joined(queries: Sequence[Query]) -> list[DataTransformerConfig]:
+    """Several queries as columns of one table, named as they are, without the time."""
+    values = {
+        f"Value #{letter}" if len(queries) > 1 else "Value": query.legend
+        for letter, query in zip(string.ascii_uppercase, queries, strict=False)
+    }
+    organize = {"excludeByName": {"Time": True}, "renameByName": values}
+    return [
+        DataTransformerConfig(id_val="merge", options={}),
+        DataTransformerConfig(id_val="organize", options=organize),
+    ]

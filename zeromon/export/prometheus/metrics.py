@@ -1,0 +1,425 @@
+"""Every Prometheus metric: one line in :data:`METRICS`, documented in ``docs/metrics.md``.
+
+Base units only. Every series has the labels ``run`` and ``rank``, but for those of the collector itself;
+others only where they mean something and are bounded (never an FQN). What is unknown is absent, never
+0. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+
+from zeromon.fold.state import STEP_BUCKETS
+from zeromon.memory.reconcile import unattributed_memory
+from zeromon.snapshot import (
+    CollectiveStatsRow,
+    Device,
+    DeviceMemory,
+    Disk,
+    EngineRow,
+    Health,
+    HostMemory,
+    RankSnapshot,
+    RunSnapshot,
+)
+from zeromon.snapshot.communication import SIZE_BOUNDS
+
+Row = tuple[tuple[str, ...], float | None]
+Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
+
+
+def _of_no_rank(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return ()
+
+
+class Spec(NamedTuple):
+    """A metric: its name, type, unit, what it says, its labels besides run and rank, its rows."""
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    rows: Rows = _of_no_rank
+    own: Callable[[Health], float] | None = None
+    """Of one that is the collector's own, and has no labels."""
+
+    @property
+    def family(self) -> str:
+        """Its name in OpenMetrics."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def base_unit(self) -> str:
+        """Its unit as OpenMetrics has it, which is the end of the name; "" for any other."""
+        unit = self.unit.replace("/", "_per_")
+        return unit if unit and self.family.endswith(f"_{unit}") else ""
+
+
+def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
+    """A metric with one value a rank."""
+    return lambda run, rank: (((), read(rank)),)
+
+
+def _memory(read: Callable[[DeviceMemory], int]) -> Rows:
+    """A figure of the device's allocator; absent on CPU ranks and where it is -1."""
+    return _one(lambda rank: _known(read(rank.memory)) if rank.memory else None)
+
+
+def _device(read: Callable[[Device], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.device_stats) if rank.device_stats else None)
+
+
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
+    return ((tuple(str(fact) for fact in facts), 1),)
+
+
+def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    told = set()
+    for hang in run.hangs:
+        for role in ("waiting", "missing", "dead"):
+            if rank.rank in getattr(hang, role):
+                told.add((role, hang.kind, hang.op, hang.group))
+    return ((labels, 1) for labels in sorted(told))
+
+
+def _in_flight(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    oldest = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
+    return (((), (run.taken_ns - oldest) / 1e9 if oldest else 0.0),)
+
+
+def _findings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for finding in {(f.rule, f.severity) for f in run.findings if f.rank in (rank.rank, -1)}:
+        yield finding, 1
+
+
+def _ended(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), 1 if rank.alive else 0),)
+
+
+def _engines(read: Callable[[EngineRow], float | None]) -> Rows:
+    """A figure of each DeepSpeed engine."""
+    return lambda run, rank: (((str(e.engine),), read(e)) for e in rank.engines)
+
+
+def _groups(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    found = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
+    return ((row, 1) for row in sorted(found))
+
+
+def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    if rank is not run.ranks[0]:
+        return  # all ranks run with the same configuration: once a node is enough
+    for setting in rank.settings:
+        yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
+
+
+def _role_predicted(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.expected:
+        if row.predicted_bytes is not None:
+            yield (row.role,), row.predicted_bytes
+
+
+def _role_plain(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((row.role,), row.plain_bytes) for row in rank.expected)
+
+
+def _role_unexplained(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.expected:
+        if row.unexplained_bytes is not None:
+            yield (row.role,), row.unexplained_bytes
+
+
+def _role_rests(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((rest.kind, rest.place), rest.nbytes) for rest in unattributed_memory(rank))
+
+
+def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    for row in rank.roles:
+        places = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
+        for place, nbytes in places:
+            if nbytes:
+                yield (row.role, place), nbytes
+
+
+def _links(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    if rank.links is not None:
+        yield ("device",), rank.links.device_bytes_per_second
+        yield ("network",), rank.links.network_bytes_per_second
+        yield ("host",), rank.links.host_bytes_per_second
+
+
+def _traffic(read: Callable[[CollectiveStatsRow], float | None]) -> Rows:
+    """A figure of communication, added up over the units: their names are too many for labels."""
+
+    def rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+        found: dict[tuple[str, ...], float] = {}
+        for row in rank.traffic:
+            value = read(row)
+            if value is not None:
+                key = row.op, row.group, row.phase
+                found[key] = found.get(key, 0.0) + value
+        return sorted(found.items())
+
+    return rows
+
+
+def _sizes(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), float(sum(row.nbytes for row in rank.sizes))),) if rank.sizes else ()
+
+
+def _disk(read: Callable[[Disk], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.disk) if rank.disk else None)
+
+
+def _host(read: Callable[[HostMemory], float | None]) -> Rows:
+    return _one(lambda rank: read(rank.host) if rank.host else None)
+
+
+# fmt: off
+METRICS: tuple[Spec, ...] = (
+    Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
+         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _info),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _ended),
+    Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
+         (), _one(lambda r: int(r.failed))),
+    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
+    Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
+    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
+    Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",
+         (), _one(lambda r: r.steps_seconds_total)),
+    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, other.",
+         ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
+    Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),
+    Spec("zeromon_collective_bytes_total", "counter", "bytes", "Payload S of the collectives: for all-gather and reduce-scatter the full, unsharded size.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.nbytes) for c in r.collectives)),
+    Spec("zeromon_collective_quantized_bytes_total", "counter", "bytes", "Payload of the collectives that was sent in 8 bits (ZeRO++ qwZ and qgZ).",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives)),
+    Spec("zeromon_group_info", "info", "", "A process group: its size, and the number of nodes that it spans (empty when unknown); the value is always 1.",
+         ("group", "size", "nodes"), _groups),
+    Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over the timed collectives.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.seconds) for c in r.collectives)),
+    Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication: time in which collectives blocked the compute stream, on CPU backends the calling thread.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.exposed_seconds) for c in r.collectives)),
+    Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: issued from C++, or in a control step.",
+         ("group",), lambda run, r: (((g,), n) for g, n in r.untimed.items())),
+    Spec("zeromon_collectives_unattributed_total", "counter", "collectives", "Collectives of unknown operation, counted by sequence number; not part of zeromon_collectives_total.",
+         ("group",), lambda run, r: (((g,), n) for g, n in r.unattributed.items())),
+    Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps, as nccl-tests defines it; the time includes the wait for late ranks.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
+    Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "Highest bus bandwidth of the operation and group so far.",
+         ("op", "group"), lambda run, r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives)),
+    Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
+         ("link",), _links),
+    Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication per step, mean over about the last ten timed steps; overlapping collectives count separately.",
+         ("op", "group", "phase"), _traffic(lambda t: t.seconds)),
+    Spec("zeromon_communication_step_exposed_seconds", "gauge", "seconds", "Exposed communication per step, mean over about the last ten timed steps.",
+         ("op", "group", "phase"), _traffic(lambda t: t.exposed_seconds)),
+    Spec("zeromon_communication_step_wait_seconds", "gauge", "seconds", "Wait for ranks that arrive later, per step, mean over about the last ten timed steps; absent while no collective is matched.",
+         ("op", "group", "phase"), _traffic(lambda t: t.wait_seconds)),
+    Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "Transfer time per step, mean over about the last ten timed steps: the shortest duration over the ranks.",
+         ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
+    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _sizes),
+    Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
+         (), _one(lambda r: r.overlap_ratio)),
+    Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps.",
+         (), _one(lambda r: r.exposed_ratio)),
+    Spec("zeromon_exposed_communication_error_ratio", "gauge", "ratio", "Relative error of the live exposed time against the last trace on demand of the same steps; absent without a trace.",
+         (), _one(lambda r: r.check.error_ratio if r.check else None)),
+    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
+         (), _in_flight),
+    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one(lambda r: r.wait_seconds)),
+    Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one(lambda r: r.late_seconds)),
+    Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective: role waiting, missing or dead; kind as in zeromon doctor.",
+         ("role", "kind", "op", "group"), _hangs),
+    Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; outcome ahead: prefetched, late: fetched when needed.",
+         ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
+    Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time in which parameter gathers blocked the compute stream, on CPU backends the calling thread.",
+         ("outcome",), lambda run, r: (((g.outcome,), g.exposed_seconds) for g in r.gathers)),
+    Spec("zeromon_engine_info", "info", "", "A DeepSpeed engine; the value is always 1.",
+         ("engine", "strategy"), lambda run, r: (((str(e.engine), e.strategy), 1) for e in r.engines)),
+    Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since zeromon watches it.", ("engine",), _engines(lambda e: e.steps)),
+    Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Optimizer steps that a DeepSpeed engine skipped because of an overflow.", ("engine",), _engines(lambda e: e.skipped)),
+    Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.collectives)),
+    Spec("zeromon_engine_collective_bytes_total", "counter", "bytes", "Payload S of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.nbytes)),
+    Spec("zeromon_engine_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.exposed_seconds)),
+    Spec("zeromon_loss_scale", "gauge", "scale", "Loss scale of fp16 training; absent without loss scaling.", ("engine",), _engines(lambda e: e.loss_scale)),
+    Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Number of overflows until the loss scale is lowered.", ("engine",), _engines(lambda e: _known(e.hysteresis))),
+    Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engines(lambda e: e.grad_norm)),
+    Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engines(lambda e: e.nonfinite)),
+    Spec("zeromon_setting_info", "info", "", "A setting of the configuration: effective value, and written value (empty: default); from the lowest rank of the node. The value is always 1.",
+         ("engine", "name", "effective", "written"), _settings),
+    Spec("zeromon_offload_bytes_total", "counter", "bytes", "Bytes of offloaded state that were moved, by path: device_to_host, host_to_device, disk_read, disk_write.",
+         ("path",), lambda run, r: (((t.path,), t.nbytes) for t in r.transfers)),
+    Spec("zeromon_offload_seconds_total", "counter", "seconds", "Time in which offloaded state was moving; absent where only the bytes are known.",
+         ("path",), lambda run, r: (((t.path,), t.seconds or None) for t in r.transfers)),
+    Spec("zeromon_offload_blocked_seconds_total", "counter", "seconds", "Time in which moving offloaded state blocked the training thread.",
+         ("path",), lambda run, r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers)),
+    Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved rate of moving offloaded state over the last steps; a lower bound.",
+         ("path",), lambda run, r: (((t.path,), t.bytes_per_second) for t in r.transfers)),
+    Spec("zeromon_offload_best_bytes_per_second", "gauge", "bytes/second", "Highest achieved rate of moving offloaded state so far.",
+         ("path",), lambda run, r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers)),
+    Spec("zeromon_offload_peak_bytes_per_second", "gauge", "bytes/second", "Peak rate of the path: the PCIe link, or the cgroup's limit of a disk; absent where unknown.",
+         ("path",), lambda run, r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers)),
+    Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
+         ("role", "place"), _roles),
+    Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "Analytical bytes of a role by the ZeRO paper, on device, host and disk together.",
+         ("role",), _role_plain),
+    Spec("zeromon_memory_role_predicted_bytes", "gauge", "bytes", "Predicted bytes of a role: the analytical bytes plus the additions of framework and settings; absent where unknown.",
+         ("role",), _role_predicted),
+    Spec("zeromon_memory_role_unexplained_bytes", "gauge", "bytes", "Measured minus predicted bytes of a role; absent where no census reaches.",
+         ("role",), _role_unexplained),
+    Spec("zeromon_memory_rest_bytes", "gauge", "bytes", "Bytes that no role accounts for, by kind: activation_temp, reserved_unallocated, non_torch (device), other (host).",
+         ("kind", "place"), _role_rests),
+    Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
+    Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: bytes that are allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
+    Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),
+    Spec("zeromon_memory_inactive_split_bytes", "gauge", "bytes", "Caching allocator: free parts of split blocks, a measure of fragmentation.", (), _memory(lambda m: m.inactive_split_bytes)),
+    Spec("zeromon_memory_capacity_bytes", "gauge", "bytes", "Device memory that this process may use.", (), _memory(lambda m: m.capacity_bytes)),
+    Spec("zeromon_memory_headroom_bytes", "gauge", "bytes", "Device memory that is left: capacity - (reserved + non-torch).", (), _memory(lambda m: m.headroom_bytes)),
+    Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Caching allocator: allocations that succeeded only after a flush of the cache.", (), _memory(lambda m: m.retries)),
+    Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Caching allocator: allocations that failed.", (), _memory(lambda m: m.ooms)),
+    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set size of the process of the rank.", (), _one(lambda r: _known(r.rss_bytes))),
+    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "Tightest memory limit of the cgroups of the rank; absent without a limit.", (), _host(lambda h: _known(h.limit_bytes))),
+    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one(lambda r: _known(r.host_available_bytes))),
+    Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "Host memory that the tightest cgroup, or the machine, can still give.", (), _host(lambda h: _known(h.headroom_bytes))),
+    Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes in the cgroup of the rank that the kernel killed for memory since zeromon watches the run.", (), _host(lambda h: _known(h.oom_kills))),
+    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last ten seconds in which the main thread of the rank could run and had no CPU.", (), _one(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
+    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
+    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
+    Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "Risk of running out of memory, by pool (device, host): 0 is no end in sight, 1 is out of memory now.",
+         ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),
+    Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
+         ("pool", "cause"), lambda run, r: (((k.pool, k.cause), k.steps_left) for k in r.risks if k.steps_left is not None)),
+    Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings),
+    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one(lambda r: r.dropped)),
+    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
+    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1.", (), _one(lambda r: r.overhead_ratio)),
+    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one(lambda r: r.overhead_noise_ratio)),
+    Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space of the file system that state is offloaded to.", (), _disk(lambda d: d.free_bytes)),
+    Spec("zeromon_disk_total_bytes", "gauge", "bytes", "Size of the file system that state is offloaded to.", (), _disk(lambda d: d.total_bytes)),
+    Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes read from the offload disk since boot.", (), _disk(lambda d: d.device_read_bytes)),
+    Spec("zeromon_disk_device_written_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes wrote to the offload disk since boot.", (), _disk(lambda d: d.device_written_bytes)),
+    Spec("zeromon_disk_device_busy_seconds_total", "counter", "seconds", "/proc/diskstats: time in which the offload disk had requests under way.", (), _disk(lambda d: d.device_busy_seconds)),
+    Spec("zeromon_disk_device_queue_seconds_total", "counter", "seconds", "/proc/diskstats: time of all requests to the offload disk, summed; divided by the busy seconds it is the mean queue depth.", (), _disk(lambda d: d.device_queue_seconds)),
+    Spec("zeromon_process_disk_read_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank read from storage.", (), _disk(lambda d: d.process_read_bytes)),
+    Spec("zeromon_process_disk_written_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank wrote to storage.", (), _disk(lambda d: d.process_written_bytes)),
+    Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "NVML: memory in use on the device by all processes.", (), _device(lambda d: d.used_bytes)),
+    Spec("zeromon_device_memory_total_bytes", "gauge", "bytes", "NVML: total memory of the device.", (), _device(lambda d: d.total_bytes)),
+    Spec("zeromon_device_utilization_ratio", "gauge", "ratio", "NVML: share of time with a kernel running.", (), _device(lambda d: d.utilization_ratio)),
+    Spec("zeromon_device_power_watts", "gauge", "watts", "NVML: power draw of the device.", (), _device(lambda d: d.power_watts)),
+    Spec("zeromon_device_temperature_celsius", "gauge", "celsius", "NVML: temperature of the device.", (), _device(lambda d: d.temperature_celsius)),
+    Spec("zeromon_device_pcie_receive_bytes_per_second", "gauge", "bytes/second", "NVML: PCIe traffic to the device.", (), _device(lambda d: d.pcie_receive_bytes_per_second)),
+    Spec("zeromon_device_pcie_transmit_bytes_per_second", "gauge", "bytes/second", "NVML: PCIe traffic from the device.", (), _device(lambda d: d.pcie_transmit_bytes_per_second)),
+    Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVML: NVLink traffic to the device, all links.", (), _device(lambda d: d.nvlink_receive_bytes_per_second)),
+    Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVML: NVLink traffic from the device, all links.", (), _device(lambda d: d.nvlink_transmit_bytes_per_second)),
+    Spec("zeromon_device_throttled", "gauge", "bool", "NVML: 1 for each present reason for throttled clocks.",
+         ("reason",), lambda run, r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ()))),
+    Spec("zeromon_device_ecc_errors_total", "counter", "errors", "NVML: uncorrected ECC errors since the driver was loaded.", (), _device(lambda d: d.ecc_errors)),
+    Spec("zeromon_device_xid", "gauge", "code", "NVML: code of the newest Xid error; absent without one.", (), _device(lambda d: d.xid)),
+    Spec("zeromon_collector_runs", "gauge", "runs", "Collector (no run and rank): live runs that it follows.", (), own=lambda h: h.runs),
+    Spec("zeromon_collector_ticks_total", "counter", "ticks", "Collector: number of ticks, in each of which it reads all rings; about one per second.", (), own=lambda h: h.ticks),
+    Spec("zeromon_collector_tick_seconds_total", "counter", "seconds", "Collector: time spent in ticks.", (), own=lambda h: h.busy_seconds),
+    Spec("zeromon_collector_last_tick_timestamp_seconds", "gauge", "seconds", "Collector: time of the last tick, since the epoch; all other metrics are of that time.", (), own=lambda h: h.last_tick_wall),
+)
+# fmt: on
+
+_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
+    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+    "zeromon_collective_size_bytes": (
+        SIZE_BOUNDS,
+        lambda rank: [
+            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
+        ],
+    ),
+}
+"""Bounds, and how to read the counts by them."""
+
+_FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+
+
+def collect(runs: Iterable[RunSnapshot], health: Health | None = None) -> Iterator[Metric]:
+    """The metric families of *runs* and of their collector; one without a sample is left out."""
+    runs = tuple(runs)
+    for spec in METRICS:
+        family = _family(spec, runs, health)
+        if family.samples:
+            yield family
+
+
+def _family(spec: Spec, runs: tuple[RunSnapshot, ...], health: Health | None) -> Metric:
+    if spec.own is not None:
+        family: Metric = _FAMILIES[spec.kind](spec.family, spec.help, unit=spec.base_unit)
+        if health is not None:
+            family.add_metric((), spec.own(health))  # type: ignore[attr-defined]  # of the subclasses
+        return family
+    return _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
+
+
+def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    labels = ("run", "rank", *spec.labels)
+    if spec.kind == "info":
+        info = InfoMetricFamily(spec.family, spec.help, labels=("run", "rank"))
+        for where, (values, _) in _rows(spec, runs):
+            facts = zip(spec.labels, map(clean, values), strict=True)
+            info.add_metric(where, dict(facts))
+        return info
+    family: Metric = _FAMILIES[spec.kind](
+        spec.family, spec.help, labels=labels, unit=spec.base_unit
+    )
+    add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
+    for where, (values, number) in _rows(spec, runs):
+        if number is not None:
+            add((*where, *map(clean, values)), number)
+    return family
+
+
+def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str, str], Row]]:
+    """Each row behind the values of run and rank."""
+    for run in runs:
+        for rank in run.ranks:
+            where = (clean(run.run), str(rank.rank))
+            for row in spec.rows(run, rank):
+                yield where, row
+
+
+def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    labels = ("run", "rank")
+    family = HistogramMetricFamily(spec.family, spec.help, labels=labels, unit=spec.base_unit)
+    for run in runs:
+        for rank in run.ranks:
+            for _, total in spec.rows(run, rank):
+                buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
+                family.add_metric((clean(run.run), str(rank.rank)), buckets, total or 0.0)
+    return family
+
+
+def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: upper bound, and how many are not above it."""
+    bounds, read = _HISTOGRAMS[spec.name]
+    so_far = 0
+    for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
+        so_far += count
+        yield bound, so_far
+
+
+def clean(value: str) -> str:
+    """*value* as text that can be sent: names from runs may hold halves of surrogate pairs, and NUL."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

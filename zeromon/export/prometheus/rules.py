@@ -1,0 +1,307 @@
+"""Recording rules, which aggregate ranks, and alerts. Pure: thresholds in, the rule file out.
+
+Names are ``zeromon:LEVEL_WHAT:HOW``; the level is ``run`` or ``node``, whose labels are kept. An alert
+about a rank has the label ``node``, from ``zeromon_rank_info``. A run's name and a rank's number are
+unique within one scrape target only (two jobs may have the same name), so joins use ``instance``, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zeromon.levels import EXPOSED, LATE, OOM
+
+RANK = "instance, run, rank"
+"""The labels that identify a rank."""
+
+NODES = f"max by ({RANK}, node) (zeromon_rank_info)"
+"""1 for each rank, with its node."""
+
+WINDOW = "2m"
+"""The window of rates: several scrapes at usual intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """When alerts fire. The defaults are those of the live rules."""
+
+    oom_warning: float = OOM.warning
+    oom_critical: float = OOM.critical
+    exposed: float = EXPOSED.critical
+    silent: str = "15m"
+    """How long the alert on a silent collector fires after its last scrape with living ranks."""
+    patience: str = "1m"
+    """How long a condition that may pass must hold before its alert fires."""
+    memory: str = "15m"
+    """How long the alert on a failed rank, an error or a loss fires."""
+
+
+class Aggregate(NamedTuple):
+    """A recorded figure: its name, the aggregation, the expression of a rank, and further labels."""
+
+    what: str
+    how: str
+    each: str
+    by: tuple[str, ...] = ()
+
+
+def _rate(counter: str) -> str:
+    return f"rate({counter}[{WINDOW}])"
+
+
+RANK_STEP_SECONDS = (
+    f"{_rate('zeromon_step_seconds_sum')} / ({_rate('zeromon_step_seconds_count')} > 0)"
+)
+"""PromQL: the mean duration of a rank's last steps."""
+
+_MOVED = ("op", "group", "phase")
+
+AGGREGATES: tuple[Aggregate, ...] = (
+    Aggregate("ranks", "count", "zeromon_rank_up"),
+    Aggregate("ranks_up", "sum", "zeromon_rank_up"),
+    Aggregate("ranks_failed", "sum", "zeromon_rank_failed"),
+    Aggregate("steps", "max", "zeromon_steps_total"),
+    Aggregate("steps", "min", "zeromon_steps_total"),
+    Aggregate("step_seconds", "avg", RANK_STEP_SECONDS),
+    Aggregate("step_seconds", "max", RANK_STEP_SECONDS),
+    Aggregate("phase_ratio", "avg", _rate("zeromon_phase_seconds_total"), ("phase",)),
+    Aggregate("exposed_communication_ratio", "avg", "zeromon_exposed_communication_ratio"),
+    Aggregate("exposed_communication_ratio", "max", "zeromon_exposed_communication_ratio"),
+    Aggregate("overlap_ratio", "avg", "zeromon_overlap_ratio"),
+    Aggregate("overlap_ratio", "min", "zeromon_overlap_ratio"),
+    Aggregate("late_seconds", "max", "zeromon_late_seconds"),
+    Aggregate("wait_for_late_rank_seconds", "avg", "zeromon_wait_for_late_rank_seconds"),
+    Aggregate("wait_for_late_rank_seconds", "max", "zeromon_wait_for_late_rank_seconds"),
+    Aggregate("collective_in_flight_seconds", "max", "zeromon_collective_in_flight_seconds"),
+    Aggregate("hang_ranks", "sum", "zeromon_hang", ("role", "kind")),
+    Aggregate("communication_step_seconds", "avg", "zeromon_communication_step_seconds", _MOVED),
+    Aggregate(
+        "communication_step_exposed_seconds", "avg",
+        "zeromon_communication_step_exposed_seconds", _MOVED,
+    ),
+    Aggregate(
+        "communication_step_exposed_seconds", "max",
+        "zeromon_communication_step_exposed_seconds", _MOVED,
+    ),
+    Aggregate(
+        "communication_step_wait_seconds", "avg", "zeromon_communication_step_wait_seconds", _MOVED
+    ),
+    Aggregate(
+        "communication_step_transfer_seconds", "avg",
+        "zeromon_communication_step_transfer_seconds", _MOVED,
+    ),
+    Aggregate(
+        "collective_bytes_per_second", "sum", _rate("zeromon_collective_bytes_total"),
+        ("op", "group"),
+    ),
+    Aggregate(
+        "collective_busbw_bytes_per_second", "min", "zeromon_collective_busbw_bytes_per_second",
+        ("op", "group"),
+    ),
+    Aggregate("memory_allocated_bytes", "max", "zeromon_memory_allocated_bytes"),
+    Aggregate("memory_reserved_bytes", "max", "zeromon_memory_reserved_bytes"),
+    Aggregate("memory_headroom_bytes", "min", "zeromon_memory_headroom_bytes"),
+    Aggregate("memory_role_bytes", "max", "zeromon_memory_role_bytes", ("role", "place")),
+    Aggregate("host_memory_rss_bytes", "sum", "zeromon_host_memory_rss_bytes"),
+    Aggregate("host_memory_headroom_bytes", "min", "zeromon_host_memory_headroom_bytes"),
+    Aggregate("oom_risk_ratio", "max", "zeromon_oom_risk_ratio", ("pool",)),
+    Aggregate("oom_steps_left", "min", "zeromon_oom_steps_left", ("pool",)),
+    Aggregate("findings", "sum", "zeromon_finding", ("rule", "severity")),
+    Aggregate("events_dropped", "sum", "zeromon_events_dropped_total"),
+    Aggregate("agent_errors", "sum", "zeromon_agent_errors_total"),
+)  # fmt: skip
+"""The recorded figures, each once a run and once a node."""
+
+
+def of_node(each: str) -> str:
+    """The expression *each* of ranks, with the label ``node`` added."""
+    return f"({each}) * on ({RANK}) group_left (node) {NODES}"
+
+
+def recorded(aggregate: Aggregate, level: str) -> dict[str, str]:
+    """The recording rule of *aggregate* at *level*, ``run`` or ``node``."""
+    labels = ("run",) if level == "run" else ("run", "node")
+    each = aggregate.each if level == "run" else of_node(aggregate.each)
+    by = ", ".join((*labels, *aggregate.by))
+    return {
+        "record": f"zeromon:{level}_{aggregate.what}:{aggregate.how}",
+        "expr": f"{aggregate.how} by ({by}) ({each})",
+    }
+
+
+class Alert(NamedTuple):
+    """An alert: its rule's page, its severity, when it fires, for how long that must hold, words."""
+
+    name: str
+    code: str
+    severity: str
+    expr: str
+    hold: str
+    summary: str
+    description: str
+
+
+_AT_ONCE = "0s"
+_WHO = "rank {{ $labels.rank }} of {{ $labels.run }} on {{ $labels.node }}"
+_RISK = (
+    "Risk {{ $value | humanizePercentage }}. zeromon_oom_steps_left has the number of steps left, "
+    "zeromon_memory_role_bytes the memory by role."
+)
+
+
+def _found(query: str) -> str:
+    """A template that lists the ranks that *query* returns; ``%q`` in *query* is the alert's run."""
+    return (
+        f"{{{{ range $rank := printf `{query}` $labels.run | query }}}}rank "
+        f'{{{{ $rank | label "rank" }}}} on {{{{ $rank | label "node" }}}}; {{{{ end }}}}'
+    )
+
+
+def alerts(limits: Thresholds) -> tuple[Alert, ...]:
+    """All alerts, by subject: failed ranks and hangs, memory, collectors, lost time, lost records."""
+    return (
+        *_of_failures(limits), *_of_memory(limits), *_of_collectors(limits), *_of_time(limits),
+        *_of_records(limits),
+    )  # fmt: skip
+
+
+def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
+    nodes_lately = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.memory}]))"
+    missing = of_node('zeromon_hang{run=%q, role=~"missing|dead"}')
+    return (
+        Alert(
+            "ZeromonRankDied", "ZM001", "critical",
+            f'last_over_time(zeromon_finding{{rule="rank_died"}}[{limits.memory}])'
+            f" * on ({RANK}) group_left (node) {nodes_lately}",
+            _AT_ONCE,
+            f"{_WHO} died",
+            "It ended abnormally. zeromon report states how, in which step and phase.",
+        ),
+        Alert(
+            "ZeromonHang", "ZM002", "critical",
+            "count by (run, kind, op, group) (zeromon_hang)",
+            _AT_ONCE,
+            "{{ $labels.op }} in {{ $labels.group }} of {{ $labels.run }} hangs",
+            "{{ $labels.kind }}: {{ $value }} ranks wait in it or are missing. Missing or dead: "
+            f"{_found(missing)}zeromon doctor on its node shows the stacks.",
+        ),
+        Alert(
+            "ZeromonStalled", "ZM013", "critical",
+            'count by (run) (zeromon_finding{rule="stalled", severity="critical"})',
+            _AT_ONCE,
+            "{{ $labels.run }} makes no progress",
+            "No step ends, and no collective that hangs says why. zeromon doctor on its node shows the "
+            "stacks.",
+        ),
+    )  # fmt: skip
+
+
+def _of_memory(limits: Thresholds) -> tuple[Alert, ...]:
+    risk = f"zeromon_oom_risk_ratio >= %s and on ({RANK}) zeromon_rank_up == 1"
+    return (
+        Alert(
+            "ZeromonOutOfMemory", "ZM201", "critical",
+            of_node(risk % limits.oom_critical),
+            _AT_ONCE,
+            f"{_WHO} is about to run out of {{{{ $labels.pool }}}} memory",
+            _RISK,
+        ),
+        Alert(
+            "ZeromonOutOfMemoryForecast", "ZM201", "warning",
+            of_node(risk % limits.oom_warning),
+            limits.patience,
+            f"{_WHO} may run out of {{{{ $labels.pool }}}} memory",
+            _RISK,
+        ),
+    )  # fmt: skip
+
+
+def _of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
+    silent = f"last_over_time(zeromon_rank_up[{limits.silent}]) == 1 unless zeromon_rank_up"
+    nodes_then = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.silent}]))"
+    return (
+        Alert(
+            "ZeromonSilentCollector", "ZM012", "critical",
+            f"count by (instance, run, node) (({silent})"
+            f" * on ({RANK}) group_left (node) {nodes_then})",
+            limits.patience,
+            "no collector answers for {{ $labels.run }} on {{ $labels.node }}",
+            "{{ $value }} ranks were alive in the last answer of {{ $labels.instance }}. The node, its "
+            "network or its collector is down.",
+        ),
+        Alert(
+            "ZeromonStuckCollector", "ZM012", "warning",
+            f"increase(zeromon_collector_ticks_total[{WINDOW}]) == 0",
+            limits.patience,
+            "the collector at {{ $labels.instance }} reads no records",
+            "It answers with old data: it has read no ring for minutes. Check whether the node is short "
+            "of CPU, or its disk is stuck.",
+        ),
+    )  # fmt: skip
+
+
+def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
+    late = 'zeromon_finding{rule="straggler", severity="warning"}'
+    worst = of_node("topk(1, zeromon_exposed_communication_ratio{run=%q})")  # zeromon.focus
+    return (
+        Alert(
+            "ZeromonStraggler", "ZM309", "warning",
+            of_node(late),
+            limits.patience,
+            f"the other ranks wait for {_WHO}",
+            f"Step after step, for this rank or for all of its node: {100 * LATE.critical:.0f} % of a "
+            "step or more. zeromon attach shows since when, in which phase, and the cause where known.",
+        ),
+        Alert(
+            "ZeromonExposedCommunication", "ZM301", "warning",
+            f"max by (run) (zeromon_exposed_communication_ratio) >= {limits.exposed}",
+            limits.patience,
+            "{{ $labels.run }} waits for communication",
+            "{{ $value | humanizePercentage }} of a step, the most on "
+            f"{_found(worst)}zeromon attach shows which unit.",
+        ),
+    )  # fmt: skip
+
+
+def _of_records(limits: Thresholds) -> tuple[Alert, ...]:
+    return (
+        Alert(
+            "ZeromonAgentErrors", "ZM006", "warning",
+            of_node(f"increase(zeromon_agent_errors_total[{limits.memory}]) > 0"),
+            _AT_ONCE,
+            f"hook calls fail on {_WHO}",
+            "{{ $value | humanize }} recently. Training is not affected; figures may be incomplete.",
+        ),
+        Alert(
+            "ZeromonRecordsLost", "ZM005", "warning",
+            of_node(f"increase(zeromon_events_dropped_total[{limits.memory}]) > 0"),
+            _AT_ONCE,
+            f"records of {_WHO} were lost",
+            "{{ $value | humanize }} records were recently overwritten unread: counts are too low.",
+        ),
+    )  # fmt: skip
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.hold,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook": f"zeromon rule {alert.code}",
+        },
+    }
+
+
+def document(limits: Thresholds) -> dict[str, Any]:
+    """The rule file: each level's records, then the alerts."""
+    groups: list[dict[str, Any]] = [
+        {"name": f"zeromon-{level}", "rules": [recorded(each, level) for each in AGGREGATES]}
+        for level in ("run", "node")
+    ]
+    groups.append({"name": "zeromon-alerts", "rules": [_rule(alert) for alert in alerts(limits)]})
+    return {"groups": groups}

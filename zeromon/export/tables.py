@@ -1,0 +1,53 @@
+"""Exports the steps of a run as one table, in Parquet or CSV: a row a rank and step.
+
+Columns carry their units (docs/export.md); what is unknown is null, in CSV an empty cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeromon.snapshot import RunSnapshot
+from zeromon.storage.step_history import IDLE, NAMES, SKIPPED
+from zeromon.units import no_formula
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_KEYS = ("rank", "step", "steps")
+_MAY_BE_UNKNOWN = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+
+
+def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
+    """Returns the table of *pieces* with the exported columns."""
+    import polars as pl
+
+    strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
+    flags = {"idle": IDLE, "skipped": SKIPPED}
+    rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
+    return pl.concat(pieces).select(
+        pl.lit(no_formula(run.run)).alias("run"),
+        pl.lit(no_formula(run.node)).alias("node"),
+        pl.col("rank")
+        .replace_strict(strategies, default="", return_dtype=pl.String)
+        .alias("strategy"),
+        *_KEYS,
+        *((pl.col("flags") & bit).ne(0).alias(name) for name, bit in flags.items()),
+        *(
+            pl.when(pl.col(name) >= 0).then(pl.col(name))
+            if name in _MAY_BE_UNKNOWN
+            else pl.col(name)
+            for name in rest
+        ),
+    )
+
+
+def write(run: RunSnapshot, pieces: Sequence[pl.LazyFrame], path: Path, *, packed: bool) -> None:
+    """Writes Parquet, or CSV unless *packed*; raises polars's PolarsError or OSError."""
+    rows = table(run, pieces)
+    if packed:
+        rows.sink_parquet(path, compression="zstd")
+    else:
+        rows.sink_csv(path)

@@ -1,1 +1,0 @@
-"""A recorded run in the forms of other tools: tables, traces, boards."""

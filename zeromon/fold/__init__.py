@@ -1,0 +1,1 @@
+"""Events in, snapshot out: the one fold that the live view, replay and report share. Pure."""

@@ -1,0 +1,60 @@
+"""What a rank's snapshot holds beside the fold of its events, and what must be known before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zeromon.snapshot import (
+    Device,
+    DeviceMemory,
+    Disk,
+    HostMemory,
+    Links,
+    Pressure,
+    RankCapture,
+    Risk,
+    StepSummary,
+    TraceCheck,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a rank's snapshot holds beside the fold of its events: probes, waits, risks."""
+
+    alive: bool = True
+    ended: str = ""
+    failed: bool = False
+    host: HostMemory | None = None
+    device: Device | None = None
+    disk: Disk | None = None
+    pressure: Pressure | None = None
+    links: Links | None = None
+    wait_seconds: float | None = None
+    late_seconds: float | None = None
+    risks: tuple[Risk, ...] = ()
+    check: TraceCheck | None = None
+
+
+NOTHING_OBSERVED = Observed()
+"""A live rank of which no probe knows anything."""
+
+
+class Vitals(NamedTuple):
+    """The part of a rank's snapshot from which its risks, its end and its trace are concluded.
+
+    The fields mean what those of :class:`~zeromon.snapshot.RankSnapshot` mean.
+    """
+
+    rank: int
+    alive: bool
+    ended: str
+    failed: bool
+    step_seconds: float | None
+    recent: tuple[StepSummary, ...]
+    memory: DeviceMemory | None
+    rss_bytes: int
+    host_available_bytes: int
+    host: HostMemory | None
+    capture: RankCapture | None

@@ -1,0 +1,252 @@
+"""The state of one rank between events: running totals, windows, and :class:`RankState`.
+
+Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from zeromon.fold.communication import CollectiveStats, Key
+from zeromon.ring.events import (
+    Bucket,
+    Exit,
+    HostSample,
+    Issued,
+    MemoryPeak,
+    MemorySample,
+    Oom,
+    Op,
+    Path,
+    Phase,
+    Precision,
+    Role,
+    RoleBytes,
+    TraceMark,
+)
+from zeromon.snapshot import RECENT_STEPS, StepSummary
+from zeromon.stats.bandwidth import busbw
+from zeromon.stats.intervals import Interval
+
+STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Upper bounds of the step-time histogram, seconds."""
+
+MOST_IN_FLIGHT = 4096
+_MOST_ARRIVALS = 8192
+_PAIRS = 128
+
+
+class Arrival(NamedTuple):
+    """A collective that ended at a rank; the collector matches it with those of the other ranks."""
+
+    group: int
+    sequence: int
+    start_ns: int
+    busy_ns: int
+    step: int
+    timed_step: int
+    """The count of timed steps, the steps of :class:`~zeromon.fold.communication.CollectiveStats`."""
+    nbytes: int
+    traffic: CollectiveStats
+
+
+NONE_ISSUED = (-1, Op.NONE, 0)
+
+
+@dataclass(slots=True)
+class OpTotals:
+    """Running totals of one operation in one group."""
+
+    count: int = 0
+    timed: int = 0
+    nbytes: int = 0
+    quantized_bytes: int = 0
+    duration_ns: int = 0
+    exposed_ns: int = 0
+    recent_bytes: float = 0.0
+    recent_ns: float = 0.0
+    best_busbw: float = 0.0
+
+
+@dataclass(slots=True)
+class UnitTotals:
+    """Running totals of one FSDP unit."""
+
+    unshards: int = 0
+    reshards: int = 0
+    exposed_ns: int = 0
+    peak_allocated_bytes: int = -1
+    late_bytes: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Running totals of one DeepSpeed engine."""
+
+    steps: int = 0
+    skipped: int = 0
+    collectives: int = 0
+    nbytes: int = 0
+    exposed_ns: int = 0
+    precision: Precision | None = None
+    nonfinite: int = 0
+
+
+@dataclass(slots=True)
+class PathTotals:
+    """Running totals of one transfer path of offloaded state."""
+
+    nbytes: int = 0
+    busy_ns: int = 0
+    blocked_ns: int = 0
+    recent_bytes: float = 0.0
+    recent_ns: float = 0.0
+    best: float = 0.0
+    """Highest rate, bytes per nanosecond."""
+    of_step: int = 0
+    """Bytes since the step began."""
+    step_bytes: float | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """Sums since the step began."""
+
+    communication: list[Interval] = field(default_factory=list)
+    blocked: list[Interval] = field(default_factory=list)
+    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    phase_exposed_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    collectives: int = 0
+    nbytes: int = 0
+    stall_ns: int = 0
+    allocated: int = -1
+    reserved: int = -1
+    rss: int = -1
+    offload_ns: int = 0
+    late_ns: int = 0
+    micro_steps: int = 0
+
+
+@dataclass(slots=True)
+class RankState:
+    """The state of one rank. :func:`~zeromon.fold.fold.fold` and the rank's follower change it."""
+
+    rank: int = 0
+    pid: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
+    units: dict[int, str] = field(default_factory=dict)
+    unit_bytes: dict[int, int] = field(default_factory=dict)
+    """Unit -> bytes of its parameters while they are gathered."""
+    texts: dict[int, str] = field(default_factory=dict)
+
+    step: int = 0
+    steps: int = 0
+    step_end_ns: int = 0
+    phase: Phase = Phase.OTHER
+    unit: int = 0
+    first_event_ns: int = 0
+    last_event_ns: int = 0
+
+    history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+    step_ns: int = 0
+    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    ops: defaultdict[tuple[Op, int], OpTotals] = field(
+        default_factory=lambda: defaultdict(OpTotals)
+    )
+    untimed: dict[int, int] = field(default_factory=dict)
+    unattributed: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    unit_totals: defaultdict[int, UnitTotals] = field(
+        default_factory=lambda: defaultdict(UnitTotals)
+    )
+    in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    last_done: dict[int, int] = field(default_factory=dict)
+    arrivals: deque[Arrival] = field(default_factory=lambda: deque(maxlen=_MOST_ARRIVALS))
+    """Collectives that have ended since the collector last took them."""
+    traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
+    sizes: dict[Op, list[int]] = field(default_factory=dict)
+    """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""
+    buckets: list[Bucket] = field(default_factory=list)
+    """DDP's buckets of a backward pass that has not ended."""
+    unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
+    """(operation, unit) -> the group in which the unit communicates."""
+    timed_steps: int = 0
+    last_issued: dict[int, tuple[int, Op, int]] = field(default_factory=dict)
+    """Group -> sequence number, operation and bytes of the last collective issued in it."""
+    exposed_ns: int = 0
+    micro_steps: int = 0
+    skipped: int = 0
+    engines: defaultdict[int, EngineTotals] = field(
+        default_factory=lambda: defaultdict(EngineTotals)
+    )
+    gathers: dict[bool, list[int]] = field(default_factory=dict)
+    """Issued ahead? -> unsharded bytes and exposed nanoseconds of the gathers."""
+    transfers: defaultdict[Path, PathTotals] = field(
+        default_factory=lambda: defaultdict(PathTotals)
+    )
+    roles: dict[Role, RoleBytes] = field(default_factory=dict)
+    first_roles: dict[Role, int] = field(default_factory=dict)
+    """Bytes on device and host at the first census after the warm-up."""
+    unsharded: dict[int, int] = field(default_factory=dict)
+    """Unit -> bytes that are gathered now."""
+    unsharded_now: int = 0
+    unsharded_peak: int = -1
+    """Peak of *unsharded_now*; -1 while no unit has reported its size."""
+
+    memory: MemorySample | None = None
+    memory_peak: MemoryPeak | None = None
+    reserved_at_peak: int = 0
+    """Reserved bytes when *memory_peak* was read."""
+    host: HostSample | None = None
+    available_bytes: int = -1
+    pinned_bytes: int = -1
+    oom: Oom | None = None
+
+    trace: TraceMark | None = None
+    errors: int = 0
+    dropped: int = 0
+    exit: Exit | None = None
+
+    window: Window = field(default_factory=Window)
+    last_window: Window = field(default_factory=Window)
+    idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))
+    """(an idle step, the mean of its two neighbours), nanoseconds."""
+
+
+def group_label(state: RankState, group: int) -> str:
+    """The display name of a group; "unknown" without one."""
+    return str(state.groups.get(group, {}).get("label", "unknown"))
+
+
+def group_size(state: RankState, group: int) -> int:
+    """Ranks in a group; 1 when it is unknown."""
+    return int(state.groups.get(group, {}).get("size", 1))
+
+
+def group_id(state: RankState, group: int) -> str:
+    """A name of a group that is the same on all members: its label, its own name, and its ranks."""
+    facts = state.groups.get(group, {})
+    ranks = ",".join(str(r) for r in facts.get("ranks", ()))
+    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:200]
+
+
+def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:
+    """Bus bandwidth over the last steps, bytes/s."""
+    return busbw(op, round(totals.recent_bytes), totals.recent_ns / 1e9, size)
+
+
+def stats_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> CollectiveStats:
+    """Returns the sums of one row of communication; makes them at the first call."""
+    row = state.traffic.get((op, group, phase, unit))
+    if row is None:
+        totals = state.ops[op, group]
+        row = CollectiveStats(op, group_size(state, group), state.timed_steps, totals)
+        state.traffic[op, group, phase, unit] = row
+        if unit:
+            state.unit_groups[op, unit] = group
+    return row

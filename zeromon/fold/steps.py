@@ -1,0 +1,157 @@
+"""Folds the ends of phases and steps: step summaries, the step-time histogram, control steps."""
+
+from __future__ import annotations
+
+from zeromon.fold.collectives import forget_ended
+from zeromon.fold.registry import folds
+from zeromon.fold.state import (
+    STEP_BUCKETS,
+    RankState,
+    Window,
+    group_size,
+    recent_busbw,
+)
+from zeromon.fold.units import reshard_all
+from zeromon.ring.events import Flag, Outcome, Phase, PhaseSpan, StepMark
+from zeromon.snapshot import StepSummary
+from zeromon.stats.intervals import intersection, length, union
+
+
+@folds(PhaseSpan)
+def _fold_phase(state: RankState, e: PhaseSpan) -> None:
+    spent = max(0, e.t_ns - e.start_ns)
+    state.phase_ns[e.phase] += spent
+    state.window.phase_ns[e.phase] += spent
+    if e.phase is Phase.BACKWARD:
+        state.micro_steps += 1
+        state.window.micro_steps += 1
+        reshard_all(state)
+    state.phase = Phase.OTHER
+
+
+@folds(StepMark)
+def _fold_step(state: RankState, e: StepMark) -> None:
+    previous = state.history[-1] if state.history else None
+    continued = bool(e.flags & Flag.CONTINUED) and previous is not None
+    window, state.last_window = state.window, state.window
+    state.window = Window()
+    start = previous.start_ns if continued and previous else e.start_ns
+    summary = _step_summary(state, e, start, window)
+    spent = e.t_ns - e.start_ns
+    skipped = e.outcome is Outcome.SKIPPED
+    state.skipped += skipped
+    if e.engine:
+        engine = state.engines[e.engine]
+        engine.steps += 1
+        engine.skipped += skipped
+    state.step_ns += spent
+    state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
+    if continued and previous:
+        state.history[-1] = _merge(previous, summary)
+    else:
+        state.history.append(summary)
+        # a restarted collector may have missed the first steps
+        before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
+        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
+        state.step_end_ns = e.t_ns
+        state.timed_steps += not summary.idle
+        state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
+        _pair_control_step(state)
+    state.phase = Phase.OTHER
+    state.unit = 0
+    reshard_all(state)
+    if state.in_flight:
+        forget_ended(state, start)
+    _decay_bandwidths(state)
+
+
+def _decay_bandwidths(state: RankState) -> None:
+    """Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it."""
+    for (op, group), totals in state.ops.items():
+        bandwidth = recent_busbw(op, totals, group_size(state, group))
+        totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
+        totals.recent_bytes *= 0.8
+        totals.recent_ns *= 0.8
+    for way in state.transfers.values():
+        if way.recent_ns >= 1:
+            way.best = max(way.best, way.recent_bytes / way.recent_ns)
+        before = way.of_step if way.step_bytes is None else way.step_bytes
+        way.step_bytes, way.of_step = 0.8 * before + 0.2 * way.of_step, 0
+        way.recent_bytes *= 0.8
+        way.recent_ns *= 0.8
+
+
+def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
+    communication = union(window.communication)
+    exposed = intersection(union(window.blocked), communication)
+    phases = list(window.phase_ns)
+    phases[Phase.OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
+    memory, host = state.memory, state.host
+    return StepSummary(
+        step=e.step,
+        start_ns=start,
+        end_ns=e.t_ns,
+        idle=bool(e.flags & Flag.IDLE),
+        micro_steps=e.micro_steps,
+        phase_ns=tuple(phases),
+        collectives=window.collectives,
+        collective_bytes=window.nbytes,
+        communication_ns=length(communication),
+        exposed_ns=length(exposed) + window.stall_ns,
+        allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
+        reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
+        rss_bytes=max(window.rss, host.rss_bytes if host else -1),
+        skipped=e.outcome is Outcome.SKIPPED,
+        offload_blocked_ns=window.offload_ns,
+        phase_exposed_ns=tuple(window.phase_exposed_ns),
+        late_gather_ns=window.late_ns,
+        other_bytes=_other_bytes(state),
+    )
+
+
+def _other_bytes(state: RankState) -> int:
+    """Returns device bytes beyond what the allocator had reserved, by the driver; -1: unknown."""
+    device = state.memory_peak
+    if device is None or device.free_bytes < 0 or device.capacity_bytes < 0:
+        return -1
+    return max(0, device.capacity_bytes - device.free_bytes - state.reserved_at_peak)
+
+
+def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
+    """Returns one summary of two optimizers of the same step."""
+    return StepSummary(
+        step=first.step,
+        start_ns=first.start_ns,
+        end_ns=second.end_ns,
+        idle=first.idle,
+        micro_steps=first.micro_steps,
+        phase_ns=tuple(a + b for a, b in zip(first.phase_ns, second.phase_ns, strict=True)),
+        collectives=first.collectives + second.collectives,
+        collective_bytes=first.collective_bytes + second.collective_bytes,
+        communication_ns=first.communication_ns + second.communication_ns,
+        exposed_ns=first.exposed_ns + second.exposed_ns,
+        allocated_bytes=max(first.allocated_bytes, second.allocated_bytes),
+        reserved_bytes=max(first.reserved_bytes, second.reserved_bytes),
+        rss_bytes=max(first.rss_bytes, second.rss_bytes),
+        skipped=first.skipped or second.skipped,
+        offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
+        phase_exposed_ns=tuple(
+            a + b for a, b in zip(first.phase_exposed_ns, second.phase_exposed_ns, strict=False)
+        ),
+        late_gather_ns=first.late_gather_ns + second.late_gather_ns,
+        other_bytes=max(first.other_bytes, second.other_bytes),
+    )
+
+
+def _histogram_bucket(seconds: float) -> int:
+    return next((i for i, bound in enumerate(STEP_BUCKETS) if seconds <= bound), len(STEP_BUCKETS))
+
+
+def _pair_control_step(state: RankState) -> None:
+    """Keeps a control step and the mean of its neighbours, once the step after it has ended."""
+    if len(state.history) < 3:
+        return
+    before, idle, after = state.history[-3], state.history[-2], state.history[-1]
+    if idle.idle and not before.idle and not after.idle:
+        neighbours = (before.end_ns - before.start_ns + after.end_ns - after.start_ns) // 2
+        state.idle_pairs.append((idle.end_ns - idle.start_ns, neighbours))

@@ -1,0 +1,433 @@
+"""A rank's state as a frozen :class:`~zeromon.snapshot.RankSnapshot`. Pure: no clock, no file."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from zeromon.fold.communication import rows as stats_rows
+from zeromon.fold.communication import size_rows
+from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
+from zeromon.fold.state import (
+    NONE_ISSUED,
+    PathTotals,
+    RankState,
+    group_id,
+    group_label,
+    group_size,
+    recent_busbw,
+)
+from zeromon.memory.reconcile import expected_rows
+from zeromon.ring.events import Flag, Op, Path, Phase
+from zeromon.ring.model_metadata import ModelMetadata, loader_metadata, model_metadata
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import (
+    CaptureState,
+    CollectiveRow,
+    DeviceMemory,
+    EngineRow,
+    GatherRow,
+    GroupProgress,
+    HostMemory,
+    InFlight,
+    OutOfMemory,
+    RankCapture,
+    RankSnapshot,
+    RoleRow,
+    Setting,
+    TransferRow,
+    UnitRow,
+)
+from zeromon.stats.bandwidth import overlap_ratio
+
+_WINDOW = 20
+_INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
+_LONGEST_FRAME = 240
+
+
+def overhead(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
+    """Returns the agent's cost as a ratio of a step without the agent, and the noise of that ratio.
+
+    *pairs* are (idle step, mean of its neighbours). The cost is the median of the ratios; the
+    noise is the standard error of a median, 1.253 s / sqrt(n), with s from the median absolute
+    deviation (1.4826 MAD), which a single checkpoint between the steps does not change. None with
+    fewer than five pairs.
+    """
+    ratios = [neighbours / idle - 1 for idle, neighbours in pairs if idle > 0]
+    if len(ratios) < 5:
+        return None
+    middle = statistics.median(ratios)
+    deviation = 1.4826 * statistics.median(abs(r - middle) for r in ratios)
+    return middle, 1.253 * deviation / len(ratios) ** 0.5
+
+
+def vitals(
+    state: RankState, *, alive: bool, ended: str, failed: bool, host: HostMemory | None
+) -> Vitals:
+    """Returns the figures of *state* that the run-wide checks need before the snapshot is made."""
+    return Vitals(
+        rank=state.rank,
+        alive=alive,
+        ended=ended,
+        failed=failed,
+        step_seconds=_median_step_seconds(state),
+        recent=tuple(state.history),
+        memory=_device_memory(state),
+        rss_bytes=state.host.rss_bytes if state.host else -1,
+        host_available_bytes=state.available_bytes,
+        host=host,
+        capture=_capture(state),
+    )
+
+
+def _median_step_seconds(state: RankState) -> float | None:
+    recent = list(state.history)[-_WINDOW:]
+    return statistics.median(step.seconds for step in recent) if recent else None
+
+
+def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
+    """Returns the frozen snapshot of *state* and of what was observed of its process."""
+    timed = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
+    communication = sum(s.communication_ns for s in timed)
+    exposed = sum(s.exposed_ns for s in timed)
+    spent = sum(s.end_ns - s.start_ns for s in timed)
+    cost = overhead(state.idle_pairs)
+    meta = state.meta
+    roles, models = _role_rows(state), _models(state)
+    return RankSnapshot(
+        rank=state.rank,
+        local_rank=int(meta.get("local_rank", 0)),
+        world_size=int(meta.get("world_size", 1)),
+        pid=state.pid,
+        node=str(meta.get("node", "")),
+        device=str(meta.get("device", "cpu")),
+        strategy=str(meta.get("strategy", "unknown")),
+        strategy_fields=Strategy.read(meta),
+        alive=observed.alive,
+        ended=observed.ended,
+        failed=observed.failed,
+        exception=_exception(state),
+        stack=_stack(state),
+        evaluating=state.meta.get("evaluating") is True,
+        step=state.step,
+        steps=state.steps,
+        step_seconds=_median_step_seconds(state),
+        steps_seconds_total=state.step_ns / 1e9,
+        step_buckets=tuple(state.step_bucket_counts),
+        phase=state.phase.label,
+        unit=state.units.get(state.unit, ""),
+        phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
+        collectives=_collective_rows(state),
+        untimed=_by_label(state, state.untimed),
+        unattributed=_by_label(state, state.unattributed),
+        overlap_ratio=overlap_ratio(communication, exposed),
+        exposed_ratio=exposed / spent if spent else None,
+        exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
+        in_flight=_in_flight_rows(state),
+        units=_unit_rows(state),
+        memory=_device_memory(state),
+        rss_bytes=state.host.rss_bytes if state.host else -1,
+        host_available_bytes=state.available_bytes,
+        pinned_bytes=state.pinned_bytes,
+        dropped=state.dropped,
+        errors=state.errors,
+        overhead_ratio=cost[0] if cost else None,
+        overhead_noise_ratio=cost[1] if cost else None,
+        started_ns=state.first_event_ns,
+        last_event_ns=state.last_event_ns,
+        recent=tuple(state.history),
+        micro_steps=state.micro_steps,
+        backwards_since_step=state.window.micro_steps,
+        skipped_steps=state.skipped,
+        engines=_engine_rows(state),
+        settings=_settings(state),
+        gathers=tuple(
+            GatherRow(
+                outcome="ahead" if ahead else "late",
+                nbytes=nbytes,
+                exposed_seconds=exposed / 1e9,
+            )
+            for ahead, (nbytes, exposed) in sorted(state.gathers.items())
+        ),
+        transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
+        roles=roles,
+        groups=_group_rows(state),
+        traffic=stats_rows(
+            state.traffic,
+            state.timed_steps,
+            {
+                number: (group_label(state, number), int(facts.get("nodes", 0)))
+                for number, facts in state.groups.items()
+            },
+            state.units,
+        ),
+        sizes=size_rows(state.sizes, state.traffic),
+        capture=_capture(state),
+        loader=loader_metadata(state.meta.get("loader")),
+        models=models,
+        planned=model_metadata(state.meta.get("planned")),
+        expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
+        unsharded_peak_bytes=state.unsharded_peak,
+        out_of_memory=_out_of_memory(state),
+        unseen=tuple(str(name) for name in meta.get("unseen", ())),
+        host=observed.host,
+        device_stats=observed.device,
+        disk=observed.disk,
+        pressure=observed.pressure,
+        links=observed.links,
+        wait_seconds=observed.wait_seconds,
+        late_seconds=observed.late_seconds,
+        risks=observed.risks,
+        check=observed.check,
+    )
+
+
+def _role_rows(state: RankState) -> tuple[RoleRow, ...]:
+    return tuple(
+        RoleRow(
+            role=role.label,
+            device_bytes=held.device_bytes,
+            host_bytes=held.host_bytes,
+            disk_bytes=held.disk_bytes,
+            pinned_bytes=held.pinned_bytes,
+            grown_bytes=held.device_bytes
+            + held.host_bytes
+            - state.first_roles.get(role, held.device_bytes + held.host_bytes),
+        )
+        for role, held in sorted(state.roles.items())
+    )
+
+
+def _models(state: RankState) -> tuple[ModelMetadata, ...]:
+    """The models of the rank: those of torch, then those of DeepSpeed's engines."""
+    of_torch = state.meta.get("models")
+    raw = list(of_torch) if isinstance(of_torch, list) else []
+    for key in sorted(state.meta):
+        if key.startswith("engine") and isinstance(state.meta[key], dict):
+            raw.append(state.meta[key].get("model"))
+    return tuple(model for one in raw if (model := model_metadata(one)))
+
+
+def _facts_of(state: RankState, name: str) -> dict[str, Any]:
+    facts = state.meta.get(name)
+    return facts if isinstance(facts, dict) else {}
+
+
+def _engine_facts(state: RankState, number: int) -> dict[str, Any]:
+    return _facts_of(state, f"engine{number}")
+
+
+def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
+    return tuple(
+        EngineRow(
+            engine=number,
+            strategy=str(_engine_facts(state, number).get("strategy", "")),
+            strategy_fields=Strategy.read(_engine_facts(state, number)),
+            steps=totals.steps,
+            skipped=totals.skipped,
+            collectives=totals.collectives,
+            nbytes=totals.nbytes,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            loss_scale=_finite(totals.precision.loss_scale) if totals.precision else None,
+            hysteresis=totals.precision.hysteresis if totals.precision else -1,
+            grad_norm=_finite(totals.precision.grad_norm) if totals.precision else None,
+            nonfinite=totals.nonfinite,
+        )
+        for number, totals in sorted(state.engines.items())
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _settings(state: RankState) -> tuple[Setting, ...]:
+    """Returns the settings of all DeepSpeed engines; leaves out malformed rows."""
+    settings = []
+    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
+    for number in sorted(numbers):
+        for row in _engine_facts(state, number).get("settings", ()):
+            if isinstance(row, list) and len(row) == 3:
+                name, effective, written = (str(part) for part in row)
+                settings.append(
+                    Setting(engine=number, name=name, effective=effective, written=written)
+                )
+    return tuple(settings)
+
+
+def _transfer_row(path: Path, way: PathTotals) -> TransferRow:
+    return TransferRow(
+        path=path.label,
+        nbytes=way.nbytes,
+        seconds=way.busy_ns / 1e9,
+        blocked_seconds=way.blocked_ns / 1e9,
+        bytes_per_second=way.recent_bytes / way.recent_ns * 1e9 if way.recent_ns >= 1 else None,
+        best_bytes_per_second=way.best * 1e9,
+        step_bytes=way.step_bytes or 0.0,
+    )
+
+
+def _out_of_memory(state: RankState) -> OutOfMemory | None:
+    oom = state.oom
+    if oom is None:
+        return None
+    return OutOfMemory(
+        requested_bytes=oom.requested_bytes,
+        free_bytes=oom.free_bytes,
+        total_bytes=oom.total_bytes,
+        largest_block_bytes=oom.largest_block_bytes,
+    )
+
+
+def _capture(state: RankState) -> RankCapture | None:
+    mark = state.trace
+    if mark is None:
+        return None
+    return RankCapture(
+        request=mark.request,
+        state=CaptureState(mark.state.label),
+        why=state.texts.get(mark.text, ""),
+    )
+
+
+def _exception(state: RankState) -> str:
+    """The text of the exception that ended the rank; "" without one."""
+    return state.texts.get(state.exit.text, "") if state.exit else ""
+
+
+def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
+    """Counts by group label; adds up the groups that share a label."""
+    by_label: dict[str, int] = {}
+    for group, count in counts.items():
+        label = group_label(state, group)
+        by_label[label] = by_label.get(label, 0) + count
+    return by_label
+
+
+def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:
+    """One row per operation and group label; adds up the groups that share a label."""
+    rows: dict[tuple[str, str], CollectiveRow] = {}
+    for (op, group), totals in sorted(state.ops.items()):
+        size = group_size(state, group)
+        row = CollectiveRow(
+            op=op.label,
+            group=group_label(state, group),
+            group_size=size,
+            count=totals.count,
+            timed=totals.timed,
+            nbytes=totals.nbytes,
+            quantized_bytes=totals.quantized_bytes,
+            nodes=int(state.groups.get(group, {}).get("nodes", 0)),
+            seconds=totals.duration_ns / 1e9,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            busbw_bytes_per_second=recent_busbw(op, totals, size),
+            best_busbw_bytes_per_second=totals.best_busbw,
+        )
+        key = (row.op, row.group)
+        rows[key] = _added(rows[key], row) if key in rows else row
+    return tuple(rows.values())
+
+
+def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
+    return CollectiveRow(
+        op=first.op,
+        group=first.group,
+        group_size=first.group_size,
+        count=first.count + second.count,
+        timed=first.timed + second.timed,
+        nbytes=first.nbytes + second.nbytes,
+        quantized_bytes=first.quantized_bytes + second.quantized_bytes,
+        nodes=max(first.nodes, second.nodes),
+        seconds=first.seconds + second.seconds,
+        exposed_seconds=first.exposed_seconds + second.exposed_seconds,
+        busbw_bytes_per_second=first.busbw_bytes_per_second or second.busbw_bytes_per_second,
+        best_busbw_bytes_per_second=max(
+            first.best_busbw_bytes_per_second, second.best_busbw_bytes_per_second
+        ),
+    )
+
+
+def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
+    """The oldest collectives in flight.
+
+    The Flight Recorder numbers collectives otherwise than the hooks of a launched rank. So its entries
+    count only in groups where no hook has seen a collective that is still in flight.
+    """
+    hooked = {e.group for e in state.in_flight.values() if not e.flags & _INFERRED}
+    counted = [
+        e for e in state.in_flight.values() if not e.flags & _INFERRED or e.group not in hooked
+    ]
+    oldest = sorted(counted, key=lambda e: e.t_ns)[:16]
+    return tuple(
+        InFlight(
+            op=e.op.label,
+            group=group_label(state, e.group),
+            sequence=e.sequence,
+            unit=state.units.get(e.unit, ""),
+            phase=e.phase.label,
+            nbytes=e.nbytes,
+            issued_ns=e.t_ns,
+            group_id=group_id(state, e.group),
+        )
+        for e in oldest
+    )
+
+
+def _stack(state: RankState) -> tuple[str, ...]:
+    """The Python stack of the training thread while it is stuck; the agent clears it afterwards."""
+    lines = state.meta.get("stack", ())
+    return tuple(str(line)[:_LONGEST_FRAME] for line in lines) if isinstance(lines, list) else ()
+
+
+def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
+    return tuple(_group_row(state, group) for group in sorted(state.groups))
+
+
+def _group_row(state: RankState, group: int) -> GroupProgress:
+    sequence, op, nbytes = state.last_issued.get(group, NONE_ISSUED)
+    counted = state.sequences.get(group, (-1, 0))[0]
+    if counted > sequence:  # steps with idle hooks report only the group's own count
+        sequence, op, nbytes = counted, Op.NONE, 0
+    return GroupProgress(
+        group_id=group_id(state, group),
+        label=group_label(state, group),
+        ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
+        sequence=sequence,
+        op=op.label,
+        nbytes=nbytes,
+    )
+
+
+def _unit_rows(state: RankState) -> tuple[UnitRow, ...]:
+    ordered = sorted(state.unit_totals.items(), key=lambda item: -item[1].exposed_ns)
+    return tuple(
+        UnitRow(
+            fqn=state.units.get(number, f"unit {number}"),
+            unshards=totals.unshards,
+            reshards=totals.reshards,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            late_bytes=totals.late_bytes,
+            ahead_bytes=totals.ahead_bytes,
+        )
+        for number, totals in ordered[:256]
+        if number
+    )
+
+
+def _device_memory(state: RankState) -> DeviceMemory | None:
+    now, device = state.memory, state.memory_peak
+    if now is None:
+        return None
+    return DeviceMemory(
+        allocated_bytes=now.allocated_bytes,
+        active_bytes=now.active_bytes,
+        reserved_bytes=now.reserved_bytes,
+        inactive_split_bytes=now.inactive_split_bytes,
+        capacity_bytes=device.capacity_bytes if device else -1,
+        free_bytes=device.free_bytes if device else -1,
+        retries=device.retries if device else 0,
+        ooms=device.ooms if device else 0,
+    )

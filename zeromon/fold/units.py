@@ -1,0 +1,50 @@
+"""Folds the marks of FSDP units and ZeRO-3 parameters: gathered, used, freed."""
+
+from __future__ import annotations
+
+from zeromon.fold.registry import folds
+from zeromon.fold.state import RankState
+from zeromon.ring.events import Flag, UnitEvent, UnitMark
+
+_AHEAD = int(Flag.AHEAD)
+
+
+@folds(UnitMark)
+def _fold_unit(state: RankState, e: UnitMark) -> None:
+    unit = state.unit_totals[e.unit]
+    state.phase = e.phase
+    if e.event is UnitEvent.UNSHARD:
+        unit.unshards += 1
+        state.unit = e.unit
+        _unshard(state, e)
+        if e.nbytes:
+            ahead = bool(e.flags & _AHEAD)
+            state.gathers.setdefault(ahead, [0, 0])[0] += e.nbytes
+            if ahead:
+                unit.ahead_bytes += e.nbytes
+            else:
+                unit.late_bytes += e.nbytes
+    elif e.event is UnitEvent.RESHARD:
+        unit.reshards += 1
+        state.unsharded_now -= state.unsharded.pop(e.unit, 0)
+    if e.allocated_bytes >= 0:
+        unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
+        state.window.allocated = max(state.window.allocated, e.allocated_bytes)
+
+
+def _unshard(state: RankState, e: UnitMark) -> None:
+    """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
+    if e.gathered_bytes:
+        state.unsharded_now = e.gathered_bytes
+    else:
+        nbytes = state.unit_bytes.get(e.unit, 0)
+        state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
+        state.unsharded[e.unit] = nbytes
+    if state.unsharded_now:
+        state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
+
+
+def reshard_all(state: RankState) -> None:
+    """Counts all units as freed: after backward they are, and some backends send no mark for each."""
+    state.unsharded.clear()
+    state.unsharded_now = 0

@@ -1,0 +1,91 @@
+"""The thresholds that forecasts, rules, alerts and views share. Pure.
+
+A number stands here when more than one module judges by it. A threshold of one rule alone stands in
+that rule. No view defines a threshold of its own (``tests/readout/test_copies.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.ring.text_enum import TextEnum
+
+
+class Severity(TextEnum):
+    """How urgent a finding is; the most urgent first, which is the order of every list of findings."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+    @classmethod
+    def _missing_(cls, _: object) -> Severity:
+        """The least urgent, for the text of another version."""
+        return cls.INFO
+
+    @property
+    def order(self) -> int:
+        """The position in a list that begins with the most urgent."""
+        return _ORDER[self]
+
+
+_ORDER = {severity: number for number, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """From which value on a quantity needs attention, and from which it is urgent; more is worse."""
+
+    warning: float
+    critical: float
+
+    def severity(self, value: float | None) -> Severity | None:
+        """Critical, warning, or None below both thresholds and for an unknown value."""
+        if value is None or value < self.warning:
+            return None
+        return Severity.CRITICAL if value >= self.critical else Severity.WARNING
+
+    def severity_of_cost(self, value: float) -> Severity:
+        """The severity of a finding about lost time: ``warning`` from *critical* on, else ``info``.
+
+        Lost time is a cost and no failure, so its findings are one severity lower.
+        """
+        return Severity.WARNING if value >= self.critical else Severity.INFO
+
+
+OOM = Level(0.5, 0.8)
+"""The risk of running out of a memory, 0..1; see :mod:`zeromon.memory.forecast`."""
+
+EXPOSED = Level(0.10, 0.25)
+"""Exposed communication as a share of a step."""
+
+BLOCKED = Level(0.10, 0.25)
+"""The share of a step in which the training thread waits for offloaded state to move."""
+
+LATE = Level(0.02, 0.05)
+"""How far a straggler arrives behind the second to last rank, as a share of a step."""
+
+AVOIDABLE = Level(0.05, 0.15)
+"""What a remedy could save at most, as a share of a step."""
+
+CPU_WAIT = Level(0.15, 0.25)
+"""The share of the time in which a rank's main thread could run and had no CPU."""
+
+IN_FLIGHT_SECONDS = Level(5.0, 30.0)
+"""The age of a collective that has not ended."""
+
+POOR_OVERLAP = 0.3
+"""Below this share of hidden communication, overlap is poor."""
+
+STALL_SECONDS = 15.0
+STALL_STEPS = 5
+"""A rank is stalled when no step has ended for so many seconds and so many of its usual steps."""
+
+HANG_SECONDS = 10.0
+"""A collective in flight for less than this is no hang; see :mod:`zeromon.diagnosis.hangs`."""
+
+NODE_SILENT_SECONDS = 10.0
+"""A node whose collector has not reported for this long counts as lost."""
+
+STALE_SECONDS = 5.0
+"""A snapshot older than this is marked as old; a collector makes one a second."""

@@ -1,0 +1,1 @@
+"""Memory of a rank: predicted, measured against predicted, forecast, and planned. Pure."""

@@ -1,0 +1,207 @@
+"""Translates DeepSpeed and accelerate configurations into fields of a plan. Pure.
+
+A value "auto" becomes the value that transformers' integration fills in, where the model's width is
+known, else DeepSpeed's own default (``deepspeed/runtime/zero/config.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from reprlib import (
+    repr as short_repr,  # limited in depth: aliases of a YAML file may nest without end
+)
+from typing import Any
+
+from zeromon.errors import PlanError
+from zeromon.memory.config_values import AUTO, is_on, number
+from zeromon.memory.spec import Precision, ZeroStage, optimizer
+
+_WHERE_AUTO: dict[str, Callable[[int], int]] = {
+    # transformers/integrations/deepspeed.py, trainer_config_finalize
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+
+Changes = dict[str, Any]
+"""Fields of a ShardPlan, and ``micro_batch``, that a configuration sets."""
+
+_PLACES = {"cpu": "host", "nvme": "nvme", "none": "device", None: "device"}
+
+
+def changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+    """Returns the fields that a DeepSpeed or accelerate configuration sets.
+
+    *hidden*: the width of the model, 0 if unknown. Raises :class:`PlanError` for other configurations
+    and for invalid values.
+    """
+    if "distributed_type" in config or "deepspeed_config" in config or "fsdp_config" in config:
+        return accelerate_changes(config)
+    if any(key in config for key in ("zero_optimization", "bf16", "fp16", "optimizer")) or any(
+        str(key).startswith("train_") for key in config
+    ):
+        return deepspeed_changes(config, hidden)
+    raise PlanError(
+        "this is neither a DeepSpeed configuration nor one of accelerate",
+        hint="DeepSpeed's has zero_optimization, accelerate's distributed_type.",
+    )
+
+
+def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+    """Returns the fields that a DeepSpeed configuration sets; raises :class:`PlanError`."""
+    zero = dict(_section(config, "zero_optimization"))
+    if config.get("zero_optimization") is True:  # the oldest form
+        zero = {"stage": 1}
+    if hidden:
+        for name, value in _WHERE_AUTO.items():
+            if zero.get(name) == AUTO:
+                zero[name] = value(hidden)
+    level = _integer(zero, "stage", 0)
+    if level not in tuple(ZeroStage):
+        raise PlanError(f"there is no ZeRO stage {level}; there are 0 to 3")
+    stage = ZeroStage(level)
+    fields: Changes = {"framework": "deepspeed", "stage": stage}
+    half = [_switch(config.get(part)) for part in ("bf16", "fp16")]
+    if True in half:
+        fields["precision"] = Precision.mixed()
+    elif None not in half:  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
+        fields["precision"] = replace(Precision.full(), has_master=stage > 0)
+    fields["optimizer_on"] = _place(zero, "offload_optimizer", "cpu_offload")
+    fields["params_on"] = _place(zero, "offload_param", "")
+    if not stage:
+        fields["optimizer_on"] = "device"
+    if stage < ZeroStage.PARAMETERS:
+        fields["params_on"] = "device"
+        if fields["optimizer_on"] == "nvme":  # DeepSpeed then keeps the optimizer on the host
+            fields["optimizer_on"] = "host"
+    overlap = zero.get("overlap_comm")
+    contiguous = zero.get("contiguous_gradients", True)
+    # settings of other stages are needed for the alternatives of the plan
+    fields["grad_bucket_numel"] = _integer(zero, "reduce_bucket_size", 500_000_000)
+    fields["grad_buckets"] = 2 if overlap is True and contiguous is not False else 1
+    fields["prefetch_numel"] = _integer(
+        zero, "stage3_prefetch_bucket_size", _integer(zero, "prefetch_bucket_size", 50_000_000)
+    )
+    fields["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
+    fields["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
+    hpz = _integer(zero, "zero_hpz_partition_size", 1)
+    fields["secondary_ranks"] = hpz if hpz > 1 else 0
+    fields["accumulation"] = max(1, _integer(config, "gradient_accumulation_steps", 1))
+    micro = _integer(config, "train_micro_batch_size_per_gpu", 0)
+    if micro:
+        fields["micro_batch"] = micro
+    chosen = _section(config, "optimizer")
+    if chosen.get("type"):
+        momentum = _section(chosen, "params").get("momentum") or 0.0
+        known = optimizer(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0)
+        if known is not None:
+            fields["optimizer"] = known
+    return fields
+
+
+def accelerate_changes(config: Mapping[str, Any]) -> Changes:
+    """Returns the fields that an accelerate configuration sets: DeepSpeed, FSDP or DDP."""
+    kind = str(config.get("distributed_type", "")).upper()
+    fields: Changes = {}
+    ranks = config.get("num_processes")
+    if isinstance(ranks, int) and ranks > 0:
+        fields["ranks"] = ranks
+    half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16", "fp8")
+    if "DEEPSPEED" in kind:
+        fields |= _accelerate_deepspeed(_section(config, "deepspeed_config"), half=half)
+    elif "FSDP" in kind:
+        fields |= _accelerate_fsdp(_section(config, "fsdp_config"), half=half)
+        machines = _integer(config, "num_machines", 1)
+        if (
+            fields.pop("is_hybrid", False)
+            and machines > 1
+            and fields.get("ranks", 0) % machines == 0
+        ):
+            fields["shard_ranks"] = fields["ranks"] // machines
+    else:
+        fields |= _plain(half=half)
+    return fields
+
+
+def _plain(*, half: bool) -> Changes:
+    """Returns the fields of DDP; under autocast parameters and gradients stay in fp32."""
+    precision = Precision.policy() if half else Precision.full()
+    return {"framework": "ddp", "stage": ZeroStage.NONE, "precision": precision}
+
+
+def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
+    zero: dict[str, Any] = {"stage": part.get("zero_stage", 2)}
+    for role in ("optimizer", "param"):
+        zero[f"offload_{role}"] = {"device": part.get(f"offload_{role}_device", "none")}
+    accumulation = part.get("gradient_accumulation_steps", 1)
+    return deepspeed_changes(
+        {
+            "zero_optimization": zero,
+            "bf16": {"enabled": half},
+            "gradient_accumulation_steps": accumulation,
+        }
+    )
+
+
+def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
+    version = str(part.get("fsdp_version", 1))
+    # version 2 has no strategies, and reshards after forward by default
+    key = "fsdp_reshard_after_forward" if version == "2" else "fsdp_sharding_strategy"
+    strategy = str(part.get(key, ""))
+    whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "5")
+    stage = ZeroStage.GRADIENTS if whole else ZeroStage.PARAMETERS
+    if strategy.upper() in ("NO_SHARD", "3"):
+        return _plain(half=half)
+    offloads = part.get("fsdp_offload_params") in (True, "true")
+    return {
+        "framework": "fsdp2" if version == "2" else "fsdp1",
+        "stage": stage,
+        "is_hybrid": "HYBRID" in strategy.upper() or strategy in ("4", "5"),
+        # accelerate keeps fp32 shards and computes in the lower precision
+        "precision": Precision.policy() if half else Precision.full(),
+        "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
+        "optimizer_on": "host" if offloads else "device",
+    }
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = config.get(name) or {}
+    if part is True and name == "zero_optimization":
+        return {}
+    if not isinstance(part, Mapping):
+        raise PlanError(f"{name} must be a section of its own, not {short_repr(part)}")
+    return part
+
+
+def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name, default)
+    if value == AUTO or value is None:
+        return default
+    exact = number(value)
+    if exact is None:
+        raise PlanError(f"{name} must be a number, not {short_repr(value)}")
+    if not 0 <= exact < 1e15 or exact != int(exact):
+        raise PlanError(
+            f"{name} must be a whole number that is not negative, not {short_repr(value)}"
+        )
+    return int(exact)
+
+
+def _switch(part: Any) -> bool | None:
+    """Returns whether a section like ``bf16`` is enabled; None for "auto"."""
+    enabled = part.get("enabled", False) if isinstance(part, Mapping) else part is True
+    return None if enabled == AUTO else bool(is_on(enabled))
+
+
+def _place(zero: Mapping[str, Any], name: str, old: str) -> str:
+    part = zero.get(name)
+    if isinstance(part, Mapping):
+        device = part.get("device", "none")
+        device = "none" if device == AUTO else device
+        if not isinstance(device, (str, type(None))) or device not in _PLACES:
+            raise PlanError(f"{name}.device is {short_repr(device)}; known: none, cpu, nvme")
+        return _PLACES[device]
+    if part not in (None, False):
+        raise PlanError(f"{name} must be a section with a device, not {short_repr(part)}")
+    return "host" if old and zero.get(old) is True else "device"

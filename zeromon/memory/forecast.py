@@ -1,0 +1,397 @@
+"""Forecasts whether, when and why memory runs out, from step peaks and a capacity. Pure.
+
+The risk is the highest of four:
+
+- *growth*: a trend that is monotone (Mann-Kendall on the medians of blocks), larger than the noise, and
+  not levelling off. Slope: Theil-Sen; interval: the spread of the slopes between blocks.
+- *spike*: the largest steps as a generalized Pareto distribution over a threshold, fitted by probability
+  weighted moments (Hosking & Wallis 1987), and its probability to exceed the capacity.
+- *fragmentation*: reserved bytes grow, or reach the capacity with retries, while allocated bytes do not.
+- *static*: the memory in use leaves no margin.
+
+Warm-up, a change of the batch size, evaluation and checkpoints are jumps, not trends: a jump is not
+monotone over blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from zeromon.levels import OOM
+from zeromon.snapshot import DeviceMemory, HostMemory, Pool, Risk, RiskCause, StepSummary
+
+HORIZON_STEPS = 1000
+"""Growth that fills the capacity within these steps is an alarm (:data:`zeromon.levels.OOM`)."""
+
+_WARM_UP_STEPS = 10
+_WINDOWS = (32, 64, 128, 256, 512)
+_BLOCKS = 8
+_LEAST_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no trend
+_LEAST_OF_NOISE = 4.0
+_LEAST_OF_CAPACITY = 0.001
+_MOST_WINDOWS_AHEAD = 4  # a trend is extrapolated over at most four times its window
+_SPIKE_WINDOW = 512
+_SPIKE_LEAST = 64
+_SPIKE_STEPS = HORIZON_STEPS
+_LEAST_EVENTS = 8
+_MOST_SHAPE = 0.5
+_ALARM_CHANCE = 0.8
+_ALARM = OOM.warning
+_SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
+
+Samples = Sequence[tuple[int, int]]
+"""(step, bytes), in order of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A trend: slope and range of slopes in bytes per step, its last level, its window in samples."""
+
+    slope: float
+    slope_low: float
+    slope_high: float
+    now_bytes: float
+    """The level at the end of the trend, bytes."""
+    window: int
+
+    def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
+        """Returns the (expected, soonest, latest) number of steps until *capacity_bytes*."""
+        room = max(0.0, capacity_bytes - self.now_bytes)
+        latest = room / self.slope_low if self.slope_low > 0 else float("inf")
+        return room / self.slope, room / self.slope_high, latest
+
+
+# ---- growth ---------------------------------------------------------------------------------------
+
+
+def growth(samples: Samples, capacity_bytes: int) -> Growth | None:
+    """Returns the trend that fills *capacity_bytes* soonest, over several windows; None without one."""
+    candidates = []
+    for window in _WINDOWS:
+        if len(samples) < window:
+            break
+        trend = _growth_in(samples[-window:], capacity_bytes)
+        if trend is not None:
+            left = trend.steps_left(capacity_bytes)[0]
+            if left <= _MOST_WINDOWS_AHEAD * window:
+                candidates.append((left, trend))
+    return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
+
+
+def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
+    size = len(samples) // _BLOCKS
+    samples = samples[len(samples) - size * _BLOCKS :]
+    blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
+    levels = [_median([used for _, used in block]) for block in blocks]
+    rising = sum(b > a for i, a in enumerate(levels) for b in levels[i + 1 :])
+    if rising < _LEAST_CONCORDANT:
+        return None
+    centres = [(block[0][0] + block[-1][0]) / 2 for block in blocks]
+    slopes = sorted(
+        (levels[j] - levels[i]) / (centres[j] - centres[i])
+        for i in range(_BLOCKS)
+        for j in range(i + 1, _BLOCKS)
+        if centres[j] > centres[i]
+    )
+    if not slopes:
+        return None
+    slope = _median(slopes)
+    end = samples[-1][0]
+    middle = _median(
+        [level - slope * (centre - end) for level, centre in zip(levels, centres, strict=True)]
+    )
+    residuals = [used - (middle + slope * (step - end)) for step, used in samples]
+    noise = 1.4826 * _median([abs(r) for r in residuals])
+    rise = slope * (end - samples[0][0])
+    if slope <= 0 or rise < max(_LEAST_OF_NOISE * noise, _LEAST_OF_CAPACITY * capacity_bytes):
+        return None
+    if _levels_off(levels, capacity_bytes) or _is_stairs(levels):
+        return None
+    crest = sorted(residuals)[int(0.95 * (len(residuals) - 1))]
+    tenth = len(slopes) // 10
+    return Growth(
+        slope=slope,
+        slope_low=slopes[tenth],
+        slope_high=max(slopes[-1 - tenth], slope),
+        now_bytes=middle + max(0.0, crest),
+        window=len(samples),
+    )
+
+
+def _levels_off(levels: Sequence[float], capacity_bytes: float) -> bool:
+    """Returns whether growth slows down so much that it stays below the capacity.
+
+    When growth shrinks by the factor r from half to half, what is still to come is d r / (1 - r), d
+    being the growth of the second half.
+    """
+    half = len(levels) // 2
+    first = levels[half - 1] - levels[0]
+    second = levels[-1] - levels[half]
+    if second <= 0:
+        return True
+    ratio = second / first if first > 0 else 1.0
+    return ratio < 1 and levels[-1] + second * ratio / (1 - ratio) < capacity_bytes
+
+
+def _is_stairs(levels: Sequence[float]) -> bool:
+    """Returns whether one or two jumps cause most of the rise, such as a larger batch or a new phase."""
+    steps = sorted(b - a for a, b in pairwise(levels))
+    rise = levels[-1] - levels[0]
+    return steps[-1] > 0.5 * rise or steps[-1] + steps[-2] > 0.65 * rise
+
+
+# ---- spikes ---------------------------------------------------------------------------------------
+
+
+def spike_probability(samples: Samples, capacity_bytes: int, steps: int = _SPIKE_STEPS) -> float:
+    """Returns the probability that one of the next *steps* exceeds the capacity.
+
+    The estimate uses the largest of the last steps. Consecutive steps over the threshold are one event,
+    with its largest step: a phase of evaluation or a larger batch is one event, not many.
+    """
+    values = [used for _, used in samples[-_SPIKE_WINDOW:]]
+    ordered, count = sorted(values), len(values)
+    if count < _SPIKE_LEAST:
+        return 0.0
+    threshold, middle, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
+    if capacity_bytes - largest > 3 * (largest - middle):
+        return 0.0  # too far for an extrapolation from the samples
+    excesses = _events(values, threshold)
+    if len(excesses) < _LEAST_EVENTS:
+        return 0.0
+    shape, scale = pareto(excesses)
+    once = _tail(capacity_bytes - threshold, shape, scale) * len(excesses) / count
+    return 1 - (1 - once) ** steps
+
+
+def _events(values: Sequence[int], threshold: int) -> list[int]:
+    """Returns the largest excess of each run of values over *threshold*, ascending."""
+    events: list[int] = []
+    inside = False
+    for value in values:
+        if value <= threshold:
+            inside = False
+        elif inside:
+            events[-1] = max(events[-1], value - threshold)
+        else:
+            events.append(value - threshold)
+            inside = True
+    return sorted(events)
+
+
+def pareto(excesses: Sequence[float]) -> tuple[float, float]:
+    """Returns (shape, scale) of the generalized Pareto distribution of ascending *excesses*.
+
+    Probability weighted moments, Hosking & Wallis 1987: a0 is the mean, a1 the mean of
+    y (1 - F(y)) with F at plotting positions (i - 0.35) / n.
+    """
+    n = len(excesses)
+    a0 = sum(excesses) / n
+    a1 = sum(y * (1 - (i + 0.65) / n) for i, y in enumerate(excesses)) / n
+    if a0 <= 2 * a1 or a1 <= 0:  # a tail without a finite mean
+        return _MOST_SHAPE, max(a0 * (1 - _MOST_SHAPE), 1.0)
+    shape = min(_MOST_SHAPE, 2 - a0 / (a0 - 2 * a1))
+    return shape, max(2 * a0 * a1 / (a0 - 2 * a1), 1.0)
+
+
+def _tail(excess: float, shape: float, scale: float) -> float:
+    """Returns P(Y > excess) of the generalized Pareto distribution."""
+    if excess <= 0:
+        return 1.0
+    if abs(shape) < 1e-6:
+        return float(2.718281828459045 ** (-excess / scale))
+    base = 1 + shape * excess / scale
+    return float(base ** (-1 / shape)) if base > 0 else 0.0
+
+
+# ---- one memory -----------------------------------------------------------------------------------
+
+
+def level_risk(used_bytes: float, capacity_bytes: float) -> float:
+    """Returns the risk 0..1 of a level: 0 up to 90 % of the capacity, 0.5 at 97 %, 1 at 100 %."""
+    if capacity_bytes <= 0:
+        return 0.0
+    level = used_bytes / capacity_bytes
+    if level <= _ALARM_LEVEL:
+        return _clamp((level - _SAFE_LEVEL) / (_ALARM_LEVEL - _SAFE_LEVEL) * _ALARM)
+    return _clamp(_ALARM + (level - _ALARM_LEVEL) / (1 - _ALARM_LEVEL) * (1 - _ALARM))
+
+
+def growth_risk(steps_left: float) -> float:
+    """Returns the risk 0..1 of growth: 1 at 0 steps, 0.5 at :data:`HORIZON_STEPS`, lower beyond."""
+    if steps_left <= HORIZON_STEPS:
+        return 1 - (1 - _ALARM) * steps_left / HORIZON_STEPS
+    return _ALARM * HORIZON_STEPS / steps_left
+
+
+def spike_risk(chance: float) -> float:
+    """Returns the risk 0..1 of a spike with probability *chance*: 0.5, an alarm, at 0.8."""
+    if chance < _ALARM_CHANCE:
+        return _ALARM * chance / _ALARM_CHANCE
+    return _ALARM + (1 - _ALARM) * (chance - _ALARM_CHANCE) / (1 - _ALARM_CHANCE)
+
+
+def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
+    """Returns the risk that *pool* runs out; None while its capacity or its use is unknown."""
+    known = [(step, used) for step, used in samples if used >= 0]
+    if capacity_bytes <= 0 or not known:
+        return None
+    settled = [sample for sample in known if sample[0] > _WARM_UP_STEPS]
+    peak = max(used for _, used in known[-20:])
+    level = level_risk(peak, capacity_bytes)
+    risk = Risk(
+        pool=pool,
+        ratio=level,
+        cause=RiskCause.STATIC if level else RiskCause.NONE,
+        used_bytes=peak,
+        capacity_bytes=capacity_bytes,
+    )
+    trend = growth(settled, capacity_bytes)
+    if trend is not None:
+        expected, soonest, latest = trend.steps_left(capacity_bytes)
+        grown = growth_risk(expected)
+        if grown >= risk.ratio:
+            return replace(
+                risk,
+                ratio=grown,
+                cause=RiskCause.GROWTH,
+                steps_left=expected,
+                steps_soonest=soonest,
+                steps_latest=latest if latest != float("inf") else None,
+                growth_bytes_per_step=trend.slope,
+            )
+        return risk
+    spiked = spike_risk(spike_probability(settled, capacity_bytes))
+    return replace(risk, ratio=spiked, cause=RiskCause.SPIKE) if spiked > risk.ratio else risk
+
+
+def device_risk(
+    recent: Sequence[StepSummary], capacity_bytes: int, retries: int = 0
+) -> Risk | None:
+    """Returns the risk of the device: of allocated bytes, or of fragmentation and non-torch memory.
+
+    The caching allocator frees cached blocks before it fails, so a reserved size at the capacity is no
+    alarm by itself. *retries*: number of allocations so far that had to free cached blocks first.
+    """
+    allocated = [(s.step, s.allocated_bytes) for s in recent]
+    risk = forecast(Pool.DEVICE, allocated, capacity_bytes)
+    reserved = [(s.step, s.reserved_bytes) for s in recent if s.reserved_bytes >= 0]
+    if risk is None or not reserved or risk.ratio >= OOM.warning:
+        return risk
+    others = [(s.step, s.other_bytes) for s in recent if s.other_bytes >= 0]
+    for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, others)):
+        settled = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
+        room = (
+            capacity_bytes
+            if cause == RiskCause.FRAGMENTATION
+            else _room_for_others(recent, capacity_bytes)
+        )
+        trend = growth(settled, room)
+        if trend is None or (cause == RiskCause.FRAGMENTATION and risk.cause == RiskCause.GROWTH):
+            continue
+        expected, soonest, latest = trend.steps_left(room)
+        if growth_risk(expected) > risk.ratio:
+            risk = replace(
+                risk,
+                ratio=growth_risk(expected),
+                cause=cause,
+                steps_left=expected,
+                steps_soonest=soonest,
+                steps_latest=latest if latest != float("inf") else None,
+                growth_bytes_per_step=trend.slope,
+                used_bytes=samples[-1][1],
+            )
+    held, used = reserved[-1][1], allocated[-1][1]
+    if retries and held >= _ALARM_LEVEL * capacity_bytes and used < 0.9 * held and risk.ratio < 0.6:
+        risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=held)
+    return risk
+
+
+def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
+    """Returns the bytes that contexts, NCCL and other processes may take beside the allocated peak."""
+    return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
+
+
+class MemoryUse(Protocol):
+    """The memory of one rank over its last steps; :class:`~zeromon.snapshot.RankSnapshot` conforms."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process of the rank runs."""
+
+    @property
+    def recent(self) -> tuple[StepSummary, ...]:
+        """The last steps of the rank, in order of steps."""
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The current figures of the caching allocator; None without a device."""
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory on the host, bytes; -1 where unknown."""
+
+    @property
+    def host_available_bytes(self) -> int:
+        """Available memory of the host by the kernel, bytes; -1 where unknown."""
+
+    @property
+    def host(self) -> HostMemory | None:
+        """The memory of the rank's cgroup or machine; None where unknown."""
+
+
+def rank_risks(rank: MemoryUse) -> tuple[Risk, ...]:
+    """Returns the risk of a rank's device. The host's risk is the node's: see :func:`host_risk`."""
+    if rank.memory is None:
+        return ()
+    risk = device_risk(rank.recent, device_capacity(rank), rank.memory.retries)
+    return () if risk is None else (risk,)
+
+
+def host_risk(ranks: Sequence[MemoryUse]) -> Risk | None:
+    """Returns the risk of the host's memory, which the ranks of a run share.
+
+    The use is the sum over the ranks at each step that all ranks have, because ranks of one run step
+    together. The capacity is the current sum plus the memory that the kernel still has available.
+    """
+    living = [rank for rank in ranks if rank.alive and rank.rss_bytes >= 0 and rank.recent]
+    if not living:
+        return None
+    capacity = host_capacity(living)
+    held = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in living]
+    common = sorted(set.intersection(*(set(steps) for steps in held)))
+    sums = [(step, sum(steps[step] for steps in held)) for step in common]
+    return forecast(Pool.HOST, sums, capacity)
+
+
+def device_capacity(rank: MemoryUse) -> int:
+    """Returns the bytes that the allocator may reserve: reserved bytes plus headroom; -1: unknown."""
+    memory = rank.memory
+    if memory is None or memory.capacity_bytes < 0:
+        return -1
+    return memory.reserved_bytes + max(0, memory.headroom_bytes)
+
+
+def host_capacity(living: Sequence[MemoryUse]) -> int:
+    """Returns the bytes that *living* ranks may hold together; -1 where unknown."""
+    rooms = [
+        rank.host.headroom_bytes
+        if rank.host is not None and rank.host.headroom_bytes >= 0
+        else rank.host_available_bytes
+        for rank in living
+    ]
+    known = [room for room in rooms if room >= 0]
+    return sum(rank.rss_bytes for rank in living) + min(known) if known else -1
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _clamp(value: float) -> float:
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,331 @@
+"""Plans the sharding of a model: the memory, fit and communication of every strategy. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from zeromon.errors import PlanError
+from zeromon.memory.predict import (
+    ACTIVATION,
+    Batch,
+    During,
+    MemoryBreakdown,
+    Term,
+    communication_bytes,
+    predict,
+    sequences_that_fit,
+    transformer_activations,
+)
+from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
+from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.snapshot import RunSnapshot
+from zeromon.units import human_bytes
+
+RESERVE = 0.06
+"""Share of a device that contexts, NCCL and fragmentation take."""
+
+_USUAL_BYTES = 80 << 30
+"""Assumed memory of a device whose capacity a run did not report."""
+
+HOST_RESERVE = 0.1
+"""Share of a host that the system, programs and data loaders take."""
+
+RANKS_PER_HOST = 8
+"""Assumed number of ranks on one host."""
+
+DEVICES = {
+    "a100-40": 40 << 30, "a100": 80 << 30, "a100-80": 80 << 30, "h100": 80 << 30, "h200": 141 << 30,
+    "b200": 180 << 30, "l4": 24 << 30, "l40s": 48 << 30, "a10": 24 << 30, "v100": 32 << 30,
+    "v100-16": 16 << 30, "t4": 16 << 30, "rtx4090": 24 << 30, "rtx3090": 24 << 30, "mi300x": 192 << 30,
+}  # fmt: skip
+"""Name of a device -> bytes of its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The input of a plan: a model, its sharding, the machine, and the micro-batch."""
+
+    model: ModelSpec
+    plan: ShardPlan
+    device_bytes: int
+    batch: Batch | None = None
+    """Micro-batch of a rank; None: activations are unknown and not counted."""
+    measured_activation_bytes: int | None = None
+    """Activations of one sequence on one rank, from a run or a trace; replaces the formula."""
+    measured_compute_bytes: int = 0
+    """Bytes per element in that measurement; 0: the precision of *plan*."""
+    known: Sizes | None = None
+    """The sizes of the model that a rank of a run reported; replaces the sizes of *model*."""
+    reserve: float = RESERVE
+    host_bytes: int | None = None
+    """Memory of one host, which its ranks share; None: unknown, and the host always fits."""
+    hosts: int = 1
+
+    @property
+    def usable_bytes(self) -> int:
+        """Device memory of a rank without the reserve, bytes."""
+        return round(self.device_bytes * (1 - self.reserve))
+
+    @property
+    def usable_host_bytes(self) -> float:
+        """A rank's share of the host memory without the reserve, bytes; infinite where unknown."""
+        if self.host_bytes is None:
+            return math.inf
+        return self.host_bytes * (1 - HOST_RESERVE) / -(-self.plan.ranks // self.hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The prediction for one sharding plan."""
+
+    plan: ShardPlan
+    memory: MemoryBreakdown
+    fits_device: bool
+    fits_host: bool
+    communication_bytes: int
+    """Bytes that a rank sends in a step."""
+    largest_micro_batch: int | None
+    """Largest micro-batch that fits, in sequences; None where activations are unknown."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory of a rank at its peak, bytes."""
+        return self.memory.total("device")
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of a rank at its peak, bytes."""
+        return self.memory.total("host")
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits on the device, and on the host where its memory is known."""
+        return self.fits_device and self.fits_host
+
+
+def hosts_of(ranks: int) -> int:
+    """Returns the number of hosts for *ranks*, at :data:`RANKS_PER_HOST` ranks per host."""
+    return -(-ranks // RANKS_PER_HOST)
+
+
+def of_run(run: RunSnapshot) -> Setup:
+    """Returns the setup of *run*, with its measured activations.
+
+    Raises :class:`PlanError` when the run reported no model metadata.
+    """
+    rank = next((r for r in run.ranks if r.models), None)
+    described = read_facts(rank.models[0]) if rank is not None else None
+    if rank is None or described is None:
+        raise PlanError(
+            f"{run.run} reported no model metadata",
+            hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
+        )
+    sizes, notes = described.sizes, []
+    if len(rank.models) > 1:
+        notes.append(f"the first of {len(rank.models)} models of the run")
+    if not described.optimizer_known:
+        optimizer = rank.models[0].get("optimizer")
+        notes.append(f"optimizer {optimizer}: its state is unknown and not counted")
+    model = ModelSpec(
+        name=run.run,
+        units=(
+            Unit("trained", ((sizes.trainable,),)),
+            Unit("frozen", ((sizes.numel - sizes.trainable,),), trainable=False),
+        ),
+        has_units=False,
+        buffer_bytes=sizes.buffer_bytes,
+        notes=tuple(notes),
+    )
+    kept = next(
+        (rest.nbytes for rest in unattributed_memory(rank) if rest.kind == "activation_temp"), 0
+    )
+    size = micro_batch(rank) or 1
+    capacity = rank.memory.capacity_bytes if rank.memory is not None else -1
+    return Setup(
+        model=model,
+        plan=described.plan,
+        device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
+        batch=Batch(sequences=size, length=1) if kept else None,
+        measured_activation_bytes=kept // size if kept else None,
+        measured_compute_bytes=described.plan.precision.compute_bytes,
+        known=sizes,
+    )
+
+
+def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:
+    """Returns the sizes of the setup's model under *plan*, in elements."""
+    known = setup.known
+    if known is None:
+        return setup.model.sizes(plan)
+    is_3 = plan.stage == ZeroStage.PARAMETERS
+    is_fsdp = plan.framework in ("fsdp1", "fsdp2")
+    return replace(
+        known,
+        shard_numel=-(-known.numel // plan.shard_ranks),
+        trainable_shard_numel=-(-known.trainable // plan.shard_ranks),
+        persistent_numel=known.persistent_numel if is_3 and not is_fsdp else 0,
+        kept_numel=0 if not is_fsdp else known.kept_numel if is_3 else known.numel,
+        unit_numels=known.unit_numels if is_3 else (),
+    )
+
+
+def activation_each(setup: Setup, plan: ShardPlan) -> int:
+    """Returns the measured activations of one sequence in the precision of *plan*, bytes."""
+    scale = plan.precision.compute_bytes / (
+        setup.measured_compute_bytes or plan.precision.compute_bytes
+    )
+    return round((setup.measured_activation_bytes or 0) * scale)
+
+
+def activations(setup: Setup) -> tuple[Term, ...]:
+    """Returns the terms of the activations of one micro-batch; empty where unknown."""
+    if setup.batch is None:
+        return ()
+    if setup.measured_activation_bytes is not None:
+        nbytes = activation_each(setup, setup.plan) * setup.batch.sequences
+        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.BACKWARD),)
+    shape = setup.model.architecture
+    if shape is None:
+        return ()
+    return transformer_activations(shape, setup.batch, setup.plan.precision.compute_bytes)
+
+
+def row(setup: Setup, plan: ShardPlan) -> Row:
+    """Returns the prediction for *plan* on the machine of *setup*."""
+    sizes = sizes_of(setup, plan)
+    memory = predict(sizes, plan, activations(replace(setup, plan=plan)))
+    return Row(
+        plan=plan,
+        memory=memory,
+        fits_device=memory.total("device") <= setup.usable_bytes,
+        fits_host=memory.total("host") <= setup.usable_host_bytes,
+        communication_bytes=communication_bytes(sizes, plan),
+        largest_micro_batch=_largest(setup, plan),
+    )
+
+
+def _largest(setup: Setup, plan: ShardPlan) -> int | None:
+    """Returns the number of sequences that fit beside the model states in backward; None if unknown."""
+    if setup.batch is None:
+        return None
+    standing = predict(sizes_of(setup, plan), plan)
+    if standing.total("device", During.STEP) > setup.usable_bytes:
+        return 0
+    free = setup.usable_bytes - standing.total("device", During.BACKWARD)
+    if setup.measured_activation_bytes is not None:
+        each = activation_each(setup, plan)
+        return max(0, free) // each if each else None
+    if setup.model.architecture is None:
+        return None
+    each = plan.precision.compute_bytes
+    return sequences_that_fit(max(0, free), setup.model.architecture, setup.batch, each)
+
+
+def alternatives(base: ShardPlan) -> list[ShardPlan]:
+    """Returns the sharding plans that the framework of *base* offers, by ascending communication."""
+    if base.framework == "deepspeed":
+        kinds = [(stage, "device", "device") for stage in ZeroStage]
+        kinds += [(ZeroStage.GRADIENTS, "host", "device"), (ZeroStage.PARAMETERS, "host", "device")]
+        kinds += [(ZeroStage.PARAMETERS, "host", "host"), (ZeroStage.PARAMETERS, "nvme", "nvme")]
+    else:
+        kinds = [
+            (ZeroStage.GRADIENTS, "device", "device"),
+            (ZeroStage.PARAMETERS, "device", "device"),
+        ]
+        kinds.append((ZeroStage.PARAMETERS, "host", "host"))
+    plans = []
+    if base.framework != "deepspeed":
+        plans.append(
+            replace(base, framework="ddp", stage=ZeroStage.NONE, optimizer_on="device",
+                    params_on="device", shard_ranks=base.ranks)
+        )  # fmt: skip
+    for stage, optimizer_on, params_on in kinds:
+        framework = "fsdp2" if base.framework == "ddp" else base.framework
+        plans.append(
+            replace(base, framework=framework, stage=stage, optimizer_on=optimizer_on,
+                    reshards=stage == ZeroStage.PARAMETERS,
+                    params_on=params_on, shard_ranks=base.shard_ranks if stage else base.ranks)
+        )  # fmt: skip
+    return plans
+
+
+def table(setup: Setup) -> list[Row]:
+    """Returns a row for each alternative of the setup's plan, and for the plan itself."""
+    plans = alternatives(setup.plan)
+    if setup.plan not in plans:
+        plans.insert(0, setup.plan)
+    return [row(setup, plan) for plan in plans]
+
+
+def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
+    """Returns the fitting row with the lowest cost, None if nothing fits, and the reason in words."""
+    ordered = list(rows)
+    fitting = [r for r in ordered if r.fits]
+    if not fitting and any(r.fits_device for r in ordered):
+        least = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
+        return None, (
+            f"nothing fits: what fits on the devices takes the host's memory, {least.plan.label} "
+            f"{human_bytes(least.host_bytes)} a rank; more hosts, or more devices would help"
+        )
+    if not fitting:
+        smallest = min(ordered, key=lambda r: r.device_bytes)
+        return None, (
+            f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
+            "more devices, a smaller micro-batch or activation checkpointing would help"
+        )
+    best = min(fitting, key=_cost)
+    reasons = []
+    if best.plan.optimizer_on != "device":
+        reasons.append("nothing fits without offload")
+    elif best.plan.stage:
+        reasons.append("no lower stage fits")
+    else:
+        reasons.append("everything fits without partitioning")
+    lower = [r for r in ordered if not r.fits_device and _cost(r) < _cost(best)]
+    if lower:
+        needs = human_bytes(lower[-1].device_bytes)
+        reasons.append(f"{lower[-1].plan.label} would need {needs}")
+    reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
+    return best, "; ".join(reasons)
+
+
+def _cost(r: Row) -> tuple[int, int, int]:
+    """Returns the sort key of a row: offload counts most, then sharded parameters, then the stage."""
+    places = ("device", "host", "nvme")
+    moved = places.index(r.plan.optimizer_on) + places.index(r.plan.params_on)
+    return moved, r.plan.stage == ZeroStage.PARAMETERS, int(r.plan.stage)
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes of ``80GiB``, ``80GB``, ``h100`` or plain bytes; else raises PlanError."""
+    key = text.strip().lower()
+    if key in DEVICES:
+        return DEVICES[key]
+    units = {
+        "tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6,
+        "": 1,
+    }  # fmt: skip
+    unit = next(u for u in units if key.endswith(u))
+    try:
+        nbytes = float(key.removesuffix(unit)) * units[unit]
+    except ValueError:
+        nbytes = -1.0
+    if 1 <= nbytes < 1e18:
+        return round(nbytes)
+    raise PlanError(
+        f"{text!r} is not a size of memory",
+        hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
+    )
+
+
+def parse_count(text: str) -> int | None:
+    """Returns the number of parameters in ``7B``, ``350M``, ``7e9`` or ``124439808``; else None."""
+    key = text.strip().lower().replace("_", "").replace(",", "")
+    scale = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(key[-1:], 0)
+    try:
+        value = float(key[:-1] if scale else key) * (scale or 1)
+    except ValueError:
+        return None
+    return round(value) if 1 <= value < 1e18 else None

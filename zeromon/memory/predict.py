@@ -1,0 +1,375 @@
+"""Predicts the bytes of a training rank by role, with the cause of each term. Pure.
+
+A prediction is a list of :class:`Term`: the plain arithmetic of ZeRO for each role, then additional
+terms, each with its cause. Model states follow Rajbhandari et al. 2020 (arXiv
+1910.02054, section 3 and figure 1), activations Korthikanti et al. 2022 (arXiv 2205.05198, equations
+1 to 6); where a framework allocates otherwise, the term follows the framework and has a cause.
+Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.events.Role`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
+
+ACTIVATION = "activation"
+"""Role of activations. The memory census does not count this role: it is the unattributed rest."""
+
+
+class During(Enum):
+    """The part of a step in which the bytes of a term exist."""
+
+    ALWAYS = "always"
+    BACKWARD = "backward"
+    """From the end of forward to the end of backward, while activations exist."""
+    STEP = "step"
+    """From the end of backward to the end of the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Bytes of one role in one place, with their cause."""
+
+    role: str
+    nbytes: int
+    cause: str = ""
+    """Reason for bytes beyond the plain arithmetic of ZeRO; empty for the plain arithmetic."""
+    place: str = "device"
+    during: During = During.ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """All terms of one rank."""
+
+    terms: tuple[Term, ...]
+
+    def total(self, place: str = "device", during: During | None = None) -> int:
+        """Returns the bytes in *place* at the peak, or in one part of the step."""
+        if during is not None:
+            wanted = (During.ALWAYS, during)
+            return sum(t.nbytes for t in self.terms if t.place == place and t.during in wanted)
+        return max(self.total(place, part) for part in (During.BACKWARD, During.STEP))
+
+    def role(self, role: str, place: str | None = None, during: During | None = None) -> int:
+        """Returns the bytes of *role*, in one place or in all places."""
+        wanted = tuple(During) if during is None else (During.ALWAYS, during)
+        return sum(
+            t.nbytes
+            for t in self.terms
+            if t.role == role and place in (None, t.place) and t.during in wanted
+        )
+
+    def by_role(self, place: str = "device") -> dict[str, int]:
+        """Returns role -> bytes in *place* at the peak of that place, without empty roles."""
+        backward = self.total(place, During.BACKWARD) >= self.total(place, During.STEP)
+        during = During.BACKWARD if backward else During.STEP
+        roles = dict.fromkeys(t.role for t in self.terms if t.place == place)
+        totals = {role: self.role(role, place, during) for role in roles}
+        return {role: nbytes for role, nbytes in totals.items() if nbytes}
+
+    @property
+    def model_states(self) -> int:
+        """Bytes of parameters, gradients and optimizer states by plain arithmetic, in all places."""
+        return sum(t.nbytes for t in self.terms if not t.cause and t.role != ACTIVATION)
+
+
+# ---- model states ---------------------------------------------------------------------------------
+
+
+def predict(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -> MemoryBreakdown:
+    """Returns the memory of one rank; *activations*: measured, or of :func:`transformer_activations`."""
+    terms = [*_params(sizes, plan), *_grads(sizes, plan), *_states(sizes, plan), *activations]
+    if sizes.buffer_bytes:
+        terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
+    return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
+
+
+def _params(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    each = p.precision.param_bytes
+    if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
+        yield Term(role="unsharded_param", nbytes=round(s.numel * each))
+    else:
+        base = s.numel // p.shard_ranks
+        yield Term(role="sharded_param", nbytes=round(base * each), place=p.params_on)
+        yield from _padding("sharded_param", s.shard_numel - base, each, p.params_on)
+        yield from _gathered(s, p)
+    if p.precision.has_master:
+        split = p.shard_ranks if p.stage else 1
+        yield Term(role="master_param", nbytes=s.trainable // split * 4, place=p.optimizer_on)
+        if p.stage == ZeroStage.PARAMETERS:
+            rest = s.trainable_shard_numel - s.trainable // split
+            yield from _padding("master_param", rest, 4, p.optimizer_on)
+
+
+def _padding(role: str, numel: int, each: float, place: str = "device") -> Iterator[Term]:
+    if numel > 0:
+        nbytes = round(numel * each)
+        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=place)
+
+
+def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields the gathered parameters of stage 3, which exist beside the shards."""
+    each = p.precision.compute_bytes
+    if s.persistent_numel:
+        yield Term(
+            role="unsharded_param",
+            nbytes=round(s.persistent_numel * each),
+            cause=f"parameters of at most {p.persistence_numel:,} elements stay gathered "
+            "(stage3_param_persistence_threshold)",
+        )
+    if p.secondary_ranks:
+        yield Term(
+            role="secondary_param",
+            nbytes=math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * each,
+            cause="ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)",
+        )
+    if s.kept_numel:
+        yield Term(
+            role="unsharded_param",
+            nbytes=s.kept_numel * each,
+            cause="units that stay gathered from forward to backward (the root, or "
+            "reshard_after_forward=False)",
+            during=During.BACKWARD,
+        )
+    if not s.unit_numels:
+        return
+    largest = s.unit_numels[0]
+    yield Term(
+        role="unsharded_param",
+        nbytes=largest * each,
+        cause="the largest unit while it computes",
+        during=During.BACKWARD,
+    )
+    if p.framework == "deepspeed":
+        # each fetch requests another bucket, up to stage3_max_live_parameters
+        rest = s.numel - largest - s.persistent_numel
+        bound = max(0, p.live_numel - largest) + s.largest_tensor_numel
+        ahead = min(rest, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
+        cause = "units fetched ahead (stage3_prefetch_bucket_size, stage3_max_live_parameters)"
+    else:
+        ahead = sum(s.unit_numels[1 : p.live_units])
+        cause = "units gathered at once by prefetch"
+    yield Term(
+        role="unsharded_param",
+        nbytes=max(0, ahead) * each,
+        cause=cause,
+        during=During.BACKWARD,
+    )
+
+
+def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    each = p.precision.grad_bytes
+    whole = round(s.trainable * each)
+    shard = round(s.trainable // p.shard_ranks * each)
+    if p.framework == "ddp":
+        yield Term(role="unsharded_grad", nbytes=whole)
+        if not p.bucket_views:
+            yield Term(
+                role="reduce_scatter",
+                nbytes=whole,
+                cause="DDP copies gradients into its buckets (gradient_as_bucket_view is off)",
+            )
+        return
+    if p.stage == ZeroStage.NONE:
+        yield Term(role="unsharded_grad", nbytes=whole)
+        return
+    where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
+    if p.stage == ZeroStage.OPTIMIZER:
+        # the paper keeps whole gradients; DeepSpeed frees them once its part is averaged
+        yield Term(role="unsharded_grad", nbytes=whole, during=During.BACKWARD)
+        yield Term(role="sharded_grad", nbytes=shard, place=where, during=During.STEP)
+    else:
+        yield Term(role="sharded_grad", nbytes=shard, place=where)
+        if p.stage == ZeroStage.PARAMETERS:
+            rest = s.trainable_shard_numel - s.trainable // p.shard_ranks
+            yield from _padding("sharded_grad", rest, each, where)
+        if s.unit_numels:
+            yield Term(
+                role="unsharded_grad",
+                nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, whole),
+                cause="gradients of the unit in backward, before they are reduced",
+                during=During.BACKWARD,
+            )
+    if p.framework == "deepspeed" and p.optimizer_on != "device" and each < 4:
+        yield from _offloaded_grads(s, p)
+    yield from _bucket(p, whole)
+
+
+def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields the fp32 gradients of DeepSpeed's optimizer on the host, and staging of stages 1 and 2."""
+    is_3 = p.stage == ZeroStage.PARAMETERS
+    shard = s.trainable_shard_numel if is_3 else s.trainable // p.shard_ranks
+    # stage 3 keeps the low-precision shard beside the fp32 one; stages 1 and 2 replace it
+    each = 4 if is_3 else 4 - p.precision.grad_bytes
+    yield Term(
+        role="sharded_grad",
+        nbytes=round(shard * each),
+        cause="fp32 gradients for the optimizer on the host",
+        place=p.optimizer_on,
+        during=During.STEP,
+    )
+    if not is_3 and p.accumulation > 1:
+        yield Term(
+            role="unsharded_grad",
+            nbytes=round(shard * p.precision.grad_bytes),
+            cause="gradients that accumulate on the host (gradient_accumulation_steps)",
+            place="host",
+        )
+    if not is_3:
+        staged = shard + 2 * s.largest_tensor_numel
+        yield Term(
+            role="swap_buffer",
+            nbytes=round(staged * p.precision.param_bytes),
+            cause="updated parameters and gradients on their way from and to the host",
+            place="host",
+        )
+
+
+def _bucket(p: ShardPlan, whole: int) -> Iterator[Term]:
+    at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
+    nbytes = p.grad_bucket_numel * at_once * p.precision.grad_bytes
+    if p.stage < ZeroStage.PARAMETERS:  # stages 1 and 2 limit the bucket to the gradients
+        nbytes = min(nbytes, whole)
+    yield Term(
+        role="reduce_scatter",
+        nbytes=round(nbytes),
+        cause="buckets that gradients are reduced from (reduce_bucket_size)",
+        during=During.ALWAYS if p.stage == ZeroStage.PARAMETERS else During.BACKWARD,
+    )
+
+
+def _states(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    split = p.shard_ranks if p.stage else 1
+    each = state_bytes(p.optimizer, p)
+    yield Term(
+        role="optimizer_state",
+        nbytes=round(s.trainable // split * each),
+        place=p.optimizer_on,
+    )
+    if p.stage == ZeroStage.PARAMETERS:
+        rest = s.trainable_shard_numel - s.trainable // split
+        yield from _padding("optimizer_state", rest, each, p.optimizer_on)
+    if p.optimizer.is_factored:
+        yield Term(
+            role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on
+        )
+
+
+def state_bytes(optimizer: Optimizer, plan: ShardPlan) -> float:
+    """Returns the bytes of optimizer state per trainable parameter, without the fp32 master."""
+    each = optimizer.state_bytes
+    if each == 4.0:  # the optimizer fixes no size: its state has the type of the updated tensor
+        each = 4.0 if plan.precision.has_master else plan.precision.state_bytes
+    return optimizer.full_states * each
+
+
+# ---- activations ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The micro-batch of one rank."""
+
+    sequences: int
+    length: int
+    """Tokens of a sequence."""
+    checkpointing: bool = False
+    """Layers keep only their input, and backward recomputes the rest (activation checkpointing)."""
+    fused_attention: bool = True
+    """Scores are never written to memory (FlashAttention, SDPA)."""
+
+
+def layer_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
+    """Returns the bytes that one layer keeps for backward; *each*: bytes per element.
+
+    For an ungated MLP of width 4h, as many keys as queries and dropout this is equation 1 of
+    Korthikanti et al. 2022, ``sbh (34 + 5 a s / h)`` at two bytes, without the second term when
+    attention is fused (their selective recomputation of the same tensors, equation 6).
+    """
+    tokens, h, f = b.sequences * b.length, t.hidden, t.ffn
+    q, kv = t.attention_width, t.kv_width
+    attention = h + q + 2 * kv + q  # input of q, k, v; q; k and v; input of the projection
+    mlp = h + (4 * f if t.gated else 2 * f)
+    norms = 2 * h
+    nbytes = each * tokens * (attention + mlp + norms)
+    scores = t.heads * b.length * tokens
+    if b.fused_attention:
+        nbytes += 4 * t.heads * tokens  # the log-sum-exp of each row
+    else:
+        nbytes += each * scores * (2 if t.dropout else 1)
+    if t.dropout:  # masks of one byte
+        nbytes += 2 * tokens * h + (0 if b.fused_attention else scores)
+    return nbytes
+
+
+def head_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
+    """Returns the bytes of the output layer: norm, input, logits, and the fp32 logits of the loss."""
+    tokens = b.sequences * b.length
+    return tokens * (2 * each * t.hidden + (each + 4) * t.vocab)
+
+
+def transformer_activations(t: Transformer, b: Batch, each: int = 2) -> tuple[Term, ...]:
+    """Returns the terms of the activations at their peak, the end of forward."""
+    layer = layer_activation_bytes(t, b, each)
+    head = head_activation_bytes(t, b, each)
+    kept = t.layers * layer
+    if b.checkpointing:
+        kept = t.layers * each * b.sequences * b.length * t.hidden
+    terms = [
+        Term(role=ACTIVATION, nbytes=kept, during=During.BACKWARD),
+        Term(role=ACTIVATION, nbytes=head, cause="logits and the loss", during=During.BACKWARD),
+    ]
+    if b.checkpointing and layer > head:  # a recomputed layer exists after the logits are freed
+        cause = "the layer that is computed again"
+        terms.append(
+            Term(role=ACTIVATION, nbytes=layer - head, cause=cause, during=During.BACKWARD)
+        )
+    return tuple(terms)
+
+
+# ---- communication --------------------------------------------------------------------------------
+
+
+def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
+    """Returns the bytes that one rank sends in a step (section 7 of the ZeRO paper, ring collectives).
+
+    An all-reduce sends 2 (n-1)/n of its size, a reduce-scatter or an all-gather (n-1)/n.
+    """
+    n = plan.shard_ranks if plan.stage else plan.ranks
+    share = (n - 1) / n
+    copies = plan.ranks // plan.shard_ranks if plan.stage else 1
+    grads = sizes.trainable * plan.precision.grad_bytes
+    compute = plan.precision.compute_bytes
+    params = (sizes.numel - sizes.persistent_numel) * compute
+    micro = plan.accumulation
+    if plan.stage == ZeroStage.NONE:
+        sent = 2 * grads * share
+    elif plan.stage == ZeroStage.OPTIMIZER:
+        sent = (grads + sizes.trainable * compute) * share
+    elif plan.stage == ZeroStage.GRADIENTS:
+        gathers = 1 if plan.framework == "deepspeed" else micro
+        sent = (grads * micro + sizes.trainable * compute * gathers) * share
+    else:
+        gathers = 2 if plan.reshards else 1
+        sent = (grads + params * gathers) * micro * share
+        sent += sizes.persistent_numel * compute * share
+    if copies > 1:  # hybrid: the shards of the gradients are summed over the copies
+        sent += 2 * (grads / n) * (copies - 1) / copies
+    return round(sent)
+
+
+def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:
+    """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
+    one = Batch(
+        sequences=1,
+        length=b.length,
+        checkpointing=b.checkpointing,
+        fused_attention=b.fused_attention,
+    )
+    need = sum(term.nbytes for term in transformer_activations(t, one, each))
+    return max(0, free_bytes // need)

@@ -1,0 +1,248 @@
+"""Measured against predicted: what a rank's model should take, role by role, and what it takes. Pure.
+
+The agent sends sizes and settings of each model (:mod:`zeromon.ring.model_metadata`); the arithmetic of
+:mod:`zeromon.memory.predict` turns them into bytes and causes; the census of the agent measures. Bytes
+beyond the arithmetic of the ZeRO paper are shown with their cause; bytes without a cause as unexplained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zeromon.errors import PlanError
+from zeromon.memory.predict import During, MemoryBreakdown, Term, predict
+from zeromon.memory.spec import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
+from zeromon.ring.model_metadata import ModelMetadata
+from zeromon.snapshot import Cause, ExpectedRow, RankSnapshot, RoleRow, Unattributed
+
+_MOST = 1 << 60
+
+PEAK_ROLES = frozenset(("unsharded_param",))
+"""Roles that are measured at their peak within the step, from the units' marks."""
+
+UNSEEN_ROLES = frozenset(("reduce_scatter",))
+"""Roles that a framework may keep where no census reaches (DDP's buckets are in C++)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One model as its rank describes it, in the terms of the prediction."""
+
+    sizes: Sizes
+    plan: ShardPlan
+    optimizer_known: bool
+    optimizer_numel: int | None
+    """Elements whose state this rank keeps, where the optimizer splits them by whole parameters."""
+
+
+def read_facts(facts: ModelMetadata) -> Described | None:
+    """Reads the description in *facts*; None where a needed key is missing or has no valid value."""
+    try:
+        return _read(facts)
+    except (KeyError, TypeError, ValueError, ArithmeticError, PlanError):
+        return None
+
+
+def _read(facts: ModelMetadata) -> Described:
+    stage = ZeroStage(_count(facts["stage"]))
+    known = optimizer(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
+    own = facts.get("optimizer_numel")
+    sizes = Sizes(
+        numel=_count(facts["numel"]),
+        trainable=_count(facts["trainable"]),
+        shard_numel=_count(facts["shard_numel"]),
+        trainable_shard_numel=_count(facts["trainable_shard_numel"]),
+        persistent_numel=_count(facts.get("persistent_numel", 0)),
+        unit_numels=tuple(_count(n) for n in facts.get("units", ())),
+        kept_numel=_count(facts.get("kept_numel", 0)),
+        largest_tensor_numel=_count(facts.get("largest_tensor_numel", 0)),
+        buffer_bytes=_count(facts.get("buffer_bytes", 0)),
+        factored_numel=_count(facts.get("factored_numel", 0)),
+    )
+    framework = str(facts["framework"])
+    is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
+    precision = Precision(
+        param_bytes=_each(facts["param_bytes"]),
+        compute_bytes=_count(facts["compute_bytes"]),
+        grad_bytes=_each(facts["grad_bytes"]),
+        has_master=bool(facts.get("has_master", False)),
+        state_bytes=_each(facts["param_bytes"]),
+    )
+    plan = ShardPlan(
+        stage=ZeroStage.NONE if is_zero1 else stage,
+        ranks=_count(facts["ranks"]),
+        shard_ranks=_count(facts.get("shard_ranks", 0)),
+        framework=framework,
+        precision=precision,
+        optimizer=known or Optimizer(name="unknown", full_states=0),
+        optimizer_on=str(facts.get("optimizer_on", "device")),
+        params_on=str(facts.get("params_on", "device")),
+        accumulation=_count(facts.get("accumulation", 1)),
+        grad_bucket_numel=_count(facts.get("grad_bucket_numel", 0)),
+        grad_buckets=_count(facts.get("grad_buckets", 1)),
+        prefetch_numel=_count(facts.get("prefetch_numel", 0)),
+        live_numel=_count(facts.get("live_numel", 0)),
+        persistence_numel=_count(facts.get("persistence_numel", 0)),
+        secondary_ranks=_count(facts.get("secondary_ranks", 0)),
+        bucket_views=bool(facts.get("bucket_views", False)),
+    )
+    return Described(sizes, plan, known is not None, None if own is None else _count(own))
+
+
+def _count(value: Any) -> int:
+    """*value* as a count; raises ValueError for anything else."""
+    number = int(value)
+    if isinstance(value, str) or not 0 <= number < _MOST:
+        raise ValueError(f"{value!r} is no count")
+    return number
+
+
+def _each(value: Any) -> float:
+    """*value* as bytes an element; raises ValueError for anything else."""
+    number = float(value)
+    if isinstance(value, str) or not 0 < number <= 64:
+        raise ValueError(f"{value!r} bytes an element cannot be")
+    return int(number) if number == int(number) else number
+
+
+def _described(models: Iterable[ModelMetadata]) -> list[Described]:
+    return [model for metadata in models if (model := read_facts(metadata)) is not None]
+
+
+def terms_of(described: Described) -> list[Term]:
+    """The memory terms of one model, peaks of gathered parameters included."""
+    wanted = (During.ALWAYS, During.STEP)
+    return [
+        term for term in _all_terms(described) if term.during in wanted or term.role in PEAK_ROLES
+    ]
+
+
+def _all_terms(described: Described) -> list[Term]:
+    terms = list(predict(described.sizes, described.plan).terms)
+    if described.optimizer_numel is not None:  # split by whole parameters: this rank's own share
+        each = described.plan.optimizer.full_states * described.plan.precision.state_bytes
+        terms = [t for t in terms if t.role != "optimizer_state"]
+        nbytes = round(described.optimizer_numel * each)
+        terms.append(Term(role="optimizer_state", nbytes=nbytes))
+    if not described.optimizer_known:
+        terms = [t for t in terms if t.role != "optimizer_state"]
+    return terms
+
+
+def host_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
+    """Bytes of host memory of *models* at the peak of a step, without activations; 0 without a model.
+
+    *on_cpu*: their device is the host.
+    """
+    described = _described(models)
+    memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
+    places = ("host", "device") if on_cpu else ("host",)
+    return max(
+        sum(memory.total(place, during) for place in places)
+        for during in (During.BACKWARD, During.STEP)
+    )
+
+
+def expected_rows(
+    models: Iterable[ModelMetadata],
+    roles: Iterable[RoleRow],
+    unsharded_peak_bytes: int,
+    steps: int,
+) -> tuple[ExpectedRow, ...]:
+    """One row a role: measured bytes, the arithmetic of ZeRO, and the causes of what exceeds it.
+
+    Empty while no model is described or no census was taken. *steps*: optimizer steps so far; before
+    the second step there is no optimizer state, and none is expected.
+    """
+    described = _described(models)
+    measured = {row.role: row.device_bytes + row.host_bytes + row.disk_bytes for row in roles}
+    if not described or not measured:
+        return ()
+    terms = [term for model in described for term in terms_of(model)]
+    if steps < 2:
+        terms = [t for t in terms if t.role != "optimizer_state"]
+    if unsharded_peak_bytes > 0:  # on top of what stays gathered when backward is over
+        stays = measured.get("unsharded_param", 0)
+        # units that are gathered once and stay so are marked, too; the sum is never more than the whole
+        whole = sum(m.sizes.numel * m.plan.precision.compute_bytes for m in described)
+        measured["unsharded_param"] = min(stays + unsharded_peak_bytes, whole)
+    names = dict.fromkeys([*(t.role for t in terms), *(r for r, n in measured.items() if n)])
+    unknown = not all(model.optimizer_known for model in described)
+    return tuple(
+        _row(name, measured.get(name), [t for t in terms if t.role == name], unknown=unknown)
+        for name in names
+    )
+
+
+def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -> ExpectedRow:
+    if role in UNSEEN_ROLES and not measured:
+        measured = None
+    causes: dict[str, int] = {}
+    for term in terms:
+        if term.cause:
+            causes[term.cause] = causes.get(term.cause, 0) + term.nbytes
+    return ExpectedRow(
+        role=role,
+        measured_bytes=measured,
+        plain_bytes=sum(t.nbytes for t in terms if not t.cause),
+        predicted_bytes=None
+        if role == "optimizer_state" and unknown
+        else sum(t.nbytes for t in terms),
+        causes=tuple(Cause(text=text, nbytes=nbytes) for text, nbytes in causes.items()),
+    )
+
+
+def role_bytes(rank: RankSnapshot, role: str) -> tuple[int, int, int] | None:
+    """Bytes of *role* on device, host and disk, gathered parameters at their peak; None: no census."""
+    row = next((r for r in rank.roles if r.role == role), None)
+    if row is None:
+        return None
+    device, host = row.device_bytes, row.host_bytes
+    expected = next((e for e in rank.expected if e.role == role), None)
+    if expected is not None and expected.measured_bytes is not None:
+        peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
+        device, host = (device, host + peak) if rank.memory is None else (device + peak, host)
+    return device, host, row.disk_bytes
+
+
+def micro_batch(rank: RankSnapshot) -> int | None:
+    """Samples of a forward, from the engine or the DataLoader of *rank*; None where neither has them."""
+    of_engine = rank.models[0].get("micro_batch") if rank.models else None
+    for samples in (of_engine, rank.loader.get("batch_size")):
+        if isinstance(samples, int) and 0 < samples < _MOST:
+            return samples
+    return None
+
+
+def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
+    """Memory that no role accounts for, by name; what needs an unknown figure is left out.
+
+    - ``activation_temp`` (device): most bytes allocated in the last steps, less the roles at their peak.
+    - ``reserved_unallocated`` (device): the caching allocator's own slack.
+    - ``non_torch`` (device): what NVML counts beyond the reserved bytes: context, NCCL, other processes.
+    - ``other`` (host): resident set, less the roles on the host: code, workers' buffers, activations.
+    """
+    rows: list[Unattributed] = []
+    gathered = max(0, rank.unsharded_peak_bytes)
+    memory = rank.memory
+    if memory is not None:
+        roles = sum(row.device_bytes for row in rank.roles)
+        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_LAST:])])
+        if roles:
+            nbytes = max(0, peak - roles - gathered)
+            rows.append(Unattributed(kind="activation_temp", place="device", nbytes=nbytes))
+        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+        rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
+        used = rank.device_stats.used_bytes if rank.device_stats is not None else None
+        if used is not None:
+            others = max(0, used - memory.reserved_bytes)
+            rows.append(Unattributed(kind="non_torch", place="device", nbytes=others))
+    held = sum(row.host_bytes for row in rank.roles)
+    if held and rank.rss_bytes >= 0:
+        rows.append(Unattributed(kind="other", place="host", nbytes=max(0, rank.rss_bytes - held)))
+    return tuple(rows)
+
+
+_LAST = 20

@@ -1,0 +1,492 @@
+"""Describes a model and its sharding; both descriptions validate themselves. Pure.
+
+A :class:`ModelSpec` is a list of units (the parameters that FSDP or ZeRO gathers together) with the
+shapes of their parameters; a :class:`ShardPlan` is their distribution over ranks.
+:meth:`ModelSpec.sizes` reduces both to the sizes that :mod:`zeromon.memory.predict` uses. Sizes are in
+elements; names that end in ``_bytes`` are in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from zeromon.errors import PlanError
+
+FRAMEWORKS = ("deepspeed", "fsdp2", "fsdp1", "ddp")
+PLACES = ("device", "host", "nvme")
+
+
+class ZeroStage(IntEnum):
+    """The model states that are partitioned over the ranks (Rajbhandari et al. 2020)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+ROOT = "(root)"
+"""Unit of the parameters outside of other units; FSDP keeps it gathered until backward."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters that are gathered together, *count* times in the model."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    count: int = 1
+    trainable: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of one unit."""
+        return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """The dimensions of a transformer that its activations depend on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    ffn: int
+    kv_heads: int = 0
+    """Number of heads of keys and values; 0: as many as *heads*."""
+    head_dim: int = 0
+    """Width of a head; 0: hidden / heads."""
+    gated: bool = False
+    """The MLP multiplies two projections (SwiGLU and similar)."""
+    dropout: bool = False
+    """Dropout masks are kept for backward, as in Megatron-LM."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocab", "ffn"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"a transformer needs {name} >= 1, not {getattr(self, name)}")
+
+    @property
+    def attention_width(self) -> int:
+        """Width of the queries: heads x head_dim."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values: kv_heads x head_dim."""
+        return (self.kv_heads or self.heads) * (self.head_dim or self.hidden // self.heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model: its units, and its architecture where known."""
+
+    name: str
+    units: tuple[Unit, ...]
+    architecture: Transformer | None = None
+    buffer_bytes: int = 0
+    has_units: bool = True
+    """Whether *units* are gathered one by one; otherwise only their sum is meaningful."""
+    notes: tuple[str, ...] = ()
+    """Assumptions of the description."""
+
+    def __post_init__(self) -> None:
+        if self.params < 1:
+            raise PlanError(f"{self.name} has no parameters")
+
+    @property
+    def params(self) -> int:
+        """Number of parameters, in elements."""
+        return sum(unit.numel * unit.count for unit in self.units)
+
+    @property
+    def trainable(self) -> int:
+        """Number of parameters with gradients, in elements."""
+        return sum(unit.numel * unit.count for unit in self.units if unit.trainable)
+
+    def sizes(self, plan: ShardPlan) -> Sizes:
+        """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
+        shard = trainable_shard = persistent = kept = 0
+        is_fsdp = plan.framework in ("fsdp1", "fsdp2")
+        freed = []
+        for unit in self.units:
+            if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
+                kept += unit.numel * unit.count
+            else:
+                freed += [unit.numel] * min(unit.count, 4)
+            padded = _padded(unit, plan)
+            shard += padded * unit.count
+            trainable_shard += padded * unit.count * unit.trainable
+            if plan.persistence_numel and plan.stage == ZeroStage.PARAMETERS:
+                small = (math.prod(s) for s in unit.shapes)
+                persistent += unit.count * sum(n for n in small if n <= plan.persistence_numel)
+        freed.sort(reverse=True)
+        return Sizes(
+            numel=self.params,
+            trainable=self.trainable,
+            shard_numel=shard,
+            trainable_shard_numel=trainable_shard,
+            persistent_numel=persistent,
+            unit_numels=tuple(freed[:4]) if self.has_units else (),
+            kept_numel=kept if self.has_units else 0,
+            largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes)
+            if self.has_units
+            else 0,
+            buffer_bytes=self.buffer_bytes,
+            factored_numel=sum(
+                factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
+            ),
+        )
+
+
+def _padded(unit: Unit, plan: ShardPlan) -> int:
+    """Returns the elements of *unit* in the shard of one rank, with padding."""
+    ranks = plan.shard_ranks
+    if plan.framework == "fsdp2":  # along the first dimension of each parameter
+        return sum(math.ceil(s[0] / ranks) * math.prod(s[1:]) if s else 1 for s in unit.shapes)
+    if plan.framework == "fsdp1":  # one flat parameter a unit
+        return math.ceil(unit.numel / ranks)
+    return sum(math.ceil(math.prod(s) / ranks) for s in unit.shapes)
+
+
+def factored(shape: Shape) -> int:
+    """Returns the elements of Adafactor's second moment for *shape* (Shazeer & Stern 2018)."""
+    if len(shape) < 2:
+        return math.prod(shape)
+    return math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes that determine memory, in elements per rank; see :meth:`ModelSpec.sizes`."""
+
+    numel: int
+    trainable: int
+    shard_numel: int
+    """One rank's shard of all parameters, with padding."""
+    trainable_shard_numel: int
+    persistent_numel: int = 0
+    """ZeRO-3: parameters that stay gathered because they are small."""
+    unit_numels: tuple[int, ...] = ()
+    """The largest units that are freed after use, descending; empty where units are unknown."""
+    largest_tensor_numel: int = 0
+    kept_numel: int = 0
+    """FSDP: elements of units that stay gathered from forward to backward (the root, or all)."""
+    buffer_bytes: int = 0
+    factored_numel: int = 0
+    """Adafactor's second moments of all trainable parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """The state that an optimizer keeps for each trainable parameter."""
+
+    name: str
+    full_states: int
+    """Number of state tensors of the parameter's size."""
+    state_bytes: float = 4.0
+    """Bytes per element of a state tensor; includes the scales of a quantized state."""
+    is_factored: bool = False
+    """Adafactor: keeps the second moment by rows and columns."""
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    o.name: o
+    for o in (
+        Optimizer(name="adamw", full_states=2),
+        Optimizer(name="adam", full_states=2),
+        Optimizer(name="lamb", full_states=2),
+        Optimizer(name="sgd", full_states=0),
+        Optimizer(name="sgd-momentum", full_states=1),
+        Optimizer(name="adagrad", full_states=1),
+        Optimizer(name="rmsprop", full_states=1),
+        Optimizer(name="lion", full_states=1),
+        Optimizer(name="adafactor", full_states=0, is_factored=True),
+        # blockwise quantization: one fp32 scale for 256 elements (Dettmers et al. 2022)
+        Optimizer(name="adam8bit", full_states=2, state_bytes=1 + 4 / 256),
+        Optimizer(name="adamw8bit", full_states=2, state_bytes=1 + 4 / 256),
+    )
+}
+
+_ALIASES = {
+    "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adamw_torch": "adamw", "nadam": "adam",
+    "adamw_torch_fused": "adamw", "radam": "adam", "adamw_8bit": "adamw8bit", "cpuadam": "adamw",
+    "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
+    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion",
+    "deepspeedcpuadagrad": "adagrad",
+}  # fmt: skip
+
+
+def optimizer(name: str, momentum: float = 0.0) -> Optimizer | None:
+    """Returns the optimizer with *name*, from a configuration or its class; None when unknown."""
+    key = name.lower().replace("-momentum", "_momentum").replace("_momentum", "-momentum")
+    key = _ALIASES.get(key, key)
+    if key == "sgd" and momentum:
+        key = "sgd-momentum"
+    return OPTIMIZERS.get(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes per element of parameters, gradients and optimizer states."""
+
+    param_bytes: float = 2
+    """Bytes per element of the parameters that are stored between steps."""
+    compute_bytes: int = 2
+    """Bytes per element of the unsharded parameters and the activations."""
+    grad_bytes: float = 2
+    """Bytes per element of the gradients that the optimizer reads."""
+    has_master: bool = True
+    """The optimizer keeps an additional fp32 copy of the parameters."""
+    state_bytes: float = 4.0
+    """Bytes per element of a full optimizer state, unless the optimizer fixes the size."""
+
+    @classmethod
+    def mixed(cls) -> Precision:
+        """Returns bf16 or fp16 with fp32 masters, as in DeepSpeed and Megatron-LM: 2 + 2 + 12 bytes."""
+        return cls()
+
+    @classmethod
+    def full(cls) -> Precision:
+        """Returns fp32 for all states: 4 + 4 + 8 bytes."""
+        return cls(param_bytes=4, compute_bytes=4, grad_bytes=4, has_master=False)
+
+    @classmethod
+    def policy(cls) -> Precision:
+        """Returns FSDP's mixed precision: fp32 shards and gradients, bf16 gathering and computation."""
+        return cls(param_bytes=4, compute_bytes=2, grad_bytes=4, has_master=False)
+
+    @classmethod
+    def pure(cls) -> Precision:
+        """Returns bf16 for all states: 2 + 2 + 4 bytes."""
+        return cls(has_master=False, state_bytes=2.0)
+
+
+PRECISIONS = {
+    "mixed": Precision.mixed(), "fp32": Precision.full(), "fsdp-mixed": Precision.policy(),
+    "pure-bf16": Precision.pure(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """The sharding of a model over ranks, with the buffers of its communication."""
+
+    stage: ZeroStage
+    ranks: int
+    framework: str = "deepspeed"
+    shard_ranks: int = 0
+    """Number of ranks that share one copy of the model (hybrid sharding); 0: all."""
+    precision: Precision = field(default_factory=Precision.mixed)
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
+    optimizer_on: str = "device"
+    params_on: str = "device"
+    accumulation: int = 1
+    reshards: bool = True
+    """Stage 3: frees parameters after forward and gathers them again in backward."""
+    live_units: int = 2
+    """FSDP: number of units gathered at once, the computing and the prefetched ones."""
+    grad_bucket_numel: int = 0
+    """Elements of one reduction bucket."""
+    grad_buckets: int = 1
+    """Number of buckets that exist at once (overlap_comm doubles it)."""
+    prefetch_numel: int = 0
+    live_numel: int = 0
+    """ZeRO-3: stage3_max_live_parameters; 0: no bound."""
+    persistence_numel: int = 0
+    """ZeRO-3: a parameter of at most this number of elements stays gathered."""
+    secondary_ranks: int = 0
+    """ZeRO++ hpZ: number of ranks that share the second copy; 0: no second copy."""
+    bucket_views: bool = False
+    """DDP: gradients are views of the buckets."""
+
+    def __post_init__(self) -> None:
+        if self.framework not in FRAMEWORKS:
+            known = ", ".join(FRAMEWORKS)
+            raise PlanError(f"unknown framework {self.framework!r}; known: {known}")
+        if self.ranks < 1:
+            raise PlanError(f"a plan needs at least one rank, not {self.ranks}")
+        if not self.shard_ranks:
+            object.__setattr__(self, "shard_ranks", self.ranks)
+        if self.ranks % self.shard_ranks:
+            raise PlanError(f"{self.ranks} ranks cannot be split into groups of {self.shard_ranks}")
+        if self.framework == "ddp" and self.stage:
+            raise PlanError("DDP partitions nothing: it has no stage but 0")
+        if self.framework in ("fsdp1", "fsdp2") and self.stage < ZeroStage.GRADIENTS:
+            raise PlanError(
+                f"FSDP is stage 2 (reshard_after_forward=False) or 3, not {self.stage}",
+                hint="Stage 0 is --framework ddp; stages 0 to 3 are DeepSpeed's.",
+            )
+        if self.accumulation < 1:
+            raise PlanError(f"there is no accumulation over {self.accumulation} micro-steps")
+        for place in (self.optimizer_on, self.params_on):
+            if place == "nvme" and (
+                self.framework != "deepspeed" or self.stage < ZeroStage.PARAMETERS
+            ):
+                raise PlanError("only DeepSpeed's stage 3 offloads to NVMe")
+            if place not in PLACES:
+                raise PlanError(f"unknown place {place!r}; known: {', '.join(PLACES)}")
+        if self.params_on != "device" and self.stage != ZeroStage.PARAMETERS:
+            raise PlanError("parameters are offloaded only at stage 3")
+        if self.optimizer_on != "device" and not self.stage:
+            raise PlanError("the optimizer is offloaded from stage 1 on")
+
+    @property
+    def label(self) -> str:
+        """Name of the plan for users, such as ``ZeRO-3 + optimizer on host``."""
+        names = {"deepspeed": f"ZeRO-{self.stage}", "ddp": "DDP"}
+        name = names.get(self.framework) or f"{self.framework.upper()} (ZeRO-{self.stage})"
+        moved = {"optimizer": self.optimizer_on, "parameters": self.params_on}
+        places = [f"{what} on {where}" for what, where in moved.items() if where != "device"]
+        return " + ".join([name, *places])
+
+
+# ---- constructors of models -----------------------------------------------------------------------
+
+
+def from_count(params: int, name: str = "") -> ModelSpec:
+    """Returns a model of which only the number of parameters is known."""
+    if params < 1:
+        raise PlanError(f"a model needs parameters, not {params}")
+    unit = Unit("(all)", ((params,),))
+    note = "only the number of parameters is known: gathered units and activations are not counted"
+    return ModelSpec(
+        name=name or f"{params:,} parameters", units=(unit,), has_units=False, notes=(note,)
+    )
+
+
+def from_units(name: str, units: Iterable[Mapping[str, Any]], buffer_bytes: int = 0) -> ModelSpec:
+    """Returns a model from a description of its units: name, shapes, count, trainable."""
+    return ModelSpec(
+        name=name,
+        units=tuple(
+            Unit(
+                str(unit["name"]),
+                tuple(tuple(int(n) for n in shape) for shape in unit["shapes"]),
+                int(unit.get("count", 1)),
+                bool(unit.get("trainable", True)),
+            )
+            for unit in units
+        ),
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
+    """Returns a model from the contents of a Hugging Face ``config.json``.
+
+    Exact for decoder-only transformers of the GPT-2, LLaMA, Mistral, Mixtral, Qwen and Phi-3 families;
+    :attr:`ModelSpec.notes` has the assumptions for other models. Raises :class:`PlanError` for missing
+    sizes.
+    """
+    config = config.get("text_config") or config
+    if not isinstance(config, Mapping):
+        raise PlanError("text_config must be a section")
+    kind = str(config.get("model_type", "unknown"))
+    hidden = _need(config, "hidden_size", "n_embd", "d_model")
+    layers = _need(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _need(config, "num_attention_heads", "n_head", "num_heads")
+    vocab = _need(config, "vocab_size")
+    is_gpt2 = kind in ("gpt2", "gpt_bigcode", "openai-gpt")
+    ffn = _find(config, "intermediate_size", "n_inner", "d_ff", "ffn_dim") or 4 * hidden
+    has_bias = is_gpt2 or kind in ("gpt_neox", "opt", "bert", "gptj")
+    experts = _find(config, "num_local_experts", "num_experts")
+    active = ffn
+    if experts:  # a token passes through some of them
+        width = _find(config, "moe_intermediate_size") or ffn
+        active = width * (_find(config, "num_experts_per_tok") or 2)
+    shape = Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_find(config, "num_key_value_heads") or heads,
+        head_dim=_find(config, "head_dim") or hidden // heads,
+        ffn=active,
+        vocab=vocab,
+        gated=not has_bias,
+        dropout=any(_is_positive(config.get(key)) for key in ("resid_pdrop", "hidden_dropout")),
+    )
+    notes = [] if kind in _EXACT else [f"model type {kind!r}: counted as a LLaMA-like decoder"]
+    positions = _find(config, "n_positions", "max_position_embeddings") if has_bias else 0
+    tied = config.get("tie_word_embeddings", is_gpt2 or kind.startswith("gemma")) is True
+    embedding: list[Shape] = [(vocab, hidden)]
+    if positions and kind != "gpt_neox":
+        embedding.append((positions, hidden))
+    norm: list[Shape] = [(hidden,), (hidden,)] if has_bias else [(hidden,)]
+    root: list[Shape] = [*embedding, *norm]
+    if not tied:
+        root.append((vocab, hidden))
+    layer = Unit("layer", tuple(_layer_shapes(config, shape, ffn, has_bias)), layers)
+    return ModelSpec(
+        name=name or str(config.get("_name_or_path") or kind),
+        units=(layer, Unit(ROOT, tuple(root))),
+        architecture=shape,
+        notes=tuple(notes),
+    )
+
+
+_EXACT = frozenset("gpt2 llama mistral mixtral qwen2 qwen3 phi3".split())
+_MOST = 1 << 40
+
+
+def _layer_shapes(
+    config: Mapping[str, Any], t: Transformer, f: int, has_bias: bool
+) -> Iterable[Shape]:
+    """Yields the shapes of the parameters of one layer; *f*: the width of the MLP."""
+    h, q, kv = t.hidden, t.attention_width, t.kv_width
+    kind = config.get("model_type")
+    qkv_bias = has_bias or bool(config.get("attention_bias", kind == "qwen2"))
+    if kind in ("gpt2", "gpt_bigcode", "gpt_neox"):
+        yield from ((h, q + 2 * kv), (q + 2 * kv,))
+    else:
+        yield from ((q, h), (kv, h), (kv, h))
+        if qkv_bias:
+            yield from ((q,), (kv,), (kv,))
+    yield (h, q)
+    if has_bias or (qkv_bias and kind == "llama"):
+        yield (h,)
+    if kind == "qwen3":
+        yield from ((t.head_dim,), (t.head_dim,))
+    experts = _find(config, "num_local_experts", "num_experts")
+    if experts:
+        width = _find(config, "moe_intermediate_size") or f
+        yield (experts, h)
+        for _ in range(experts):
+            yield from ((width, h), (width, h), (h, width))
+    elif t.gated:
+        yield from ((f, h), (f, h), (h, f))
+    else:
+        yield from ((f, h), (f,), (h, f), (h,))
+    norms = 2 * (2 if has_bias else 1)
+    for _ in range(norms):
+        yield (h,)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _find(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
+            return value
+    return 0
+
+
+def _need(config: Mapping[str, Any], *names: str) -> int:
+    size = _find(config, *names)
+    if not size:
+        raise PlanError(
+            f"the configuration has no {names[0]}",
+            hint="give a Hugging Face config.json of a transformer, a parameter count, "
+            "or a Python entry as module:factory",
+        )
+    return size

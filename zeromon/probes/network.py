@@ -1,0 +1,38 @@
+"""Peak bandwidth of this node's network adapters, from sysfs. The collector reads it once per run."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def network_peak(sysfs: Path = Path("/sys/class")) -> tuple[float | None, str]:
+    """Returns the bytes/s of all active adapters in one direction, and their kind; (None, "") else.
+
+    Counts InfiniBand and RoCE ports where there are any, else Ethernet devices with hardware: a bridge
+    and a loopback have no speed of their own.
+    """
+    ports = [rate for folder in sysfs.glob("infiniband/*/ports/*") if (rate := _port(folder))]
+    if ports:
+        return sum(ports), f"{len(ports)} InfiniBand ports" if len(ports) > 1 else "InfiniBand"
+    cards = [rate for folder in sysfs.glob("net/*") if (rate := _card(folder))]
+    if cards:
+        return sum(cards), f"{len(cards)} Ethernet devices" if len(cards) > 1 else "Ethernet"
+    return None, ""
+
+
+def _port(folder: Path) -> float:
+    """A port's rate, as in ``400 Gb/sec (4X NDR)``; 0 where the port is down or reports no rate."""
+    with suppress(OSError, ValueError, IndexError):
+        if "ACTIVE" in (folder / "state").read_text():
+            number, unit = (folder / "rate").read_text().split()[:2]
+            return float(number) * 1e9 / 8 if unit.startswith("Gb") else 0.0
+    return 0.0
+
+
+def _card(folder: Path) -> float:
+    """A network device's speed, bytes/s; sysfs has Mbit/s. 0 where the device is down."""
+    with suppress(OSError, ValueError):
+        if (folder / "device").exists() and (folder / "operstate").read_text().strip() == "up":
+            return max(0.0, float((folder / "speed").read_text()) * 1e6 / 8)
+    return 0.0

@@ -1,0 +1,194 @@
+"""Reads the devices of this node by NVML. All results are empty where the library is missing.
+
+The collector reads NVML, because NVML does not need the training process, and every further library in
+the training process is a risk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeromon.snapshot import Device
+
+_THROTTLE = (
+    ("SwPowerCap", "power cap"),
+    ("HwSlowdown", "hardware slowdown"),
+    ("SwThermalSlowdown", "thermal"),
+    ("HwThermalSlowdown", "hardware thermal"),
+    ("HwPowerBrakeSlowdown", "power brake"),
+)
+_KIB = 1024
+_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""Bytes/s of one lane by generation, after encoding (PCI-SIG)."""
+
+
+class Nvml:
+    """NVML through nvidia-ml-py; *library* is a parameter for tests."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._nvml = library
+        self._handles: dict[str, Any] = {}
+        self._links: dict[str, tuple[int, int, int]] = {}
+        self._xids: dict[str, int] = {}
+        self._events: Any = None
+        if library is None:
+            try:
+                import pynvml
+
+                self._nvml = pynvml
+            except ImportError:
+                return
+        try:
+            self._nvml.nvmlInit()
+            self._find_devices()
+        except self._nvml.NVMLError:
+            self._nvml = None
+            self._handles.clear()
+
+    def _find_devices(self) -> None:
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = self._nvml.nvmlDeviceGetUUID(handle)
+            self._handles[bare_uuid(uuid)] = handle
+        self._events = self._call(self._nvml.nvmlEventSetCreate)
+        for handle in self._handles.values():
+            kind = self._nvml.nvmlEventTypeXidCriticalError
+            self._call(partial(self._nvml.nvmlDeviceRegisterEvents, handle, kind, self._events))
+
+    def _collect_xids(self) -> None:
+        """Reads the Xid errors since the last call, without waiting for one."""
+        while self._events is not None:
+            event = self._call(lambda: self._nvml.nvmlEventSetWait_v2(self._events, 0))
+            if event is None:
+                return
+            uuid = self._call(partial(self._nvml.nvmlDeviceGetUUID, event.device))
+            self._xids[bare_uuid(uuid or "")] = int(event.eventData)
+
+    def _link_rates(self, uuid: str, handle: Any, now_ns: int) -> tuple[float | None, float | None]:
+        """NVLink bytes/s received and transmitted since the last call, over all links."""
+        nvml = self._nvml
+        fields = [
+            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}", None) for way in ("RX", "TX")
+        ]
+        if None in fields:
+            return None, None
+        values = self._call(lambda: nvml.nvmlDeviceGetFieldValues(handle, fields))
+        if not values or any(value.nvmlReturn != 0 for value in values):
+            return None, None
+        received, sent = (int(value.value.ullVal) * _KIB for value in values)
+        before = self._links.get(uuid)
+        self._links[uuid] = (now_ns, received, sent)
+        if before is None or now_ns <= before[0]:
+            return None, None
+        seconds = (now_ns - before[0]) / 1e9
+        return (received - before[1]) / seconds, (sent - before[2]) / seconds
+
+    def read(self, uuid: str, now_ns: int) -> Device | None:
+        """Returns the figures of the device with *uuid*; None for a device that NVML does not list."""
+        self._collect_xids()
+        handle = self._handles.get(bare_uuid(uuid))
+        if handle is None:
+            return None
+        nvml, call = self._nvml, self._call
+        memory = call(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        use = call(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        power = call(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        name = call(lambda: nvml.nvmlDeviceGetName(handle)) or ""
+        receive = call(
+            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        )
+        transmit = call(
+            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        )
+        link_receive, link_transmit = self._link_rates(uuid, handle, now_ns)
+        return Device(
+            name=name.decode() if isinstance(name, bytes) else str(name),
+            used_bytes=int(memory.used) if memory else None,
+            total_bytes=int(memory.total) if memory else None,
+            utilization_ratio=use.gpu / 100 if use else None,
+            power_watts=power / 1000 if power is not None else None,
+            temperature_celsius=call(
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            pcie_receive_bytes_per_second=receive * _KIB if receive is not None else None,
+            pcie_transmit_bytes_per_second=transmit * _KIB if transmit is not None else None,
+            nvlink_receive_bytes_per_second=link_receive,
+            nvlink_transmit_bytes_per_second=link_transmit,
+            xid=self._xids.get(bare_uuid(uuid)),
+            throttle_reasons=self._throttle(handle),
+            ecc_errors=call(
+                lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+        )
+
+    def uuids(self) -> list[str]:
+        """The UUIDs of all devices."""
+        return list(self._handles)
+
+    def driver(self) -> str:
+        """Returns the driver's version; "" without NVML."""
+        if not self._nvml:
+            return ""
+        version = self._call(lambda: self._nvml.nvmlSystemGetDriverVersion()) or ""
+        return version.decode() if isinstance(version, bytes) else str(version)
+
+    def links(self, uuid: str) -> tuple[float | None, str]:
+        """Peak bytes/s of the device's links in one direction, and their kind."""
+        handle = self._handles.get(bare_uuid(uuid))
+        if handle is None:
+            return None, ""
+        nvml, call = self._nvml, self._call
+        most = getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)
+        active = sum(
+            call(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1 for link in range(most)
+        )
+        field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
+        values = call(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])) if active else None
+        if values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
+            return active * values[0].value.uiVal * 1e6, f"{active} NVLinks"
+        return self._pcie(handle)
+
+    def host_link(self, uuid: str) -> tuple[float | None, str]:
+        """Bytes/s between device and host in one direction; unknown without PCIe (Grace Hopper)."""
+        handle = self._handles.get(bare_uuid(uuid))
+        if handle is None:
+            return None, ""
+        field = getattr(self._nvml, "NVML_FI_DEV_C2C_LINK_COUNT", None)
+        values = self._call(partial(self._nvml.nvmlDeviceGetFieldValues, handle, [field]))
+        if field is not None and values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
+            return None, ""
+        return self._pcie(handle)
+
+    def _pcie(self, handle: Any) -> tuple[float | None, str]:
+        generation = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        width = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        lane = _PCIE_LANE.get(generation)
+        if lane is None or not width:
+            return None, ""
+        return lane * width, f"PCIe {generation} x{width}"
+
+    def _throttle(self, handle: Any) -> tuple[str, ...]:
+        mask = self._call(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        return tuple(
+            text
+            for name, text in _THROTTLE
+            if mask & getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)
+        )
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """Returns the result of *function*; None where the device or driver does not support it."""
+        try:
+            return function()
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+
+def bare_uuid(uuid: str | bytes) -> str:
+    """Returns *uuid* in lower case without NVML's prefix ``GPU-`` or ``MIG-``, as torch has it."""
+    text = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return re.sub(r"^(GPU|MIG)-", "", text).lower()

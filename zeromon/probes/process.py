@@ -1,0 +1,94 @@
+"""Watches a process that is not a child of this process: whether it runs, and its exit status."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+from contextlib import suppress
+
+_INFO_SIZE = 64
+_GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11  # PIDFD_GET_INFO, linux/pidfd.h
+_INFO_EXIT = 1 << 3
+_EXIT_CODE_AT = 60
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessWatch:
+    """A process by its pid, distinguished from a later one with the same pid.
+
+    *born_before_ns*: CLOCK_MONOTONIC at a time when the process existed already.
+    Linux 6.15 and later gives the exit status of a process that is not a child, to holders of a pidfd;
+    elsewhere :meth:`status` stays None.
+    """
+
+    def __init__(self, pid: int, born_before_ns: int | None = None) -> None:
+        self.pid = pid
+        self._fd = -1
+        self._status: int | None = None
+        self._born = start_ticks(pid)
+        if born_before_ns is not None and started_after(pid, born_before_ns):
+            self._born = None
+        if self._born is not None:
+            # some builds of Python lack it, and some sandboxes refuse it: alive() then reads /proc
+            with suppress(OSError, AttributeError, OverflowError):
+                self._fd = os.pidfd_open(pid)
+
+    def alive(self) -> bool:
+        """Whether the process still runs; a zombie does not run."""
+        if self._born is None:
+            return False
+        if self._fd < 0:
+            return start_ticks(self.pid) == self._born
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def status(self) -> int | None:
+        """Returns the wait status, as of ``os.waitpid``; None while unknown."""
+        if self._status is None and self._fd >= 0:
+            buffer = bytearray(_INFO_SIZE)
+            struct.pack_into("<Q", buffer, 0, _INFO_EXIT)
+            with suppress(OSError):
+                fcntl.ioctl(self._fd, _GET_INFO, buffer)
+                (mask,) = struct.unpack_from("<Q", buffer, 0)
+                if mask & _INFO_EXIT:
+                    (self._status,) = struct.unpack_from("<i", buffer, _EXIT_CODE_AT)
+        return self._status
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    __del__ = _close
+
+
+def start_ticks(pid: int) -> int | None:
+    """Returns when *pid* started, in clock ticks since boot; None when it does not run."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def started_after(pid: int, mono_ns: int) -> bool:
+    """Whether *pid* was started after *mono_ns*, so that it is another process."""
+    ticks = start_ticks(pid)
+    # ticks include suspends, CLOCK_MONOTONIC does not: only a clear difference counts
+    return ticks is None or ticks / _TICKS * 1e9 > mono_ns + 2e9
+
+
+def describe_status(status: int) -> str:
+    """Returns the wait status as text: ``finished``, ``exit code 1``, ``SIGKILL``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(ValueError):
+            return signal.Signals(number).name
+        return f"signal {number}"
+    code = os.waitstatus_to_exitcode(status)
+    return "finished" if code == 0 else f"exit code {code}"

@@ -1,0 +1,212 @@
+"""The charts over a run's steps, as data: what is read of a step, unit, limit and forecast. Pure.
+
+The terminal view (``zeromon/tui/plots.py``) and the page (``zeromon_dashboard/charts.py``, which the
+HTML report uses, too) each have one renderer that draws any :class:`ChartSpec`. A new chart is a
+function that reads a step, and a line in :data:`CHARTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zeromon.readout import figures
+from zeromon.snapshot import Pool, RankSnapshot, Risk, StepSummary
+from zeromon.snapshot.step import IDLE
+
+
+class StepRow(NamedTuple):
+    """A row of a step history, with the attributes of a ``StepSummary`` that charts read.
+
+    Smaller than a ``StepSummary``, because a page draws ten thousand rows a second.
+    """
+
+    step: int
+    flags: int
+    duration_us: int
+    communication_us: int
+    exposed_us: int
+    offload_blocked_us: int
+    collectives: int
+    micro_steps: int
+    collective_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    rss_bytes: int
+    other_bytes: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether the timing hooks were idle."""
+        return bool(self.flags & IDLE)
+
+    @property
+    def seconds(self) -> float:
+        """The duration."""
+        return self.duration_us / 1e6
+
+    @property
+    def communication_ns(self) -> int:
+        """Length of the union of the timed collectives."""
+        return self.communication_us * 1000
+
+    @property
+    def exposed_ns(self) -> int:
+        """The part of the communication during which nothing was computed."""
+        return self.exposed_us * 1000
+
+    @property
+    def offload_blocked_ns(self) -> int:
+        """How long the training thread waited for offloaded state to move."""
+        return self.offload_blocked_us * 1000
+
+
+def rows_of(columns: Mapping[str, Sequence[int]]) -> list[StepRow]:
+    """The rows of a step history's columns; see :data:`zeromon.storage.step_history.COLUMNS`."""
+    return [*map(StepRow._make, zip(*(columns[name] for name in StepRow._fields), strict=True))]
+
+
+Step = StepSummary | StepRow
+Read = Callable[[Step], float | None]
+"""A step's value in the base unit (seconds, bytes, 0..1); None where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartSpec:
+    """One chart: a line for each rank, or, of many ranks, their highest, median and lowest value."""
+
+    name: str
+    """The chart's name in code and addresses. Of specs that share a name, one applies to a run."""
+    title: str
+    """For people, in lower case."""
+    quantity: str = ""
+    """What of the title's thing is drawn (``reserved``); "" where the title says it."""
+    unit: figures.Unit
+    read: Read
+    share: Read | None = None
+    """The same as a share of the step, 0..1, for views that show shares."""
+    beside: tuple[tuple[str, Read], ...] = ()
+    """Further lines, by name, where a single rank is drawn."""
+    pool: Pool | None = None
+    """The memory whose capacity and forecast are drawn; "" for none."""
+    shared: bool = False
+    """The ranks of a node share the quantity: the limit is that of their sum."""
+    overview: bool = False
+    """Drawn on the terminal's overview, which has room for two or three charts."""
+    applies: Callable[[Sequence[RankSnapshot]], bool] = lambda ranks: True  # noqa: ARG005
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The capacity of a memory, and the rank that is closest to it."""
+
+    rank: RankSnapshot
+    risk: Risk
+
+    @property
+    def nbytes(self) -> int:
+        """The capacity in bytes; 0 where unknown."""
+        return max(0, self.risk.capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A straight line from the newest use of a memory to its capacity."""
+
+    name: str
+    steps: float
+    """Steps until the capacity is reached."""
+    used_bytes: float
+    capacity_bytes: float
+    growth_bytes_per_step: float
+
+    def after(self, steps: float) -> float:
+        """The bytes that are used *steps* later, at most the capacity."""
+        return min(self.capacity_bytes, self.used_bytes + steps * self.growth_bytes_per_step)
+
+
+def charts_of(ranks: Sequence[RankSnapshot]) -> tuple[ChartSpec, ...]:
+    """The charts of a run, in the order of :data:`CHARTS`, one of each name."""
+    return tuple(spec for spec in CHARTS if spec.applies(ranks))
+
+
+def names(*, overview: bool = False) -> tuple[str, ...]:
+    """The names of all charts, or of those on the terminal's overview; one place on a page for each."""
+    return tuple(dict.fromkeys(spec.name for spec in CHARTS if spec.overview or not overview))
+
+
+def limit_of(spec: ChartSpec, ranks: Sequence[RankSnapshot]) -> Limit | None:
+    """The limit that the most endangered of *ranks* has; None for a chart without one."""
+    pairs = [(rank, risk) for rank in ranks for risk in rank.risks if risk.pool == spec.pool]
+    worst = max(pairs, key=lambda pair: pair[1].ratio, default=None) if spec.pool else None
+    return Limit(*worst) if worst is not None else None
+
+
+def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
+    """The expected way to the limit, then the earliest and the latest one; () without growth."""
+    if limit is None or limit.risk.steps_left is None:
+        return ()
+    risk = limit.risk
+    ends = (
+        ("forecast", risk.steps_left),
+        ("soonest", risk.steps_soonest),
+        ("latest", risk.steps_latest),
+    )
+    return tuple(
+        Forecast(
+            name, steps, risk.used_bytes, risk.capacity_bytes, risk.growth_bytes_per_step or 0.0
+        )
+        for name, steps in ends
+        if steps is not None
+    )
+
+
+# ---- the charts -----------------------------------------------------------------------------------
+
+
+def _seconds(step: Step) -> float | None:
+    return step.seconds
+
+
+def _reserved(step: Step) -> float | None:
+    return step.reserved_bytes if step.reserved_bytes >= 0 else None
+
+
+def _allocated(step: Step) -> float | None:
+    return step.allocated_bytes if step.allocated_bytes >= 0 else None
+
+
+def _resident(step: Step) -> float | None:
+    return step.rss_bytes if step.rss_bytes >= 0 else None
+
+
+def _exposed(step: Step) -> float | None:
+    """None for a step whose timing hooks were idle: its communication was not timed."""
+    return None if step.idle else step.exposed_ns / 1e9
+
+
+def _exposed_share(step: Step) -> float | None:
+    seconds = step.seconds
+    return None if step.idle or seconds <= 0 else step.exposed_ns / 1e9 / seconds
+
+
+def _has_device(ranks: Sequence[RankSnapshot]) -> bool:
+    return any(rank.memory is not None for rank in ranks)
+
+
+def _has_none(ranks: Sequence[RankSnapshot]) -> bool:
+    return not _has_device(ranks)
+
+
+CHARTS: tuple[ChartSpec, ...] = (
+    ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=_seconds),
+    ChartSpec(name="memory", title="device memory", quantity="reserved", unit=figures.BYTES,
+              read=_reserved, beside=(("allocated", _allocated),), pool=Pool.DEVICE, overview=True,
+              applies=_has_device),
+    ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_resident,
+              pool=Pool.HOST, shared=True, overview=True, applies=_has_none),
+    ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed,
+              share=_exposed_share, overview=True),
+)  # fmt: skip
+"""Every chart, in the order in which views show them."""

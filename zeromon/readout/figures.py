@@ -1,0 +1,159 @@
+"""The catalogue of figures: what each is called, its unit, how it is read, its metric, its level. Pure.
+
+A view chooses figures from here and decides their order, width and colour. What it does not decide is
+how a figure is read from a snapshot, in which unit it is shown and which thresholds it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from zeromon.focus import oom_ratio
+from zeromon.levels import EXPOSED as EXPOSED_LEVEL
+from zeromon.levels import OOM, Level
+from zeromon.snapshot import FleetNode, RankSnapshot
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A base unit, and how its values are shown."""
+
+    name: str
+    """The base unit, as metric names and file headings have it."""
+    symbol: str
+    """The unit of a chart's axis or a numeric table."""
+    scale: float
+    """What a value in the base unit is multiplied by for *symbol*."""
+    text: Callable[[float], str]
+    """A value with its unit, for people."""
+
+    def scaled(self, value: float | None) -> float | None:
+        """*value* in units of *symbol*; None where it is unknown."""
+        return None if value is None else self.scale * value
+
+
+SECONDS = Unit("seconds", "ms", 1e3, human_seconds)
+RATIO = Unit("ratio", "%", 100, human_ratio)
+BYTES = Unit("bytes", "GiB", 1 / GIB, human_bytes)
+COUNT = Unit("", "", 1, human_count)
+
+OfRank = Callable[[RankSnapshot], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a rank, and of a node or a large run where those have it."""
+
+    name: str
+    """A short key, unique in the catalogue."""
+    label: str
+    """For headings and legends; what follows a comma may be left out."""
+    unit: Unit
+    of_rank: OfRank
+    """None where unknown."""
+    field: str = ""
+    """Its name in :class:`FleetNode` and :attr:`Fleet.spreads`; "" where those lack it."""
+    on_nodes: bool = False
+    """Whether a :class:`FleetNode` has it: that of the node's worst rank."""
+    metrics: tuple[str, ...] = ()
+    """Metrics that carry it, without ``zeromon_``; a later one counts where the first is absent."""
+    level: Level | None = None
+    from_zero: bool = True
+    """Whether a scale of it begins at 0; else differences between ranks would not show."""
+
+    def of_node(self, node: FleetNode) -> float | None:
+        """The value of the node's worst rank; None where unknown."""
+        value: float | None = attrgetter(self.field)(node) if self.on_nodes else None
+        return value
+
+    def text(self, rank: RankSnapshot) -> str:
+        """The value of *rank* for people; ``n/a`` where it is unknown."""
+        value = self.of_rank(rank)
+        return "n/a" if value is None else self.unit.text(value)
+
+    @property
+    def title(self) -> str:
+        """The label up to its comma, for a button."""
+        return self.label.partition(",")[0]
+
+
+def held_bytes(rank: RankSnapshot) -> int | None:
+    """Reserved on the device, or resident on the host where there is none; None where unknown."""
+    nbytes = rank.memory.reserved_bytes if rank.memory else rank.rss_bytes
+    return nbytes if nbytes >= 0 else None
+
+
+def headroom_bytes(rank: RankSnapshot) -> int | None:
+    """What the device's allocator can still take; None without a device or where unknown."""
+    nbytes = rank.memory.headroom_bytes if rank.memory else -1
+    return nbytes if nbytes >= 0 else None
+
+
+STEPS = Figure(
+    name="steps", label="steps", unit=COUNT, of_rank=lambda r: r.step, metrics=("steps_total",)
+)
+STEP = Figure(
+    name="step", label="step time", unit=SECONDS, of_rank=lambda r: r.step_seconds,
+    field="step_seconds", on_nodes=True, metrics=("step_seconds",), from_zero=False,
+)  # fmt: skip
+EXPOSED = Figure(
+    name="exposed", label="exposed communication", unit=RATIO, of_rank=lambda r: r.exposed_ratio,
+    field="exposed_ratio", on_nodes=True, metrics=("exposed_communication_ratio",),
+    level=EXPOSED_LEVEL,
+)  # fmt: skip
+EXPOSED_SECONDS = Figure(
+    name="exposed_seconds", label="exposed, a step", unit=SECONDS,
+    of_rank=lambda r: r.exposed_seconds,
+)  # fmt: skip
+OVERLAP = Figure(
+    name="overlap", label="overlap", unit=RATIO, of_rank=lambda r: r.overlap_ratio,
+    field="overlap_ratio", metrics=("overlap_ratio",),
+)  # fmt: skip
+LATE = Figure(
+    name="late", label="arrives late, a step", unit=SECONDS, of_rank=lambda r: r.late_seconds,
+    field="late_seconds", on_nodes=True, metrics=("late_seconds",),
+)  # fmt: skip
+WAITS = Figure(
+    name="waits", label="waits for others, a step", unit=SECONDS, of_rank=lambda r: r.wait_seconds,
+    field="wait_seconds", on_nodes=True, metrics=("wait_for_late_rank_seconds",),
+)  # fmt: skip
+MEMORY = Figure(
+    name="memory", label="memory", unit=BYTES, of_rank=held_bytes, field="memory_bytes",
+    on_nodes=True, metrics=("memory_reserved_bytes", "host_memory_rss_bytes"), from_zero=False,
+)  # fmt: skip
+HEADROOM = Figure(
+    name="headroom", label="headroom", unit=BYTES, of_rank=headroom_bytes, field="headroom_bytes",
+    metrics=("memory_headroom_bytes",),
+)  # fmt: skip
+RISK = Figure(
+    name="risk", label="OOM risk", unit=RATIO, of_rank=oom_ratio, field="risk_ratio", on_nodes=True,
+    metrics=("oom_risk_ratio",), level=OOM,
+)  # fmt: skip
+
+FIGURES = (
+    STEPS, STEP, EXPOSED, EXPOSED_SECONDS, OVERLAP, LATE, WAITS, MEMORY, HEADROOM, RISK,
+)  # fmt: skip
+"""All figures."""
+
+FIGURE = {figure.name: figure for figure in FIGURES}
+"""The figures by name."""
+
+MAPPED = (EXPOSED, STEP, LATE, WAITS, MEMORY, RISK)
+"""What a map of ranks or nodes can show, the default first."""
+
+SPREAD = (STEP, EXPOSED, OVERLAP, LATE, MEMORY, HEADROOM, RISK)
+"""What a table of the spread over all ranks of a large run shows."""
+
+ON_NODES = tuple(figure for figure in FIGURES if figure.on_nodes)
+"""What a node of a large run has."""
+
+OVER_RANKS = tuple(figure for figure in FIGURES if figure.field)
+"""What the spread over all ranks of a large run is known of."""
+
+FIELD_OF_METRIC = {metric: f.field for f in OVER_RANKS for metric in f.metrics}
+"""Metric name without ``zeromon_`` -> the name in :class:`FleetNode` and :attr:`Fleet.spreads`."""

@@ -1,0 +1,78 @@
+"""A collective that does not end, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zeromon.readout.text import doing
+from zeromon.snapshot import Hang, HangKind, RunSnapshot
+from zeromon.units import human_count
+
+_MOST_MISSING = 4
+_MOST_RANKS = 8
+
+
+def hang_headline(run: RunSnapshot, hang: Hang) -> str:
+    """What hangs, how many ranks wait, and who is missing: one line without detail."""
+    waiting = len(hang.waiting) if run.fleet is None else run.fleet.waiting
+    text = f"{_title(hang)}: {human_count(waiting)} wait"
+    if hang.missing:
+        text += f", rank {', '.join(map(str, hang.missing[:_MOST_MISSING]))} missing"
+    silent = [node.node for node in run.nodes if node.silent]
+    if silent:
+        text += f", no report from node {', '.join(silent[:3])}"
+    return text
+
+
+def hang_kind(hang: Hang) -> str:
+    """What hangs, and what is wrong with it."""
+    return f"{_title(hang)}: {hang.kind}"
+
+
+def _title(hang: Hang) -> str:
+    return f"{hang.op} in {hang.group} does not end"
+
+
+def hang_text(run: RunSnapshot, hang: Hang) -> str:
+    """What hangs, who waits, who is missing, what the missing ranks do, and on which node they are."""
+    activity = {remote.rank: remote.doing for remote in run.away}
+    activity |= {rank.rank: doing(rank) for rank in run.ranks}
+    lasts = f"has not ended for {hang.seconds:.0f} s" if hang.seconds else "broke off"
+    parts = [f"{_collective(hang)} {lasts}: {hang.kind}"]
+    if HangKind(hang.kind).is_mismatch and hang.calls:
+        parts.append("; ".join(hang.calls))
+    elif run.fleet is not None:
+        parts.append(f"{human_count(run.fleet.waiting)} ranks are waiting")
+    else:
+        parts.append(f"{_ranks(hang.waiting, run.node_of)} waiting")
+    parts += [
+        f"{_ranks((rank,), run.node_of).removesuffix(' is')} has not called it, it is "
+        f"{activity.get(rank, 'unknown')}"
+        for rank in hang.missing[:_MOST_MISSING]
+    ]
+    if len(hang.missing) > _MOST_MISSING:
+        parts.append(f"nor have {len(hang.missing) - _MOST_MISSING} more")
+    if hang.dead:
+        parts.append(f"{_ranks(hang.dead, run.node_of)} dead")
+    if hang.elsewhere:
+        parts.append(f"{_ranks(hang.elsewhere, run.node_of)} not heard")
+    return "; ".join(parts)
+
+
+def _collective(hang: Hang) -> str:
+    """``all_gather #12 of group world (1,000 B)``; without number and size where they are unknown."""
+    if hang.nbytes < 0:  # read from Prometheus, which has neither
+        return f"{hang.op} in {hang.group}"
+    return f"{hang.op} #{abs(hang.sequence)} of group {hang.group} ({hang.nbytes:,} B)"
+
+
+def _ranks(ranks: Sequence[int], node_of: Callable[[int], str]) -> str:
+    """``ranks 2, 3 on node-b are``; a rank of this node comes without the node's name."""
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks[:_MOST_RANKS]:
+        by_node.setdefault(node_of(rank), []).append(rank)
+    shown = " and ".join(
+        ", ".join(map(str, some)) + (f" on {node}" if node else "")
+        for node, some in by_node.items()
+    ) + (", ..." if len(ranks) > _MOST_RANKS else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} {'are' if len(ranks) > 1 else 'is'}"

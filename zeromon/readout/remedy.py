@@ -1,0 +1,86 @@
+"""A remedy in words: the cause, the change, what it is expected to achieve, and its price. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zeromon.snapshot import Remedy
+from zeromon.units import human_bytes, human_seconds
+
+_LEAST_SHOWN_SECONDS = 5e-7
+"""A shorter time is shown as ``0 us``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    """One line of the change that a remedy proposes."""
+
+    text: str
+    kind: str
+    """``added``, ``removed``, or "" for context."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyText:
+    """The parts of a remedy, for a view to place and colour."""
+
+    cause: str
+    """``because ...``"""
+    dialect: str
+    """What the diff changes, such as ``DeepSpeed JSON``."""
+    diff: tuple[DiffLine, ...]
+    expected: tuple[str, ...]
+    """Effects: a shorter step, less memory, and what else is expected."""
+    price: str
+
+    @property
+    def reason(self) -> str:
+        """The line above the diff: the cause, and what the diff changes."""
+        return f"{self.cause}; {self.dialect}:"
+
+    @property
+    def outlook(self) -> str:
+        """The line below the diff: the expected effects, and the cost."""
+        return f"expected: {', '.join(self.expected)}; cost: {self.price}"
+
+
+def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> RemedyText:
+    """*remedy* in words; *size* formats bytes."""
+    expected = [f"a step {gain} shorter"] if (gain := gain_text(remedy)) else []
+    if remedy.frees_bytes is not None:
+        expected.append(f"{size(remedy.frees_bytes)} less a rank")
+    if remedy.effect:
+        expected.append(remedy.effect)
+    return RemedyText(
+        cause=f"because {remedy.cause}",
+        dialect=remedy.dialect,
+        diff=tuple(_diff_line(line) for line in remedy.diff.splitlines()),
+        expected=tuple(expected),
+        price=remedy.price or "none",
+    )
+
+
+def _diff_line(line: str) -> DiffLine:
+    return DiffLine(line, {"+": "added", "-": "removed"}.get(line.strip()[:1], ""))
+
+
+def gain_text(remedy: Remedy) -> str:
+    """``12.0 ms to 30.0 ms``; ``up to 30.0 ms`` where the gain may be nothing; "" for no gain."""
+    low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
+    if low is None or high is None:
+        return ""
+    span = human_seconds(high)
+    return f"up to {span}" if low < _LEAST_SHOWN_SECONDS else f"{human_seconds(low)} to {span}"
+
+
+def effect_text(remedy: Remedy | None, size: Callable[[float], str] = human_bytes) -> str:
+    """The effect for a table: ``-12.0 ms a step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
+    if remedy is None:
+        return ""
+    low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
+    if low is not None and low >= _LEAST_SHOWN_SECONDS:
+        return f"-{human_seconds(low)} a step"
+    if high:
+        return f"up to -{human_seconds(high)}"
+    return f"-{size(remedy.frees_bytes)}" if remedy.frees_bytes is not None else ""

@@ -1,0 +1,249 @@
+"""Sentences about a run and its ranks, for every view. Pure.
+
+A finding's own sentence stands with its rule. Names come from the run: a view cleans or escapes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zeromon.focus import first_failed
+from zeromon.snapshot import (
+    NOT_SEEN,
+    Capture,
+    CaptureState,
+    Finding,
+    NodeView,
+    Pool,
+    RankSnapshot,
+    Risk,
+    RiskCause,
+    RunSnapshot,
+    Severity,
+    Straggler,
+)
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+# ---- the run ---------------------------------------------------------------------------------------
+
+
+def verdict(run: RunSnapshot) -> str:
+    """One sentence: how the run is, or how it ended."""
+    if not run.ranks:
+        return run.note or "no rank has reported yet"
+    failed = [rank for rank in run.ranks if rank.failed]
+    steps = max(rank.steps for rank in run.ranks)
+    if failed:
+        first = first_failed(failed)
+        if first.stopped:
+            return f"stopped by {first.stopped} after step {first.step}"
+        count = len(failed) if run.fleet is None else run.fleet.failed
+        others = f" (and {count - 1} more)" if count > 1 else ""
+        return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
+    if all(rank.silent for rank in run.ranks):
+        return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
+    if run.ended:
+        return f"finished after {human_count(steps)} steps"
+    if stall_finding(run) is not None:
+        return f"stalled after step {human_count(steps)}"
+    return f"running, step {human_count(steps)}"
+
+
+STALLS = frozenset(("collective_in_flight", "stalled"))
+"""Rules whose critical findings say that a run makes no progress."""
+
+
+def stall_finding(run: RunSnapshot) -> Finding | None:
+    """The finding that says that *run* makes no progress; None while it does, or a pause is expected."""
+    if run.ended:
+        return None
+    critical = (f for f in run.findings if f.severity is Severity.CRITICAL)
+    return next((f for f in critical if f.rule in STALLS), None)
+
+
+def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
+    """``8 ranks on node0003 not seen for 40 s``."""
+    count = len(silent) if run.fleet is None else max(len(silent), run.fleet.silent)
+    nodes = sorted({rank.node for rank in silent})
+    more = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    where = f"on {', '.join(nodes[:2])}{more}"
+    return f"{human_count(count)} rank{'s' * (count != 1)} {where} {silent[0].ended}"
+
+
+def silent_for(seconds: float) -> str:
+    """``not seen for 40 s``: what Prometheus has no samples of any more."""
+    return f"{NOT_SEEN} {human_seconds(round(seconds))}"
+
+
+def node_lost(node: NodeView) -> str:
+    """``node b has not reported for 40 s``."""
+    return f"node {node.node} has not reported for {human_seconds(node.heard_seconds)}"
+
+
+def capture_text(capture: Capture, step: int) -> str:
+    """How far a trace capture is; *step*: the newest step that has ended."""
+    if capture.state == CaptureState.WAITING:
+        return f"trace {capture.number}: begins with step {capture.first}, step {step} has ended"
+    if capture.state == CaptureState.RECORDING:
+        last = capture.first + capture.steps - 1
+        return f"trace {capture.number}: {'saving' if step >= last else 'recording'}"
+    return f"trace {capture.number}: {capture.state}"
+
+
+# ---- one rank --------------------------------------------------------------------------------------
+
+
+def doing(rank: RankSnapshot) -> str:
+    """What a rank was last seen doing: ``in backward, unit layers.3, all_gather #451 in flight``."""
+    if not rank.phase:
+        return "running"  # read from Prometheus, which does not know more
+    parts = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
+    if rank.unit:
+        parts.append(f"unit {rank.unit}")
+    if rank.in_flight:
+        oldest = rank.in_flight[0]
+        parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
+    elif rank.stack:
+        parts.append(f"at {script_frame(rank.stack)}")
+    return ", ".join(parts)
+
+
+def state_text(rank: RankSnapshot) -> str:
+    """How a rank ended, else its phase: for a table cell."""
+    phase = "running" if rank.phase == "other" else rank.phase or "up"
+    return (rank.ended or phase).replace("_", " ")
+
+
+def script_frame(stack: Sequence[str]) -> str:
+    """The innermost frame of *stack* in the user's own code: neither installed nor Python's own."""
+    own = [frame for frame in stack if not any(part in frame for part in _NOT_THE_SCRIPT)]
+    return (own or list(stack))[-1]
+
+
+_NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
+
+
+def host_evidence(rank: RankSnapshot) -> str:
+    """What the kernel counted and what the rank held when the kernel killed it for memory."""
+    host = rank.host
+    if host is None:
+        return ""
+    where = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
+    times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
+    text = f"the {where} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
+    return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
+
+
+UNATTRIBUTED_NAMES = {
+    "activation_temp": "activation + temp",
+    "reserved_unallocated": "reserved, unallocated",
+    "non_torch": "non-torch",
+    "other": "rest of RSS",
+}
+"""Memory that no role accounts for, by :attr:`Unattributed.kind`."""
+
+# ---- risk ------------------------------------------------------------------------------------------
+
+
+def risk_text(risk: Risk, rank: RankSnapshot) -> str:
+    """``host memory runs out at about step 1,840 (in 231 steps, 12 min; ...): it grows ... a step``."""
+    level = f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
+    if risk.pool == Pool.HOST:  # which the ranks share
+        level += ", all ranks together"
+    if risk.steps_left is None:
+        why = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
+        return f"{risk.pool} memory: {level} in use{why}"
+    left = risk.steps_left
+    details = [f"in {human_count(left)} steps"]
+    if rank.step_seconds:
+        details.append(human_seconds(left * rank.step_seconds))
+    text = f"{risk.pool} memory runs out at about step {human_count(rank.step + left)}"
+    if risk.steps_soonest is not None and risk.steps_latest is not None:
+        soonest, latest = human_count(risk.steps_soonest), human_count(risk.steps_latest)
+        details.append(f"between {soonest} and {latest} steps")
+    grows = f"grows {human_bytes(risk.growth_bytes_per_step)} a step, now {level}"
+    return f"{text} ({', '.join(details)}): {_TRENDS.get(risk.cause, _OTHERS)} {grows}"
+
+
+_CAUSES = {
+    RiskCause.STATIC: "no margin is left",
+    RiskCause.SPIKE: "its largest steps, by their tail, will pass the capacity",
+    RiskCause.FRAGMENTATION: "reserved and not used, and allocations had to be retried",
+}
+_OTHERS = "what others hold"
+_TRENDS = {RiskCause.GROWTH: "it", RiskCause.FRAGMENTATION: "what is reserved and not used"}
+
+
+def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str:
+    """``rank 3 runs out of device memory at about step 1,840, in 12 min: ... grow 31 MiB a step``."""
+    is_host = risk.pool == Pool.HOST
+    if risk.steps_left is None:
+        return ("" if is_host else subject(rank.rank)) + risk_text(risk, rank)
+    step = human_count(rank.step + risk.steps_left)
+    time = roughly(risk.steps_left * rank.step_seconds) if rank.step_seconds else ""
+    what, grows = _growing(rank, risk), human_bytes(risk.growth_bytes_per_step)
+    if short:
+        who = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
+        return f"{who} memory full at ~step {step}{time and f', {time}'}: {what} +{grows}/step"
+    who = "the ranks run" if is_host else f"rank {rank.rank} runs"
+    text = f"{who} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
+    return f"{text}: {what} grow{'s' * (not what.endswith('s'))} {grows} a step"
+
+
+def _growing(rank: RankSnapshot, risk: Risk) -> str:
+    """What the trend is of; of growth, the role that has grown most."""
+    if risk.cause != RiskCause.GROWTH:
+        return _TRENDS.get(risk.cause, _OTHERS)
+    grown = max(rank.roles, key=lambda row: row.grown_bytes, default=None)
+    if grown is None or grown.grown_bytes <= 0:
+        return "use"
+    name = grown.role.replace("_", " ")
+    return name if name.endswith("state") else f"{name}s"
+
+
+def roughly(seconds: float) -> str:
+    """``64 s``, ``12 min``, ``3.5 h``: a forecast has no more digits."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# ---- findings and stragglers -----------------------------------------------------------------------
+
+
+class About(Protocol):
+    """A finding, of a snapshot or of a record."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that the finding is about; -1 for the whole run."""
+
+    @property
+    def text(self) -> str:
+        """The rule's own sentence."""
+
+
+def subject(rank: int) -> str:
+    """``rank 3: ``; "" for -1, the whole run."""
+    return f"rank {rank}: " if rank >= 0 else ""
+
+
+def finding_text(finding: About) -> str:
+    """``rank 3: ...``: whom a finding is about, and its sentence."""
+    return f"{subject(finding.rank)}{finding.text}"
+
+
+def straggler_text(late: Straggler) -> str:
+    """``rank 3 is late: the others wait 12.0 ms a step (3.1 %) since step 40; ...``."""
+    cost = f"{human_seconds(late.late_seconds)} a step ({human_ratio(late.share)})"
+    since = f" since step {human_count(late.since_step)}" if late.since_step else ""
+    reason = f"; {why}" if (why := straggler_reason(late)) else ""
+    return f"{late.who} is late: the others wait {cost}{since}{reason}"
+
+
+def straggler_reason(late: Straggler) -> str:
+    """In which phase a straggler spends more time than the others, and why; "" where unknown."""
+    phase = late.phase.replace("_", " ")
+    longer = f"its {phase} is longer by {human_seconds(late.longer_seconds)}" if phase else ""
+    return "; ".join(part for part in (longer, late.cause) if part)

@@ -1,0 +1,1 @@
+"""A run as text: the report of a live or recorded run."""

@@ -1,0 +1,131 @@
+"""What a run communicates, as text: by operation, by unit, by size. Pure."""
+
+from __future__ import annotations
+
+from zeromon.focus import most_exposed
+from zeromon.report.table import table
+from zeromon.snapshot import (
+    RankSnapshot,
+    RunSnapshot,
+)
+from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
+
+
+def communication(run: RunSnapshot) -> str:
+    """The collectives of the first rank by operation and group, in all."""
+    rank = run.ranks[0]
+    header = ("op", "group", "calls", "bytes", "time", "exposed", "busbw")
+    rows = [
+        (
+            row.op,
+            f"{row.group}({row.group_size})",
+            human_count(row.count),
+            human_bytes(row.nbytes),
+            human_seconds(row.seconds) if row.seconds else "-",
+            human_seconds(row.exposed_seconds) if row.seconds else "-",
+            human_rate(row.busbw_bytes_per_second) if row.timed else "-",
+        )
+        for row in rank.collectives
+    ]
+    lines = [f"Communication of rank {rank.rank}", table(header, rows) if rows else "  none"]
+    if rank.untimed:
+        unknown = sum(rank.unattributed.values())
+        of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""
+        lines.append(
+            f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
+            f" one by one{of_them}"
+        )
+    return "\n".join(lines)
+
+
+def units(run: RunSnapshot, most: int) -> str:
+    """What communicates, by unit or bucket, on the rank that waits most; "" without any."""
+    rank = most_exposed(run.ranks)
+    if rank is None or not rank.traffic:
+        return ""
+    rows = [
+        (
+            row.unit or f"({row.group})",
+            row.op,
+            row.phase.replace("_", " "),
+            human_calls(row.calls),
+            human_bytes(row.nbytes),
+            human_seconds(row.seconds),
+            human_seconds(row.wait_seconds) if row.wait_seconds is not None else "-",
+            human_seconds(row.exposed_seconds),
+            human_rate(row.busbw_bytes_per_second) if row.busbw_bytes_per_second else "-",
+            human_rate(row.best_busbw_bytes_per_second) if row.best_busbw_bytes_per_second else "-",
+        )
+        for row in rank.traffic[:most]
+    ]
+    head = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
+    lines = [f"What rank {rank.rank} waits for, a step (mean of the last ten)", table(head, rows)]
+    rest = rank.traffic[most:]
+    if rest:
+        exposed = sum(row.exposed_seconds for row in rest)
+        lines.append(f"  ... and {len(rest)} more, {human_seconds(exposed)} exposed")
+    waits = [row for row in rank.traffic if row.wait_seconds is not None]
+    if waits:
+        waited, moved = (
+            sum(row.wait_seconds or 0.0 for row in waits),
+            sum(row.transfer_seconds or 0.0 for row in waits),
+        )
+        lines.append(
+            f"  in all: {human_seconds(moved)} of transfer, {human_seconds(waited)} of waiting for "
+            "ranks that come later"
+        )
+    peak = _link_peaks(rank)
+    return "\n".join(lines + ([peak] if peak else []))
+
+
+def _link_peaks(rank: RankSnapshot) -> str:
+    links = rank.links
+    if links is None:
+        return ""
+    parts = []
+    for rate, what, kind, far in (
+        (links.device_bytes_per_second, "between devices", links.device_kind, False),
+        (links.network_bytes_per_second, "between nodes", links.network_kind, True),
+    ):
+        best = max(
+            (r.best_busbw_bytes_per_second for r in rank.traffic if (r.nodes > 1) is far), default=0
+        )
+        if rate and best:
+            parts.append(
+                f"{human_rate(rate)} {what} ({kind}), of which the best is {human_ratio(best / rate)}"
+            )
+    return f"  the links' peak: {'; '.join(parts)}" if parts else ""
+
+
+def sizes(run: RunSnapshot) -> str:
+    """How large the collectives of the rank that waits most are; "" without any."""
+    rank = most_exposed(run.ranks)
+    if rank is None or not rank.sizes:
+        return ""
+    bounds = [*(f"<= {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
+    shown = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.sizes)]
+    rows = [
+        (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in shown))
+        for row in rank.sizes
+    ]
+    header = ("op", *(bounds[i] for i in shown))
+    return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
+
+
+def checked(rank: RankSnapshot) -> str:
+    """How far the live figure is from the last trace; "" without one."""
+    if rank.check is None or rank.check.error_ratio is None:
+        return ""
+    steps = ", ".join(map(str, rank.check.steps[:4])) + (", ..." if rank.check.steps[4:] else "")
+    return (
+        f"rank {rank.rank}: the live exposed time is {rank.check.error_ratio * 100:+.1f} % off the "
+        f"trace of step {steps}"
+    )

@@ -1,0 +1,103 @@
+"""How ranks ended, and what their memory was before that, as text. Pure."""
+
+from __future__ import annotations
+
+from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.text import UNATTRIBUTED_NAMES, doing, host_evidence
+from zeromon.report.table import table
+from zeromon.snapshot import (
+    KILLED_FOR_MEMORY,
+    RankSnapshot,
+    RunSnapshot,
+    StepSummary,
+)
+from zeromon.units import human_bytes, human_count, human_ratio
+
+
+def deaths(run: RunSnapshot) -> str:
+    """How each failed rank ended, and what its memory was before; "" where none failed."""
+    lines = []
+    for rank in run.ranks:
+        if not rank.failed:
+            continue
+        lines.append(
+            f"  rank {rank.rank}: {rank.ended}; last seen in step {rank.step + 1}, {doing(rank)}"
+        )
+        if rank.exception:
+            lines.append(f"    {rank.exception}")
+        if rank.ended == KILLED_FOR_MEMORY:
+            lines.append(f"    {host_evidence(rank)}")
+        largest = sorted(_held(rank), reverse=True)[:3]
+        if largest and (rank.ended == KILLED_FOR_MEMORY or rank.out_of_memory is not None):
+            parts = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
+            lines.append(f"    most of it: {parts}")
+        if rank.out_of_memory is not None:
+            lines += [f"    {line}" for line in _out_of_memory(rank)]
+        lines += _before_death(rank)
+    return "Deaths\n" + "\n".join(lines) if lines else ""
+
+
+def _held(rank: RankSnapshot) -> list[tuple[int, str]]:
+    """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
+    on_device = rank.out_of_memory is not None
+    roles = [
+        (row.device_bytes if on_device else row.host_bytes, row.role.replace("_", " "))
+        for row in rank.roles
+    ]
+    place = "device" if on_device else "host"
+    rest = [
+        (r.nbytes, UNATTRIBUTED_NAMES[r.kind])
+        for r in unattributed_memory(rank)
+        if r.place == place
+    ]
+    return roles + rest
+
+
+def _out_of_memory(rank: RankSnapshot) -> list[str]:
+    """What the allocator said when it failed."""
+    oom = rank.out_of_memory
+    if oom is None:
+        return []
+    lines = [
+        f"asked for {human_bytes(oom.requested_bytes)}; {human_bytes(oom.free_bytes)} of "
+        f"{human_bytes(oom.total_bytes)} were free on the device"
+    ]
+    if oom.largest_block_bytes >= 0:
+        lines[0] += f", the largest block in the cache was {human_bytes(oom.largest_block_bytes)}"
+    memory = rank.memory
+    if memory is not None and memory.reserved_bytes > 0:
+        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+        lines.append(
+            f"reserved and not allocated at the last sample: {human_bytes(slack)} "
+            f"({human_ratio(slack / memory.reserved_bytes)} of what was reserved)"
+        )
+    return lines
+
+
+_LOOK_BACK_SECONDS = (300, 60, 30, 10, 3, 0)
+
+
+def _before_death(rank: RankSnapshot) -> list[str]:
+    """What its memory was in the time before."""
+    if not rank.recent:
+        return []
+    end = max(rank.last_event_ns, rank.recent[-1].end_ns)
+    shown: dict[int, tuple[float, StepSummary]] = {}
+    for seconds in _LOOK_BACK_SECONDS:
+        before = [s for s in rank.recent if end - s.end_ns >= seconds * 1e9]
+        if before:
+            shown[before[-1].step] = ((end - before[-1].end_ns) / 1e9, before[-1])
+    if len(shown) < 2:
+        return []
+    rows = [
+        (
+            f"-{ago:.1f} s",
+            human_count(step.step),
+            human_bytes(step.rss_bytes),
+            human_bytes(step.allocated_bytes) if step.allocated_bytes >= 0 else "-",
+            human_bytes(step.reserved_bytes) if step.reserved_bytes >= 0 else "-",
+        )
+        for ago, step in shown.values()
+    ]
+    lines = table(("before", "step", "RSS", "allocated", "reserved"), rows).splitlines()
+    return [f"  {line}" for line in lines]

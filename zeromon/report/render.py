@@ -1,0 +1,136 @@
+"""The report of a run: a text that fits a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zeromon.readout.breakdown import PART_NAMES, PHASES, WINDOW
+from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
+from zeromon.readout.remedy import remedy_text
+from zeromon.readout.text import finding_text, state_text, verdict
+from zeromon.report.communication import checked, communication, sizes, units
+from zeromon.report.configuration import engines, settings
+from zeromon.report.deaths import deaths
+from zeromon.report.memory import memory, offload, roles
+from zeromon.report.table import table
+from zeromon.snapshot import (
+    Finding,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    Severity,
+    StepRange,
+)
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+_MOST_RANKS = 32
+_MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
+
+
+def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
+    """The whole report; *ranges*: the parts of a long run, for its course over time."""
+    blocks = [_head(run)]
+    if run.ranks:
+        blocks += [
+            spreads(run), _ranks(run), _over_time(ranges), _phases(run), communication(run),
+            units(run, 8), sizes(run), memory(_shown(run)), roles(run), offload(run), engines(run),
+            deaths(run), settings(run, written_only=True),
+        ]  # fmt: skip
+    blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _head(run: RunSnapshot) -> str:
+    first = run.ranks[0] if run.ranks else None
+    lines = [f"run {run.run}: {verdict(run)}"]
+    if run.command:
+        lines.append(f"  command   {' '.join(run.command)}")
+    if first is not None:
+        count = len(run.ranks) if run.fleet is None else run.fleet.ranks
+        ranks = f"{count} of {first.world_size} ranks on {run.node}"
+        lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
+    lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
+    return "\n".join(lines)
+
+
+def _shown(run: RunSnapshot) -> Sequence[RankSnapshot]:
+    return run.ranks[:_MOST_RANKS]
+
+
+def _ranks(run: RunSnapshot) -> str:
+    header = ("rank", "steps", "step", "exposed", "share", "overlap", "state")
+    rows = [
+        (
+            str(rank.rank),
+            human_count(rank.steps),
+            *(figure.text(rank) for figure in (STEP, EXPOSED_SECONDS, EXPOSED, OVERLAP)),
+            state_text(rank),
+        )
+        for rank in _shown(run)
+    ]
+    more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
+    tail = f"\n  ... and {more} more ranks" if more > 0 else ""
+    tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
+    return f"Steps (median of the last {WINDOW})\n{table(header, rows)}{tail}"
+
+
+def spreads(run: RunSnapshot) -> str:
+    """How figures spread over all ranks, where a snapshot has only some of them; "" where it has all."""
+    fleet = run.fleet
+    if fleet is None:
+        return ""
+    rows = [
+        (figure.label, *map(figure.unit.text, (s.least, s.p5, s.median, s.p95, s.most)))
+        for figure in SPREAD
+        if (s := fleet.spreads.get(figure.field)) is not None
+    ]
+    header = ("all ranks", "least", "5 %", "median", "95 %", "most")
+    return f"How {human_count(fleet.ranks)} ranks spread\n{table(header, rows)}"
+
+
+def _over_time(ranges: Sequence[StepRange]) -> str:
+    """Step time, exposed share and memory over a long run; "" without *ranges*."""
+    if not ranges:
+        return ""
+    rows = [
+        (
+            f"{human_count(part.first_step)} to {human_count(part.last_step)}",
+            human_seconds(part.step_seconds),
+            human_ratio(part.exposed_ratio),
+            human_bytes(part.rss_bytes),
+            human_bytes(part.reserved_bytes) if part.reserved_bytes >= 0 else "-",
+        )
+        for part in ranges
+    ]
+    header = ("steps", "step", "exposed", "RSS", "reserved")
+    return f"Over the whole run (median step; the most bytes on any rank)\n{table(header, rows)}"
+
+
+def _phases(run: RunSnapshot) -> str:
+    total: dict[str, float] = {}
+    for rank in run.ranks:
+        for phase, seconds in rank.phase_seconds.items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    spent = sum(total.values())
+    shown = [name for name in PHASES if name != "cpu_optimizer" or total.get(name)]
+    parts = [
+        f"{PART_NAMES[name]} {human_ratio(total.get(name, 0.0) / spent)}" for name in shown if spent
+    ]
+    return "Where the time of a step goes\n  " + (", ".join(parts) or "no step yet")
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return ""
+    lines = []
+    for f in findings:
+        lines.append(f"{_MARKS[f.severity]} {f.code} {finding_text(f)}")
+        if f.remedy is not None:
+            lines += [f"     {line}" for line in _remedy_lines(f.remedy)]
+    return "Findings (zeromon rule CODE explains them)\n" + "\n".join(lines)
+
+
+def _remedy_lines(remedy: Remedy) -> list[str]:
+    """Cause, change, what it is expected to do, and its price."""
+    text = remedy_text(remedy)
+    return [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]

@@ -1,0 +1,40 @@
+"""Replaces files as a whole: a reader sees the old content or the new, never a part of it.
+
+The package's only way to replace a file. The agents use it too, so it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
+    """Yields a new empty file beside *path*; it becomes *path* when the block ends without an error.
+
+    A *private* file has mode 0600, also where the block makes a new file of that name; another one
+    follows the umask. When the block raises, *path* stays as it was and the new file is removed.
+    Raises :class:`OSError` when the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # of a killed process that had the same number
+    mode = 0o600 if private else 0o666
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
+    try:
+        yield temporary
+        if private:
+            temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def replace_file(path: Path, content: bytes | str, *, private: bool = True) -> None:
+    """Replaces the content of *path* by *content*, text as UTF-8; see :func:`replacing`."""
+    with replacing(path, private=private) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,0 +1,337 @@
+"""The crash-surviving record: one mmap file a rank, one writer, any number of readers.
+
+File layout (little-endian)::
+
+    0     header: magic, version, record size, capacity, names size, pid, flags, rank, clocks
+    256   bytes used in the name table (8 bytes, stored last)
+    4096  name table: append-only entries of id, kind, length, CRC and a JSON text
+    ...   `capacity` records of 64 bytes (see :mod:`zeromon.ring.events`), overwritten in turn
+
+The mapping is MAP_SHARED, so the pages outlive the process, also after ``kill -9``.
+
+A reader proves each record whole. The writer stores the leading sequence number first and the
+trailing one last (one ``pack_into``); the reader looks at the trailing one first, copies, and looks
+at the leading one last. That needs stores and loads in program order, which x86-64 guarantees; on
+other machines the writer adds a CRC, and the reader checks it.
+The trailing number also tells a slot's age, so the reader needs no shared head counter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import platform
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zeromon.errors import RingError, RingVersionError
+from zeromon.ring.atomic import replacing
+from zeromon.ring.events import RECORD, RECORD_SIZE, Raw
+
+MAGIC = b"ZEROMON\0"
+VERSION = 1
+HEADER_SIZE = 4096
+CAPACITY = 1 << 16
+NAMES_SIZE = 1 << 18
+FLAG_CRC = 1
+
+_HEADER = struct.Struct("<8sIIQQqIiQQ")
+_NAMES_USED_AT = 256
+_NAMES_USED = struct.Struct("<Q")
+_NAME = struct.Struct("<HHII")
+_PACKED = struct.Struct("<QqIIqqqqQ")  # RECORD in fewer, wider words: cheaper to write
+_BODY = struct.Struct("<QqIIqqqq")
+_TAIL = struct.Struct("<II")
+_CHUNK = 8192
+_PATIENCE = 3
+
+WriteRecord = Callable[[int, int, int, int, int, int, int], None]
+"""``write(t_ns, head, place, a, b, c, d)``; *head* and *place* as :mod:`zeromon.ring.events` packs
+them."""
+
+
+class NameKind:
+    """What a name-table entry describes."""
+
+    META = 1
+    GROUP = 2
+    UNIT = 3
+    TEXT = 4
+
+
+class Name(NamedTuple):
+    """An entry of the name table. *payload* is the decoded JSON object."""
+
+    kind: int
+    id: int
+    payload: dict[str, Any]
+
+
+class RingHeader(NamedTuple):
+    """What the head of a ring file says."""
+
+    capacity: int
+    names_size: int
+    pid: int
+    flags: int
+    rank: int
+    wall_ns: int
+    """CLOCK_REALTIME when the ring was made."""
+    mono_ns: int
+    """CLOCK_MONOTONIC at the same moment."""
+
+
+def needs_crc() -> bool:
+    """Whether this machine may reorder the stores of one record."""
+    return platform.machine().lower() not in ("x86_64", "amd64", "i686")
+
+
+def ring_size(capacity: int = CAPACITY, names_size: int = NAMES_SIZE) -> int:
+    """Bytes of a ring file."""
+    return HEADER_SIZE + names_size + capacity * RECORD_SIZE
+
+
+class RingWriter:
+    """The one writer of a ring. :attr:`write` is a closure, because a method call costs more.
+
+    *pid*: of this process as its collector sees it, where that is not as it sees itself.
+
+    Raises :class:`RingError` when the file cannot be made at its full size: a sparse file on a full
+    tmpfs would end the training process with SIGBUS later.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rank: int,
+        capacity: int = CAPACITY,
+        names_size: int = NAMES_SIZE,
+        crc: bool | None = None,
+        pid: int = 0,
+    ) -> None:
+        if capacity & (capacity - 1):
+            raise ValueError(f"capacity must be a power of two, not {capacity}")
+        self.path = path
+        self.capacity = capacity
+        self._names_size = names_size
+        self._names_used = 0
+        self._next_name = 1
+        self._naming = threading.Lock()
+        self._crc = needs_crc() if crc is None else crc
+        self._map = self._create(rank, pid or os.getpid())
+        self._muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
+        self.write: WriteRecord = self._make_write()
+
+    def _create(self, rank: int, pid: int) -> mmap.mmap:
+        size = ring_size(self.capacity, self._names_size)
+        try:
+            with replacing(self.path) as temporary, temporary.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                ring = mmap.mmap(file.fileno(), size)
+                flags = FLAG_CRC if self._crc else 0
+                clocks = (time.time_ns(), time.monotonic_ns())
+                head = (MAGIC, VERSION, RECORD_SIZE, self.capacity, self._names_size)
+                _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
+        except OSError as error:
+            raise RingError(f"cannot create {self.path}: {error.strerror}") from error
+        return ring
+
+    def _make_write(self) -> WriteRecord:
+        ring, mask, following = self._map, self.capacity - 1, itertools.count(1).__next__
+        start = HEADER_SIZE + self._names_size
+        pack, body, tail, crc32 = _PACKED.pack_into, _BODY.pack, _TAIL.pack, zlib.crc32
+        muted = self._muted
+
+        def write(t: int, head: int, place: int, a: int, b: int, c: int, d: int) -> None:
+            if muted:
+                return
+            n = following()
+            pack(ring, start + ((n & mask) << 6), n, t, head, place, a, b, c, d, n)
+
+        def write_crc(t: int, head: int, place: int, a: int, b: int, c: int, d: int) -> None:
+            if muted:
+                return
+            n = following()
+            record = body(n, t, head, place, a, b, c, d)
+            at = start + ((n & mask) << 6)
+            ring[at : at + 64] = record + tail(n & 0xFFFFFFFF, crc32(record))
+
+        return write_crc if self._crc else write
+
+    def name(self, kind: int, payload: dict[str, Any]) -> int:
+        """Adds an entry to the name table and returns its id; 0 when the table is full."""
+        if self._muted:
+            return 0
+        text = json.dumps(payload, separators=(",", ":"), default=str).encode()
+        with self._naming:
+            return self._append_name(kind, text)
+
+    def _append_name(self, kind: int, text: bytes) -> int:
+        end = self._names_used + _NAME.size + len(text)
+        if end > self._names_size or self._next_name > 0xFFFF:
+            return 0
+        number, self._next_name = self._next_name, self._next_name + 1
+        at = HEADER_SIZE + self._names_used
+        self._map[at + _NAME.size : at + _NAME.size + len(text)] = text
+        _NAME.pack_into(self._map, at, number, kind, len(text), zlib.crc32(text))
+        self._names_used = end
+        _NAMES_USED.pack_into(self._map, _NAMES_USED_AT, end)
+        return number
+
+    def mute(self) -> None:
+        """Writes nothing from now on: for a forked child, which would collide with its parent."""
+        self._muted.append(True)
+
+
+class RingReader:
+    """Reads a ring, live or after its writer's death. :attr:`lost` counts records never seen."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        self.known = 1
+        """Records before this number were seen by another reader, and are not lost."""
+        self._next = 1
+        self._names_read = 0
+        self._hole = (0, 0)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise RingError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            size = os.fstat(fd).st_size
+            if size < HEADER_SIZE:
+                raise RingError(f"{path} is not a ring: only {size} bytes")
+            self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.header = self._read_header(size)
+        start = HEADER_SIZE + self.header.names_size
+        # memoryviews let one C call pick the sequence words of many records
+        records = memoryview(self._map)[start : start + self.header.capacity * RECORD_SIZE]
+        self._records, self._heads, self._tails = records, records.cast("Q"), records.cast("I")
+
+    def _read_header(self, size: int) -> RingHeader:
+        magic, version, record_size, capacity, names, pid, flags, rank, wall, mono = (
+            _HEADER.unpack_from(self._map, 0)
+        )
+        if magic != MAGIC:
+            raise RingError(f"{self.path} is not a ring file")
+        if version != VERSION or record_size != RECORD_SIZE:
+            raise RingVersionError(
+                f"{self.path} has layout version {version}, this zeromon reads {VERSION}"
+            )
+        if capacity < 1 or capacity & (capacity - 1) or size < ring_size(capacity, names):
+            raise RingError(f"{self.path} is truncated: {size} bytes for {capacity} records")
+        return RingHeader(capacity, names, pid, flags, rank, wall, mono)
+
+    def names(self) -> list[Name]:
+        """The name-table entries added since the last call; stops at one that is not yet whole."""
+        found: list[Name] = []
+        (used,) = _NAMES_USED.unpack_from(self._map, _NAMES_USED_AT)
+        used = min(used, self.header.names_size)
+        while self._names_read + _NAME.size <= used:
+            at = HEADER_SIZE + self._names_read
+            number, kind, size, crc = _NAME.unpack_from(self._map, at)
+            text = self._map[at + _NAME.size : at + _NAME.size + size]
+            if self._names_read + _NAME.size + size > used or zlib.crc32(text) != crc:
+                break
+            self._names_read += _NAME.size + size
+            with suppress(ValueError):
+                payload = json.loads(text)
+                if isinstance(payload, dict):
+                    found.append(Name(kind, number, payload))
+        return found
+
+    def newest(self) -> int:
+        """The highest sequence number in the ring; one pass over it."""
+        return max(self._heads[::8].tolist())
+
+    def read(self, *, final: bool = False) -> list[Raw]:
+        """All whole records since the last call, in order.
+
+        *final* says that the writer is dead: a record it never finished is stepped over at once
+        instead of being waited for.
+        """
+        capacity = self.header.capacity
+        found: list[Raw] = []
+        while True:
+            slot = self._next & (capacity - 1)
+            count = min(_CHUNK, capacity - slot)
+            whole = self._read_run(slot, count, found)
+            if whole == count:
+                continue
+            head = self._heads[(self._next & (capacity - 1)) * 8]
+            if head > self._next:
+                self._skip_lapped()
+            elif not self._step_over_hole(final=final):
+                return found
+
+    def _read_run(self, slot: int, count: int, found: list[Raw]) -> int:
+        """Appends the run of whole records at *slot*; returns its length."""
+        first = self._next
+        expected = [n & 0xFFFFFFFF for n in range(first, first + count)]
+        tails = self._tails[slot * 16 + 14 : (slot + count) * 16 : 16].tolist()
+        if tails != expected:
+            count = next(i for i in range(count) if tails[i] != expected[i])
+        if not count:
+            return 0
+        blob = bytes(self._records[slot * RECORD_SIZE : (slot + count) * RECORD_SIZE])
+        heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
+        if heads == list(range(first, first + count)) and not self.header.flags & FLAG_CRC:
+            found.extend(RECORD.iter_unpack(blob))
+        else:
+            self._keep_proven(blob, heads, first, found)
+        self._next = first + count
+        return count
+
+    def _keep_proven(self, blob: bytes, heads: list[int], first: int, found: list[Raw]) -> None:
+        crc = bool(self.header.flags & FLAG_CRC)
+        for i, raw in enumerate(RECORD.iter_unpack(blob)):
+            body = blob[i * RECORD_SIZE : (i + 1) * RECORD_SIZE - _TAIL.size]
+            if heads[i] == first + i == raw[0] and (not crc or zlib.crc32(body) == raw[13]):
+                found.append(raw)
+            else:
+                self._lose(first + i, first + i + 1)
+
+    def _skip_lapped(self) -> None:
+        """The writer overtook us: go on a quarter of the ring ahead of where it writes."""
+        capacity = self.header.capacity
+        following = max(self._next + 1, self.newest() - capacity + 1 + capacity // 4)
+        self._lose(self._next, following)
+        self._next = following
+
+    def _step_over_hole(self, *, final: bool) -> bool:
+        """Passes a record that a thread began and has not finished; False when there is nothing."""
+        if self.newest() <= self._next:
+            return False
+        tries = self._hole[1] + 1 if self._hole[0] == self._next else 1
+        self._hole = (self._next, tries)
+        if not final and tries <= _PATIENCE:
+            return False
+        self._lose(self._next, self._next + 1)
+        self._next += 1
+        return True
+
+    def _lose(self, first: int, end: int) -> None:
+        self.lost += max(0, end - max(first, self.known))
+
+    @property
+    def position(self) -> int:
+        """The number of the record that comes next."""
+        return self._next
+
+    def close(self) -> None:
+        """Unmaps the file."""
+        for view in (self._tails, self._heads, self._records):
+            view.release()
+        self._map.close()

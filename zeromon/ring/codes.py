@@ -1,0 +1,177 @@
+"""The numbers in records: operations, phases, roles and flags. They never change their meaning.
+
+Rings and stores of earlier versions hold these numbers: add new ones, never reuse old ones.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+
+class _Labelled(IntEnum):
+    """A number whose name is also the value of a metric label."""
+
+    @property
+    def label(self) -> str:
+        """The value of the label: the name in lower case."""
+        return self.name.lower()
+
+
+class Op(_Labelled):
+    """A communication operation, by its usual name."""
+
+    NONE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    ALL_REDUCE = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    SEND = 9
+    RECV = 10
+    BARRIER = 11
+
+
+class Phase(_Labelled):
+    """What a rank is doing within a step."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    DATA_WAIT = 4
+    CPU_OPTIMIZER = 5
+    """The optimizer of offloaded state, on the host; the rest of its step is OPTIMIZER."""
+
+
+class UnitEvent(IntEnum):
+    """What happened to an FSDP unit."""
+
+    UNSHARD = 1
+    """The all-gather of the unit was issued."""
+    WAIT_UNSHARD = 2
+    """The compute stream waited for the parameters, ``blocked_ns`` long."""
+    RESHARD = 3
+    """The unsharded parameters were freed."""
+
+
+class Role(_Labelled):
+    """What memory is used for, in the terms of ``torch.distributed._tools`` and of ZeRO."""
+
+    SHARDED_PARAM = 1
+    UNSHARDED_PARAM = 2
+    MASTER_PARAM = 3
+    """The fp32 copy of low-precision parameters."""
+    SHARDED_GRAD = 4
+    UNSHARDED_GRAD = 5
+    OPTIMIZER_STATE = 6
+    BUFFER = 7
+    ALL_GATHER = 8
+    """Buffers that parameters are gathered into."""
+    REDUCE_SCATTER = 9
+    """Buckets that gradients are reduced from."""
+    SECONDARY_PARAM = 10
+    """ZeRO++ hpZ: the second shard, within a node."""
+    SWAP_BUFFER = 11
+    """Staging buffers of offloaded state."""
+
+
+class Path(_Labelled):
+    """A direction in which offloaded state moves."""
+
+    DEVICE_TO_HOST = 1
+    HOST_TO_DEVICE = 2
+    DISK_READ = 3
+    DISK_WRITE = 4
+
+
+class Outcome(IntEnum):
+    """The outcome of an optimizer step."""
+
+    APPLIED = 0
+    SKIPPED = 1
+    """Gradients overflowed, so the parameters did not change."""
+
+
+class ExitKind(IntEnum):
+    """How the agent of a rank ended; the agent of a killed rank sends no record."""
+
+    CLEAN = 1
+    EXCEPTION = 2
+    DETACHED = 3
+
+
+class TraceState(_Labelled):
+    """How far a rank is with a requested trace."""
+
+    WAITING = 1
+    RECORDING = 2
+    SAVED = 3
+    REFUSED = 4
+    FAILED = 5
+
+
+class Dtype(IntEnum):
+    """The element type of a collective's payload, as a small number."""
+
+    UNKNOWN = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    FLOAT64 = 4
+    INT8 = 5
+    UINT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    BOOL = 10
+    FLOAT8_E4M3FN = 11
+    FLOAT8_E5M2 = 12
+
+
+class Flag(IntFlag):
+    """Bits of the ``flags`` byte; each means the same in every kind of record."""
+
+    ASYNC = 1
+    """Issued with ``async_op=True``."""
+    END_KNOWN = 2
+    """``t_ns`` is the time of completion, not only an upper bound."""
+    FAILED = 4
+    """The call raised."""
+    IDLE = 8
+    """A control step: the timing hooks were idle, to measure their overhead."""
+    CONTINUED = 16
+    """Another optimizer of the same step; this record extends the last step."""
+    INFERRED = 32
+    """Derived from neighbouring records, not observed."""
+    DEVICE = 64
+    """Timed by device events."""
+    AHEAD = 128
+    """A prefetch: issued before the unit was needed."""
+
+
+class Kind(IntEnum):
+    """The type of a record; see the class of :mod:`zeromon.ring.events` with this kind."""
+
+    ISSUED = 1
+    DONE = 2
+    COUNTED = 3
+    PHASE = 4
+    STEP = 5
+    UNIT = 6
+    MEMORY = 7
+    MEMORY_PEAK = 8
+    HOST = 9
+    GROUP_SEQUENCE = 10
+    BEAT = 11
+    OOM = 12
+    EXIT = 13
+    STALL = 14
+    BACKWARD_COMM = 15
+    PRECISION = 16
+    ROLE = 17
+    TRANSFER = 18
+    BUCKET = 19
+    TRACE = 20

@@ -1,0 +1,397 @@
+"""The records that travel from a training process to the collector, and their 64-byte layout.
+
+A hook writes a record with one ``struct`` call and another process reads it, so the layout is fixed:
+little-endian, eight 64-bit words, a sequence number at both ends.
+
+====  =====  ==============================================================
+word  field  meaning
+====  =====  ==============================================================
+0     seq    sequence number, starts at 1; written first, checked last
+1     t_ns   CLOCK_MONOTONIC of the event (its end, where it has a duration)
+2     kind, op, phase, flags (1 byte each), group, unit (2 bytes each)
+3-6   a-d    four signed integers whose meaning depends on *kind*
+7     low 32 bits of seq, written last and checked first; CRC
+====  =====  ==============================================================
+
+``crc`` is used only where the header asks for it (see :mod:`zeromon.ring.buffer`). Sizes are bytes,
+times are nanoseconds; CLOCK_MONOTONIC is one clock for all processes of a node. Nothing here reads a
+clock or touches a file.
+
+To add a record: add its number to :class:`Kind`, declare its class here with :func:`record`, and fold
+it in :mod:`zeromon.fold` with a function marked ``@folds(TheClass)``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from zeromon.ring.codes import Dtype as Dtype
+from zeromon.ring.codes import ExitKind as ExitKind
+from zeromon.ring.codes import Flag as Flag
+from zeromon.ring.codes import Kind as Kind
+from zeromon.ring.codes import Op as Op
+from zeromon.ring.codes import Outcome as Outcome
+from zeromon.ring.codes import Path as Path
+from zeromon.ring.codes import Phase as Phase
+from zeromon.ring.codes import Role as Role
+from zeromon.ring.codes import TraceState as TraceState
+from zeromon.ring.codes import UnitEvent as UnitEvent
+
+RECORD = struct.Struct("<QqBBBBHHqqqqII")
+RECORD_SIZE = 64
+assert RECORD.size == RECORD_SIZE
+
+Raw = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""A record as unpacked by :data:`RECORD`."""
+
+
+def head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
+    """Returns the four one-byte fields as one 32-bit word."""
+    return kind | op << 8 | phase << 16 | flags << 24
+
+
+def place(group: int = 0, unit: int = 0) -> int:
+    """Returns the two two-byte fields as one 32-bit word."""
+    return group | unit << 16
+
+
+_DOUBLE, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
+
+
+def float_bits(value: float) -> int:
+    """Returns a float as the integer that a record's field holds."""
+    return int(_INTEGER.unpack(_DOUBLE.pack(value))[0])
+
+
+def from_bits(bits: int) -> float:
+    """Returns the float that :func:`float_bits` encoded."""
+    return float(_DOUBLE.unpack(_INTEGER.pack(bits))[0])
+
+
+def typed(dtype: int, engine: int) -> int:
+    """Returns dtype and engine as the one field that a COUNTED record has for both."""
+    return dtype | engine << 8
+
+
+# ---- decoding -------------------------------------------------------------------------------------
+
+
+class Event(Protocol):
+    """A decoded record: an instance of one of the classes below."""
+
+    @property
+    def t_ns(self) -> int:
+        """When it happened, or ended where it has a duration."""
+
+
+_E = TypeVar("_E", bound=Event)
+
+OP, PHASE = tuple(Op), tuple(Phase)
+_WORDS = ("seq", "t", "kind", "op", "phase", "flags", "group", "unit", "a", "b", "c", "d")
+"""Names of the parts of a :data:`Raw` record, in its order."""
+_LAYOUTS: dict[int, tuple[type, str]] = {}
+_DECODERS: dict[int, Callable[[Raw], Event]] = {}
+
+
+def record(kind: Kind, layout: str) -> Callable[[type[_E]], type[_E]]:
+    """Declares that a record of *kind* decodes to the class below.
+
+    *layout* has one expression for each field of the class, in their order. An expression may name the
+    parts of a record: ``t, op, phase, flags, group, unit, a, b, c, d``.
+    """
+
+    def register(event: type[_E]) -> type[_E]:
+        _LAYOUTS[int(kind)] = (event, layout)
+        return event
+
+    return register
+
+
+def _compile(kind: int) -> Callable[[Raw], Event] | None:
+    """Returns the decoder of *kind*, compiled from its layout; None for an unknown kind.
+
+    Layouts are compiled when the first record of their kind is read: the agents never need them.
+    """
+    if kind not in _LAYOUTS:
+        return None
+    event, layout = _LAYOUTS[kind]
+    fields = re.sub(rf"\b({'|'.join(_WORDS)})\b", lambda m: f"r[{_WORDS.index(m[0])}]", layout)
+    names = {**globals(), "event": event, "new": tuple.__new__}
+    # a named tuple's own __new__ would be one more Python call a record
+    decoder: Callable[[Raw], Event] = eval(f"lambda r: new(event, ({fields},))", names)
+    _DECODERS[kind] = decoder
+    return decoder
+
+
+def decode(raw: Raw) -> Event | None:
+    """Returns the event of *raw*; None for a kind or a value that this version does not know."""
+    decoder = _DECODERS.get(raw[2]) or _compile(raw[2])
+    if decoder is None:
+        return None
+    try:
+        return decoder(raw)
+    except (IndexError, ValueError):
+        return None
+
+
+# ---- the records ----------------------------------------------------------------------------------
+
+
+@record(Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d")
+class Issued(NamedTuple):
+    """A collective was issued to the backend; it is in flight until its :class:`Done`."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    group: int
+    unit: int
+    nbytes: int
+    sequence: int
+    dtype: int
+    engine: int = 0
+    """Number of the DeepSpeed engine that issued it; 0 for none."""
+
+
+@record(Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d")
+class Done(NamedTuple):
+    """A collective has ended. It blocked its caller, or the caller's stream, for ``blocked_ns``."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    group: int
+    unit: int
+    nbytes: int
+    issued_ns: int
+    blocked_ns: int
+    sequence: int
+
+
+@record(Kind.COUNTED, "t, OP[op], PHASE[phase], group, a, b, bool(c), d & 255, d >> 8")
+class Counted(NamedTuple):
+    """Collectives that were counted but not timed. With ``op`` NONE the operation is unknown too."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    group: int
+    calls: int
+    nbytes: int
+    observed: bool
+    """True when a hook counted the calls in a control step; False for calls issued from C++."""
+    dtype: int = 0
+    engine: int = 0
+
+
+@record(Kind.PHASE, "t, PHASE[phase], flags, a")
+class PhaseSpan(NamedTuple):
+    """A rank spent ``[start_ns, t_ns]`` of a step in one phase."""
+
+    t_ns: int
+    phase: Phase
+    flags: int
+    start_ns: int
+
+
+@record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d")
+class StepMark(NamedTuple):
+    """An optimizer step has ended, with all its micro-steps."""
+
+    t_ns: int
+    flags: int
+    step: int
+    start_ns: int
+    micro_steps: int
+    outcome: Outcome = Outcome.APPLIED
+    engine: int = 0
+
+
+@record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d")
+class UnitMark(NamedTuple):
+    """An FSDP unit was unsharded, waited for or resharded."""
+
+    t_ns: int
+    event: UnitEvent
+    phase: Phase
+    flags: int
+    unit: int
+    blocked_ns: int
+    allocated_bytes: int
+    """Device bytes allocated at this moment on sampled steps, else -1."""
+    nbytes: int = 0
+    """Unsharded bytes of an UNSHARD, where the backend reports them, else 0."""
+    gathered_bytes: int = 0
+    """Bytes of all units that are unsharded now, where the backend reports them, else 0."""
+
+
+@record(Kind.MEMORY, "t, PHASE[phase], a, b, c, d")
+class MemorySample(NamedTuple):
+    """The counters of the caching allocator, bytes."""
+
+    t_ns: int
+    phase: Phase
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+
+
+@record(Kind.MEMORY_PEAK, "t, a, b, c, d")
+class MemoryPeak(NamedTuple):
+    """Counters of the allocator that only grow, and the memory of the device."""
+
+    t_ns: int
+    retries: int
+    ooms: int
+    free_bytes: int
+    """Free on the device as the driver sees it (all processes), or -1."""
+    capacity_bytes: int
+    """Bytes that this process may use, or -1."""
+
+
+@record(Kind.HOST, "t, a, b, c")
+class HostSample(NamedTuple):
+    """Memory of the process on the host, bytes; -1 where unknown."""
+
+    t_ns: int
+    rss_bytes: int
+    available_bytes: int
+    pinned_bytes: int
+
+
+@record(Kind.GROUP_SEQUENCE, "t, group, a, b")
+class GroupSequence(NamedTuple):
+    """A process group's own count of collectives beside the number that the hooks counted."""
+
+    t_ns: int
+    group: int
+    sequence: int
+    seen: int
+
+
+@record(Kind.BEAT, "t, a, PHASE[phase], b")
+class Heartbeat(NamedTuple):
+    """The agent is alive; ``errors`` counts its own exceptions."""
+
+    t_ns: int
+    errors: int
+    phase: Phase
+    step: int
+
+
+@record(Kind.OOM, "t, a, b, c, d")
+class Oom(NamedTuple):
+    """The device allocator could not serve a request."""
+
+    t_ns: int
+    requested_bytes: int
+    total_bytes: int
+    """Memory of the device."""
+    free_bytes: int
+    largest_block_bytes: int = -1
+    """The largest free block in the allocator's cache, -1 where unknown."""
+
+
+@record(Kind.EXIT, "t, ExitKind(op), a")
+class Exit(NamedTuple):
+    """The agent has ended. ``text`` is the id of a text in the name table, 0 for none."""
+
+    t_ns: int
+    how: ExitKind
+    text: int
+
+
+@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a")
+class Stall(NamedTuple):
+    """The compute stream waited for communication at a unit's boundary (device timing)."""
+
+    t_ns: int
+    op: Op
+    phase: Phase
+    flags: int
+    unit: int
+    blocked_ns: int
+
+
+@record(Kind.BACKWARD_COMM, "t, group, a, b, c")
+class BackwardComm(NamedTuple):
+    """One backward's communication as DDP's reducer timed it: ``[start_ns, t_ns]``."""
+
+    t_ns: int
+    group: int
+    start_ns: int
+    compute_end_ns: int
+    buckets: int
+
+
+@record(Kind.BUCKET, "t, group, unit, a, b, c")
+class Bucket(NamedTuple):
+    """A gradient bucket of DDP was complete; precedes the :class:`BackwardComm` of its backward."""
+
+    t_ns: int
+    group: int
+    unit: int
+    nbytes: int
+    sequence: int
+    """Equal on all ranks. Negative: the group's own sequence numbers do not count buckets."""
+    number: int
+    """Number of the bucket within its model."""
+
+
+@record(Kind.TRACE, "t, TraceState(op), a, b, c")
+class TraceMark(NamedTuple):
+    """A rank has advanced with a requested trace."""
+
+    t_ns: int
+    state: TraceState
+    request: int
+    step: int
+    text: int
+    """Id of a text with the reason, 0 for none."""
+
+
+@record(Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None")
+class Precision(NamedTuple):
+    """Mixed precision at the end of an optimizer step."""
+
+    t_ns: int
+    engine: int
+    loss_scale: float
+    """NaN without loss scaling."""
+    hysteresis: int
+    """Overflows until the scale is lowered; -1 where there is none."""
+    grad_norm: float | None
+    """Norm before clipping; infinite or NaN when the gradients were. None: unknown on this rank."""
+
+
+@record(Kind.ROLE, "t, Role(op), a, b, c, d")
+class RoleBytes(NamedTuple):
+    """Bytes of one role in this process, by location. Each storage is counted once."""
+
+    t_ns: int
+    role: Role
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    pinned_bytes: int
+    """The page-locked part of ``host_bytes``."""
+
+
+@record(Kind.TRANSFER, "t, Path(op), a, b, c, d")
+class Transfer(NamedTuple):
+    """Offloaded state that moved in one step."""
+
+    t_ns: int
+    path: Path
+    nbytes: int
+    busy_ns: int
+    """Time with a transfer under way; 0 where only the bytes are known."""
+    blocked_ns: int
+    """Time that the training thread was blocked by the transfers."""
+    calls: int

@@ -1,0 +1,116 @@
+"""What an agent tells of a model and of a DataLoader: the keys that it writes and that the core reads.
+
+Sizes are elements (``numel``) of one model, summed over its parameters; ``shard`` marks what one rank
+keeps. Bytes are bytes an element, but for ``buffer_bytes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, cast, get_type_hints
+
+
+class ModelMetadata(TypedDict, total=False):
+    """One model of a rank. A key that an agent does not know is absent."""
+
+    framework: str
+    """``ddp``, ``fsdp1``, ``fsdp2`` or ``deepspeed``; FSDP1 with ``NO_SHARD`` counts as ``ddp``."""
+    stage: int
+    """The ZeRO stage, 0..3; 1 with ``ZeroRedundancyOptimizer``."""
+    ranks: int
+    """Data-parallel ranks."""
+    shard_ranks: int
+    """Ranks that share one copy of the model (HSDP); 0: all ranks."""
+    secondary_ranks: int
+    """Ranks that share ZeRO++'s second copy of the parameters (hpZ); 0 without one."""
+    numel: int
+    trainable: int
+    """Elements that require gradients."""
+    shard_numel: int
+    """Elements that one rank keeps, padding included."""
+    trainable_shard_numel: int
+    factored_numel: int
+    """Elements of Adafactor's second moment."""
+    optimizer_numel: int
+    """Elements whose state this rank keeps, where an optimizer splits them by whole parameters."""
+    persistent_numel: int
+    """Elements that ZeRO-3 never partitions."""
+    persistence_numel: int
+    """The largest parameter that ZeRO-3 never partitions (``param_persistence_threshold``)."""
+    largest_tensor_numel: int
+    kept_numel: int
+    """Elements that stay gathered while other units compute: the root unit, or all at stage 2."""
+    units: list[int]
+    """Elements of the largest units that are freed after use, the largest first."""
+    blocks: list[int]
+    """[layers, elements of the largest] of the longest list of layers; [0, 0] without one."""
+    buffer_bytes: int
+    """Bytes of all buffers."""
+    param_bytes: int | float
+    """Bytes an element of stored parameters; the mean where dtypes differ."""
+    compute_bytes: int
+    """Bytes an element of gathered parameters."""
+    grad_bytes: int | float
+    """Bytes an element of gradients."""
+    has_master: bool
+    """The optimizer keeps fp32 copies of the parameters."""
+    optimizer: str
+    """The name of the optimizer's class."""
+    momentum: int | float
+    """SGD's; 0 without it, and then there is no state."""
+    optimizer_on: str
+    """``device``, ``host`` or ``nvme``: where the optimizer's state is."""
+    params_on: str
+    """The same of parameters that are not in use."""
+    accumulation: int
+    """Micro-steps a step."""
+    micro_batch: int
+    """Samples of one rank's forward."""
+    grad_bucket_numel: int
+    grad_buckets: int
+    """Buckets of gradients that exist at once."""
+    prefetch_numel: int
+    """The most elements that ZeRO-3 gathers ahead."""
+    live_numel: int
+    """The most elements that ZeRO-3 keeps gathered (``max_live_parameters``)."""
+    bucket_views: bool
+    """Gradients are views of DDP's buckets, or nothing is copied into buckets."""
+
+
+class LoaderMetadata(TypedDict, total=False):
+    """The DataLoader that a rank trains on."""
+
+    num_workers: int
+    pin_memory: bool
+    batch_size: int
+    """Samples of a batch; 0 where the loader does not say."""
+    length: int
+    """Tokens of a sequence; 0 where batches hold none, or sequences of several lengths."""
+
+
+def model_metadata(raw: Any) -> ModelMetadata:
+    """The declared keys of *raw* whose values have the declared types; empty where it is no mapping."""
+    return cast(ModelMetadata, _valid(raw, _MODEL))
+
+
+def loader_metadata(raw: Any) -> LoaderMetadata:
+    """The same of a DataLoader."""
+    return cast(LoaderMetadata, _valid(raw, _LOADER))
+
+
+def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(raw, Mapping):
+        return {}
+    return {key: raw[key] for key, kind in keys.items() if key in raw and _is(raw[key], kind)}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind == list[int]:
+        return isinstance(value, list) and all(_is(item, int) for item in value)
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+_MODEL = get_type_hints(ModelMetadata)
+_LOADER = get_type_hints(LoaderMetadata)

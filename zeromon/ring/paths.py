@@ -1,0 +1,99 @@
+"""Where runs live: rings in a private folder of this user, records in the user's state folder.
+
+The ring folder is in memory (``/dev/shm``) when there is room, else on disk: rings must never
+take the last of a small ``/dev/shm`` from the job's own workers. ``ZEROMON_DIR`` overrides it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from zeromon.errors import RingError
+from zeromon.ring.buffer import ring_size
+
+CORE = Path(__file__).resolve().parents[2]
+"""The folder that holds the package ``zeromon``."""
+SHIM = CORE / "zeromon" / "attach" / "payload"
+"""The folder that ``zeromon run`` puts first on the PYTHONPATH of a training command."""
+_ROOM_FOR_RINGS = 64
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def ring_roots() -> list[Path]:
+    """The folders that may hold this user's runs, in order of preference."""
+    override = os.environ.get("ZEROMON_DIR")
+    if override:
+        return [Path(override).absolute()]
+    name = f"zeromon-{os.getuid()}"
+    return [Path("/dev/shm") / name, Path(tempfile.gettempdir()) / name]
+
+
+def choose_root() -> Path:
+    """The folder for a new run's rings; made private, and refused if it is not ours."""
+    roots = ring_roots()
+    if os.environ.get("ZEROMON_DIR"):  # the user's own folder: made if need be, its mode left alone
+        return make_private(roots[0], tighten=False)
+    for root in roots[:-1]:
+        if _has_room(root.parent):
+            return make_private(root)
+    return make_private(roots[-1])
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and free >= _ROOM_FOR_RINGS * ring_size()
+
+
+def make_private(folder: Path, *, tighten: bool = True) -> Path:
+    """Creates *folder* with mode 0700, and checks that an existing one belongs to this user.
+
+    *tighten*: an existing one that others can read is made private, too.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise RingError(f"cannot use {folder}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise RingError(f"{folder} belongs to someone else")
+    if tighten and found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For :func:`open`: what it makes is this user's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def store_root() -> Path:
+    """Where the records of finished runs are kept (``$XDG_STATE_HOME/zeromon``)."""
+    override = os.environ.get("ZEROMON_STORE")
+    if override:
+        return Path(override).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "zeromon"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether *text* may name a run (and so a folder)."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def new_run_id(command: list[str]) -> str:
+    """A short name for a run: the script, the hour, and three letters against collisions."""
+    stem = next((Path(word).stem for word in command if word.endswith(".py")), "")
+    stem = stem or next((Path(word).name for word in command if not word.startswith("-")), "run")
+    stem = re.sub(r"[^A-Za-z0-9_]+", "_", stem).strip("_")[:24] or "run"
+    letters = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz") for _ in range(3))
+    return f"{stem}-{time.strftime('%H%M%S')}-{letters}"

@@ -1,0 +1,217 @@
+"""Collectives, units, gathers, hangs, stragglers and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.ring.text_enum import TextEnum
+
+
+class HangKind(TextEnum):
+    """Why a collective does not end, as far as the progress of its members shows."""
+
+    MISMATCHED_OPERATIONS = "mismatched operations"
+    MISMATCHED_SIZES = "mismatched sizes"
+    DEAD_MEMBER = "a member is dead"
+    MISSING_MEMBER = "a member has not come"
+    UNSEEN_MEMBERS = "members on other nodes are not seen"
+    ALL_INSIDE = "all members are in it"
+    NO_PEER = "its peer has not answered"
+    DEADLOCK = "deadlock of groups"
+    UNKNOWN = "for an unknown reason"
+    """The text of another version."""
+
+    @classmethod
+    def _missing_(cls, _: object) -> HangKind:
+        return cls.UNKNOWN
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether the members called different things."""
+        return self in (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """Totals of one operation in one group."""
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    timed: int
+    nbytes: int
+    quantized_bytes: int
+    """The part of it that was sent in 8 bits (ZeRO++)."""
+    nodes: int
+    """Over how many nodes the group spreads; 0 where the launcher does not say."""
+    seconds: float
+    exposed_seconds: float
+    busbw_bytes_per_second: float | None
+    """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
+    best_busbw_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveStatsRow:
+    """One operation in one group, phase and unit (or bucket); means a timed step over the last ones."""
+
+    op: str
+    group: str
+    group_size: int
+    nodes: int
+    """Over how many nodes the group spreads; 0 where the launcher does not say."""
+    phase: str
+    unit: str
+    """An FSDP or ZeRO-3 unit, a gradient bucket; "" where the caller belongs to none."""
+    count: int
+    """Calls in all timed steps."""
+    calls: float
+    nbytes: float
+    seconds: float
+    """From the call to the end: transfer, wait for late ranks, and where the end is known late, more."""
+    exposed_seconds: float
+    exposed_total_seconds: float
+    wait_seconds: float | None
+    """For ranks of this node that came later; None while no collective is matched."""
+    transfer_seconds: float | None
+    """The shortest duration over ranks."""
+    algbw_bytes_per_second: float | None
+    busbw_bytes_per_second: float | None
+    """Of the transfer where it is known, else of the whole time."""
+    best_busbw_bytes_per_second: float
+
+
+SIZE_BOUNDS = tuple(1 << bits for bits in range(10, 31, 2))
+"""Upper bounds of the size histogram, bytes: 1 KiB, 4 KiB, ... 1 GiB; a last bucket has larger calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """How large the collectives of one operation are."""
+
+    op: str
+    calls: tuple[int, ...]
+    """By the bounds of :data:`SIZE_BOUNDS`; the last count is of larger calls."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What the links of a rank can do at most, one direction, bytes/s; None where unknown."""
+
+    device_bytes_per_second: float | None = None
+    """Between the devices of a node: all NVLinks, else PCIe."""
+    device_kind: str = ""
+    network_bytes_per_second: float | None = None
+    """All network adapters of the node together."""
+    network_kind: str = ""
+    host_bytes_per_second: float | None = None
+    """Between the device and its host: PCIe."""
+    host_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRow:
+    """Totals of one FSDP unit."""
+
+    fqn: str
+    unshards: int
+    reshards: int
+    exposed_seconds: float
+    peak_allocated_bytes: int
+    late_bytes: int
+    """Unsharded bytes asked for only when the unit was needed, where the backend says so."""
+    ahead_bytes: int
+    """Those that were asked for before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherRow:
+    """ZeRO-3's gathers of parameters, by whether they were issued ahead of need; timed steps only."""
+
+    outcome: str
+    """``ahead`` (a prefetch) or ``late`` (asked for when it was needed)."""
+    nbytes: int
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgress:
+    """How far a rank has come in a process group."""
+
+    group_id: str
+    """The same on all its members."""
+    label: str
+    ranks: tuple[int, ...]
+    sequence: int
+    """Of the last collective that was issued; -1 before the first."""
+    op: str = "none"
+    """What that was, ``none`` where it is not known."""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A collective that does not end, or broke off; see :mod:`zeromon.diagnosis.hangs`."""
+
+    kind: HangKind
+    op: str
+    group: str
+    group_id: str
+    sequence: int
+    nbytes: int
+    seconds: float
+    """0 for one that broke off."""
+    waiting: tuple[int, ...]
+    """Ranks that are in it."""
+    missing: tuple[int, ...]
+    """Members that live and have not called it."""
+    dead: tuple[int, ...]
+    elsewhere: tuple[int, ...]
+    """Members on other nodes."""
+    calls: tuple[str, ...]
+    """What each rank in it has called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that others wait for; see :mod:`zeromon.diagnosis.stragglers`."""
+
+    rank: int
+    late_seconds: float
+    """Behind the second to last, a step."""
+    share: float
+    """The same as a share of a step."""
+    since_step: int
+    phase: str
+    """Where it spends more time than the others, "" where that is not to be seen."""
+    longer_seconds: float
+    """By how much, a step."""
+    cause: str = ""
+    """What of its host or device explains it, in words; "" where nothing does."""
+    node: str = ""
+    """Where it is, when that is another node than this one."""
+    whole_node: bool = False
+    """All ranks of that node come after all others; *rank* is one of them."""
+
+    @property
+    def who(self) -> str:
+        """``rank 3``, ``rank 3 on node b``, ``node b``."""
+        if self.whole_node:
+            return f"node {self.node}"
+        return f"rank {self.rank} on node {self.node}" if self.node else f"rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A collective that was issued and has not ended."""
+
+    op: str
+    group: str
+    sequence: int
+    unit: str
+    phase: str
+    nbytes: int
+    issued_ns: int
+    group_id: str = ""

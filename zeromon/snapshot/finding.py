@@ -1,0 +1,59 @@
+"""Findings and their remedies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.levels import Severity as Severity
+from zeromon.ring.text_enum import TextEnum
+
+
+class ConfigFormat(TextEnum):
+    """What a remedy changes: the configuration of a framework, or code that uses it."""
+
+    DEEPSPEED = "DeepSpeed JSON"
+    FSDP1 = "Python (FSDP1)"
+    FSDP2 = "Python (FSDP2)"
+    DDP = "Python (DDP)"
+    DATA_LOADER = "Python (DataLoader)"
+    PYTHON = "Python"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that removes the cause of a finding."""
+
+    cause: str
+    dialect: str
+    """What *diff* changes, mostly a :class:`ConfigFormat`; text of older versions stays as it is."""
+    diff: str
+    """Removed lines begin with ``-``, added lines with ``+``."""
+    gain_low_seconds: float | None = None
+    """How much shorter a step is expected to become, at least and at most; None: no shorter."""
+    gain_high_seconds: float | None = None
+    frees_bytes: int | None = None
+    """Memory of a rank that is expected to become free."""
+    effect: str = ""
+    """What else is expected, in words."""
+    price: str = ""
+    """What the change costs, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule states about a run."""
+
+    rule: str
+    severity: Severity
+    text: str
+    rank: int = -1
+    """-1: the whole run."""
+    code: str = ""
+    """The code of the rule's page: ``zeromon rule CODE``."""
+    remedy: Remedy | None = None
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """The sort key: most urgent first; among equals those with a remedy, then by rank."""
+        return Severity(self.severity).order, self.remedy is None, self.rank

@@ -1,0 +1,86 @@
+"""What probes read of a rank's machine: device, CPU pressure, host memory, disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What NVML says of a rank's device; None where it does not say."""
+
+    name: str = ""
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    utilization_ratio: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """What a process waits for on its host, over the last seconds."""
+
+    cpu_wait_ratio: float
+    """The share of the time that its main thread could run and had no CPU."""
+    major_faults_per_second: float
+    """Pages that had to come from disk."""
+    most_cpu_wait_ratio: float = 0.0
+    """The largest of such shares in the last minute."""
+    cpus: float | None = None
+    """That the process may use; None where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The host's memory around a process, as the kernel accounts it; -1 where unknown."""
+
+    cgroup: str = ""
+    """The tightest cgroup with a limit, "" without any."""
+    limit_bytes: int = -1
+    usage_bytes: int = -1
+    headroom_bytes: int = -1
+    """What can still be taken: page cache that is given back counts as free."""
+    oom_kills: int = -1
+    """Processes of the cgroup that the kernel has killed for memory since it is watched."""
+    kills_at_end: int = 0
+    """Those that were counted about when this rank ended."""
+    oom_kills_everywhere: int = 0
+    """The same of the whole machine: evidence only where the cgroup does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The disk that state is offloaded to, and the process's own I/O; None where unknown."""
+
+    path: str = ""
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    device: str = ""
+    device_read_bytes: int | None = None
+    """By all processes since boot, as are the next three."""
+    device_written_bytes: int | None = None
+    device_busy_seconds: float | None = None
+    """With requests under way."""
+    device_queue_seconds: float | None = None
+    """The same, each request by itself."""
+    busy_ratio: float | None = None
+    """The share of the last ten seconds in which its device had requests under way."""
+    requests_at_once: float | None = None
+    """Mean over the time in which it had some; of the last ten seconds with enough of that."""
+    busy_bytes_per_second: float | None = None
+    """What it moved in that time, both ways."""
+    best_busy_bytes_per_second: float | None = None
+    """The most of that since the run is watched."""
+    read_limit_bytes_per_second: float | None = None
+    """What the cgroup allows; None without a limit."""
+    write_limit_bytes_per_second: float | None = None
+    process_read_bytes: int | None = None
+    process_written_bytes: int | None = None

@@ -1,0 +1,158 @@
+"""One rank at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot.capture import RankCapture, TraceCheck
+from zeromon.snapshot.communication import (
+    CollectiveRow,
+    CollectiveStatsRow,
+    GatherRow,
+    GroupProgress,
+    InFlight,
+    Links,
+    SizeRow,
+    UnitRow,
+)
+from zeromon.snapshot.engine import EngineRow, Setting
+from zeromon.snapshot.host import Device, Disk, HostMemory, Pressure
+from zeromon.snapshot.memory import (
+    DeviceMemory,
+    ExpectedRow,
+    OutOfMemory,
+    Risk,
+    RoleRow,
+    TransferRow,
+)
+from zeromon.snapshot.step import StepSummary
+
+NOT_SEEN = "not seen for"
+"""The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank of a run. Bytes and counts are -1, and other figures None, where they are unknown."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    node: str
+    device: str
+    strategy: str
+    """The label of :attr:`sharding_strategy`, for people and metrics; rules never compare it."""
+    alive: bool
+    ended: str
+    """Empty while alive; else how it ended: ``finished``, ``SIGKILL``, ``exit code 1``, ..."""
+    failed: bool
+    exception: str
+    step: int
+    steps: int
+    step_seconds: float | None
+    """Median of the last steps."""
+    steps_seconds_total: float
+    step_buckets: tuple[int, ...]
+    phase: str
+    unit: str
+    phase_seconds: dict[str, float]
+    collectives: tuple[CollectiveRow, ...]
+    untimed: dict[str, int]
+    unattributed: dict[str, int]
+    overlap_ratio: float | None
+    exposed_ratio: float | None
+    """Exposed communication as a share of the last timed steps."""
+    exposed_seconds: float | None
+    """Exposed communication a step, mean of the last timed steps."""
+    in_flight: tuple[InFlight, ...]
+    units: tuple[UnitRow, ...]
+    memory: DeviceMemory | None
+    rss_bytes: int
+    host_available_bytes: int
+    pinned_bytes: int
+    dropped: int
+    errors: int
+    overhead_ratio: float | None
+    overhead_noise_ratio: float | None
+    started_ns: int
+    last_event_ns: int
+    recent: tuple[StepSummary, ...]
+    risks: tuple[Risk, ...] = ()
+    device_stats: Device | None = None
+    disk: Disk | None = None
+    host: HostMemory | None = None
+    pressure: Pressure | None = None
+    out_of_memory: OutOfMemory | None = None
+    """The last allocation that failed."""
+    micro_steps: int = 0
+    backwards_since_step: int = 0
+    skipped_steps: int = 0
+    engines: tuple[EngineRow, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    gathers: tuple[GatherRow, ...] = ()
+    transfers: tuple[TransferRow, ...] = ()
+    roles: tuple[RoleRow, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()
+    wait_seconds: float | None = None
+    """Seconds a step that the rank waits for ranks that arrive later."""
+    late_seconds: float | None = None
+    """Seconds a step that all others wait for this rank alone."""
+    loader: LoaderMetadata = field(default_factory=LoaderMetadata)
+    """Settings of the newest DataLoader."""
+    models: tuple[ModelMetadata, ...] = ()
+    planned: ModelMetadata = field(default_factory=ModelMetadata)
+    """The model of a DeepSpeed engine that is being made."""
+    expected: tuple[ExpectedRow, ...] = ()
+    """Roles measured against predicted; empty while no model is known."""
+    traffic: tuple[CollectiveStatsRow, ...] = ()
+    """The most exposed first."""
+    sizes: tuple[SizeRow, ...] = ()
+    capture: RankCapture | None = None
+    check: TraceCheck | None = None
+    """Live figures compared with the last trace."""
+    links: Links | None = None
+    unsharded_peak_bytes: int = -1
+    """The most bytes of gathered parameters at once so far; -1 where units do not report them."""
+    unseen: tuple[str, ...] = ()
+    """Names that this version of a framework lacks; figures that need them are unknown."""
+    stack: tuple[str, ...] = ()
+    """The script's call stack, the outermost call first; sent while the rank makes no progress."""
+    evaluating: bool = False
+    """A model was in evaluation mode when :attr:`stack` was taken."""
+    strategy_fields: Strategy | None = None
+    """None in a record of an older version, and from Prometheus, which has the label alone."""
+
+    @property
+    def sharding_strategy(self) -> Strategy:
+        """How the rank shards its model; by the label where no fields are known."""
+        return self.strategy_fields or Strategy.parse(self.strategy)
+
+    def path_peak(self, path: str) -> tuple[float | None, str]:
+        """The most bytes/s that an offload *path* can do, and what says so; None where nothing does.
+
+        The limit of a disk is that of the rank's cgroup; between device and host it is that of PCIe.
+        """
+        if path.startswith("disk"):
+            disk, reads = self.disk, path == "disk_read"
+            if disk is None:
+                return None, ""
+            limits = disk.read_limit_bytes_per_second, disk.write_limit_bytes_per_second
+            return limits[0 if reads else 1], "its cgroup allows"
+        if self.links is None:
+            return None, ""
+        return self.links.host_bytes_per_second, f"{self.links.host_kind} can do"
+
+    @property
+    def silent(self) -> bool:
+        """Whether the present state of the rank is unknown."""
+        return self.ended.startswith(NOT_SEEN)
+
+    @property
+    def stopped(self) -> str:
+        """The signal by which a person or the launcher stopped the rank; "" where nobody did."""
+        if self.ended in ("SIGTERM", "SIGINT"):
+            return self.ended
+        return "Ctrl-C" if self.exception.startswith("KeyboardInterrupt") else ""

@@ -1,0 +1,56 @@
+"""One run at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.snapshot.capture import Capture
+from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
+from zeromon.snapshot.communication import Hang, Straggler
+from zeromon.snapshot.finding import Finding
+from zeromon.snapshot.rank import RankSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """One run on this node, now."""
+
+    run: str
+    command: tuple[str, ...]
+    node: str
+    started_wall: float
+    """Seconds since the epoch."""
+    taken_wall: float
+    taken_ns: int
+    """CLOCK_MONOTONIC of the moment that *ranks* describe."""
+    ended: bool
+    ranks: tuple[RankSnapshot, ...]
+    findings: tuple[Finding, ...]
+    note: str = ""
+    stragglers: tuple[Straggler, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    """Collectives that do not end, the oldest first."""
+    capture: Capture | None = None
+    """The last trace that was asked for."""
+    history_note: str = ""
+    """Why no history is written any more, "" while it is."""
+    alias: str = ""
+    """What this node called the run before it had heard of the others."""
+    nodes: tuple[NodeView, ...] = ()
+    """All nodes of a run that spreads over several, the head first."""
+    away: tuple[RemoteRank, ...] = ()
+    """Ranks of other nodes that failed, or that a hang is about."""
+    nodes_note: str = ""
+    """Why ranks of other nodes are not seen, "" where they are."""
+
+    def node_of(self, rank: int) -> str:
+        """The node of a rank of another node; "" for one of this node, or where it is not known."""
+        found = next((node for node in self.nodes if node.has(rank)), None)
+        return found.node if found is not None and not found.here else ""
+
+    fleet: Fleet | None = None
+    """The whole, where *ranks* are only a part of it."""
+    origin: str = ""
+    """The Prometheus that it was read from, where a step stands for those of a while; else ""."""
+    every_seconds: float = 1.0
+    """How often its source learns something new."""

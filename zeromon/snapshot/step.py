@@ -1,0 +1,71 @@
+"""Steps of a rank, and ranges of steps of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.stats.bandwidth import overlap_ratio
+
+RECENT_STEPS = 512
+"""So many of a rank's last steps a snapshot has."""
+
+IDLE, SKIPPED = 1, 2
+"""Bits of a step's flags in a step history: :attr:`StepSummary.idle`, :attr:`StepSummary.skipped`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One optimizer step of one rank."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    idle: bool
+    """The timing hooks were idle: communication of this step was counted, not timed."""
+    micro_steps: int
+    phase_ns: tuple[int, ...]
+    """Nanoseconds by :class:`Phase`, in its order."""
+    collectives: int
+    collective_bytes: int
+    communication_ns: int
+    """Length of the union of the timed collectives."""
+    exposed_ns: int
+    """The part of it during which nothing was computed."""
+    allocated_bytes: int
+    reserved_bytes: int
+    rss_bytes: int
+    skipped: bool = False
+    """Gradients overflowed, and the parameters are as before."""
+    offload_blocked_ns: int = 0
+    """How long the training thread stood still for offloaded state to move."""
+    other_bytes: int = -1
+    """On the device, beside what this process's allocator has reserved; -1 where unknown."""
+    phase_exposed_ns: tuple[int, ...] = ()
+    """Of :attr:`phase_ns`, what was spent waiting for communication."""
+    late_gather_ns: int = 0
+    """How long it stood still for parameters that were asked for only when they were needed."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def overlap(self) -> float | None:
+        """|C ∩ K| / |C|, None without timed communication."""
+        return None if self.idle else overlap_ratio(self.communication_ns, self.exposed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRange:
+    """Some of a run's steps, over all its ranks."""
+
+    first_step: int
+    last_step: int
+    step_seconds: float
+    """Median."""
+    exposed_ratio: float | None
+    """Over the steps whose communication was timed."""
+    rss_bytes: int
+    reserved_bytes: int
+    """The most on any rank; -1 where unknown."""

@@ -1,0 +1,108 @@
+"""Which HTTP requests the collector and the dashboard refuse. Pure.
+
+Both servers use this one check. It stands beside the client's half of the same agreement, the token that
+:mod:`zeromon.sources.live` sends, in the highest room that both servers may import.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine that a Host header may have where a server listens on loopback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a request decides."""
+
+    method: str
+    path: str
+    host: str
+    """The Host header."""
+    origin: str = ""
+    """The Origin header; "" for a request that no web page made."""
+    token: str = ""
+    """The token that the request carries; "" without one."""
+    length: int = 0
+    """Size of the body, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a server allows."""
+
+    loopback: bool
+    """The server listens on loopback only."""
+    read_token: str | None
+    """Needed to read; None: everybody who reaches the server may read; "": nobody may."""
+    act_token: str
+    """Needed by requests that change something; "": nobody may make one."""
+    token_hint: str
+    """Where a token comes from, for who has none."""
+    actions: Collection[str]
+    """The paths of requests that change something, or their beginnings up to a slash; all are POST."""
+    read_methods: Collection[str]
+    """The methods of all other requests."""
+    most_body: int
+    """Size of the largest body, bytes."""
+
+    def acts(self, path: str) -> bool:
+        """Whether a request for *path* changes something."""
+        return any(
+            path == one or (one.endswith("/") and path.startswith(one)) for one in self.actions
+        )
+
+
+class Refusal(NamedTuple):
+    """The answer to a request that may not pass."""
+
+    status: int
+    reason: str
+
+
+def refusal(request: Request, policy: Policy) -> Refusal | None:
+    """Why *request* may not pass; None where it may.
+
+    - On loopback the Host must name this machine: a web page elsewhere whose name was made to point here
+      (DNS rebinding) must read nothing.
+    - A request that a web page makes must come from a page of this server: its Origin is its Host.
+    - Reading needs the read token where there is one; an action needs the act token, also on loopback.
+    """
+    acts = policy.acts(request.path)
+    if request.length > policy.most_body:
+        return Refusal(413, "the body is too large")
+    if request.method not in (("POST",) if acts else policy.read_methods):
+        return Refusal(405, f"{request.method} is not allowed here")
+    if policy.loopback and host_name(request.host) not in LOOPBACK:
+        return Refusal(403, f"this server is not {request.host[:100]}")
+    if request.origin and request.origin.partition("://")[2] != request.host:
+        return Refusal(403, "the request comes from a page of another server")
+    needed = policy.act_token if acts else policy.read_token
+    if needed is not None and not is_token(request.token, needed):
+        return Refusal(401, policy.token_hint)
+    return None
+
+
+def is_token(given: str, needed: str) -> bool:
+    """Whether *given* is the token *needed*, in constant time; never for an empty one."""
+    return bool(needed) and hmac.compare_digest(given.encode(), needed.encode())
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] or host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach *host*, a name or an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

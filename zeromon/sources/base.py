@@ -1,0 +1,62 @@
+"""What a view needs of the place that its snapshots come from: the protocol :class:`Source`.
+
+Implemented by :class:`~zeromon.sources.live.LiveSource` (a collector),
+:class:`~zeromon.sources.recorded.StoreSource` (a record), :class:`~zeromon.sources.replay.ReplaySource`
+(a record that plays) and :class:`~zeromon.sources.prometheus.source.PrometheusSource`. A view
+never tests which of them it has: what they can do differently is a member of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zeromon.snapshot import RunSnapshot
+from zeromon.sources.playback import Playback
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.step_history import Series
+from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+
+
+class Source(Protocol):
+    """The snapshots of one run, now and before. Every method may raise ``ZeromonError``."""
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+
+    @property
+    def live(self) -> bool:
+        """Whether something observes the run: its newest snapshot changes until the run ends."""
+
+    @property
+    def relocatable(self) -> bool:
+        """Whether a view that lost this source may open the run elsewhere: a new port, or its record."""
+
+    @property
+    def playback(self) -> Playback | None:
+        """The clock of a replay, which can be paused and moved; None where snapshots are of now."""
+
+    def latest(self) -> RunSnapshot:
+        """The newest snapshot."""
+
+    def span(self) -> tuple[float, float] | None:
+        """The first and the last recorded moment, seconds since the epoch; None without a record."""
+
+    def at(self, wall: float) -> RunSnapshot:
+        """The snapshot at *wall*, seconds since the epoch, or the nearest before it."""
+
+    def series(self, query: StepQuery = WHOLE_RUN) -> Series:
+        """The steps of the run as columns; see :func:`zeromon.storage.step_history.series`."""
+
+    def findings(self) -> list[KnownFinding]:
+        """Every finding that the run has or had; see :func:`zeromon.storage.recorder.findings`."""
+
+    def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
+        """Requests a trace of the next *steps* and returns its number; raises ``CaptureRefused``."""
+
+    def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
+        """Makes the next snapshots contain these *ranks*, and all of the collector at address *node*.
+
+        Does nothing where every snapshot contains all ranks.
+        """

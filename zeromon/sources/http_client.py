@@ -1,0 +1,120 @@
+"""The HTTP client of the sources: one request, with a timeout, a size limit and no redirects.
+
+A redirect is an error, because it would pass the token on to another server.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+
+class HttpError(Exception):
+    """The server did not answer with content."""
+
+
+class Unreachable(HttpError):
+    """There was no answer; *timed_out*: not within the timeout."""
+
+    def __init__(self, *, timed_out: bool) -> None:
+        super().__init__("no answer")
+        self.timed_out = timed_out
+
+
+class Refused(HttpError):
+    """The server answered with the error *status* and *content*."""
+
+    def __init__(self, status: int, content: bytes) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status, self.content = status, content
+
+
+class Redirected(HttpError):
+    """The server redirects to *address*."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"redirect to {address}")
+        self.address = address
+
+
+class TooLarge(HttpError):
+    """The content is larger than the limit."""
+
+
+class BrokenOff(HttpError):
+    """The compressed content is not whole."""
+
+
+class Answer(NamedTuple):
+    """The content of an answer, and its size as it was sent, bytes."""
+
+    content: bytes
+    wire_bytes: int
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        """Refuses."""
+        raise Redirected(str(arguments[-1]))
+
+
+class HttpClient:
+    """Sends requests with the same headers; any thread may call it.
+
+    *direct*: past the proxies of the environment.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str] | None = None, *, most_bytes: int, direct: bool
+    ) -> None:
+        self._headers = dict(headers or {})
+        self._most_bytes = most_bytes
+        self._direct = direct
+
+    @cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        # made by the first request: it may load all certificates
+        proxies = [urllib.request.ProxyHandler({})] if self._direct else []
+        return urllib.request.build_opener(_NoRedirect, *proxies)
+
+    def request(
+        self,
+        url: str,
+        body: bytes | None = None,
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Sends a GET, or with a *body* a POST; raises :class:`HttpError` without status 200."""
+        request = urllib.request.Request(url, body, {**self._headers, **(headers or {})})
+        try:
+            with self._opener.open(request, timeout=timeout_seconds) as answer:
+                content: bytes = answer.read(self._most_bytes + 1)
+                packed = answer.headers.get("Content-Encoding") == "gzip"
+        except urllib.error.HTTPError as error:
+            raise Refused(error.code, _error_content(error)) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise Unreachable(timed_out=isinstance(reason, TimeoutError)) from error
+        if len(content) > self._most_bytes:
+            raise TooLarge(url)
+        try:
+            return Answer(gzip.decompress(content) if packed else content, len(content))
+        except (OSError, EOFError, zlib.error) as error:
+            raise BrokenOff(url) from error
+
+
+def _error_content(error: urllib.error.HTTPError) -> bytes:
+    """Returns the body of an error answer; b"" where it cannot be read."""
+    try:
+        content = error.read(1 << 16)
+        packed = error.headers.get("Content-Encoding") == "gzip"
+        return gzip.decompress(content) if packed else content
+    except (OSError, EOFError, zlib.error):
+        return b""

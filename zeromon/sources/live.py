@@ -1,0 +1,253 @@
+"""A live run, through the HTTP API of the collector that follows it; and which runs are live."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
+from zeromon.ring import paths
+from zeromon.snapshot import RECENT_STEPS, RunSnapshot
+from zeromon.sources.http_client import HttpClient, HttpError, Refused
+from zeromon.sources.playback import Playback
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.run_store import decode
+from zeromon.storage.step_history import Series
+from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+
+_TIMEOUT_SECONDS = 5
+_MOST_BYTES = 256 << 20
+# a proxy of the environment does not reach the collectors
+_HTTP = HttpClient(most_bytes=_MOST_BYTES, direct=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """One run in a collector's list."""
+
+    address: str
+    """``host:port``"""
+    run: str
+    ended: bool
+    ranks: int
+    steps: int
+    pids: tuple[int, ...]
+    command: tuple[str, ...]
+
+    def open(self) -> LiveSource:
+        """A source of this run's snapshots."""
+        return LiveSource(self.address, self.run)
+
+
+class LiveSource:
+    """One run of the collector at *address*, ``host:port``."""
+
+    live = True
+    relocatable = True
+    playback: Playback | None = None
+
+    def __init__(self, address: str, run: str) -> None:
+        self.address = address
+        self.run = run
+        self._known: RunSnapshot | None = None
+
+    def latest(self) -> RunSnapshot:
+        """Reads the newest snapshot; of its steps only those that are new since the last call."""
+        known = self._known
+        since = 0 if known is None else _known_until(known)
+        path = f"/api/runs/{quote(self.run)}" + (f"?since={since}" if since else "")
+        snapshot = decode(_get(self.address, path))
+        self._known = snapshot if known is None else _joined(known, snapshot)
+        return self._known
+
+    def span(self) -> tuple[float, float] | None:
+        """Reads the first and the last moment of the collector's record."""
+        return _decoded(_get(self.address, self._path("span")), _SPAN)
+
+    def at(self, wall: float) -> RunSnapshot:
+        """Reads the snapshot at *wall* from the collector's record."""
+        return decode(_get(self.address, self._path(f"at?wall={wall!r}")))
+
+    def series(self, query: StepQuery = WHOLE_RUN) -> Series:
+        """Reads the steps that *query* selects from the collector's record."""
+        fields: dict[str, Any] = {
+            "since": query.since_us,
+            "most": query.most,
+            "rank": list(query.ranks),
+        }
+        if query.until_us is not None:
+            fields["until"] = query.until_us
+        text = urlencode(fields, doseq=True)
+        return _decoded(_get(self.address, self._path(f"series?{text}")), _SERIES)
+
+    def findings(self) -> list[KnownFinding]:
+        """Reads all findings from the collector's record."""
+        return _decoded(_get(self.address, self._path("findings")), _FINDINGS)
+
+    def _path(self, what: str) -> str:
+        return f"/api/runs/{quote(self.run)}/{what}"
+
+    def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
+        """Requests a trace from the collector; returns its number, raises :class:`CaptureRefused`."""
+        body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
+        made = json.loads(_send(self.address, "/api/trace", json.dumps(body).encode()))
+        return int(made["number"])
+
+    def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
+        """Does nothing: every snapshot of a collector has all of its ranks."""
+
+
+def _known_until(run: RunSnapshot) -> int:
+    """When the last step that all living ranks have began, ns; that step may change once more."""
+    return min((r.recent[-1].start_ns for r in run.ranks if r.alive and r.recent), default=0)
+
+
+def _joined(known: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
+    """*new* with the steps of *known* in front of its own."""
+    before = {(rank.rank, rank.pid): rank.recent for rank in known.ranks}
+    ranks = []
+    for rank in new.ranks:
+        old = before.get((rank.rank, rank.pid), ())
+        if rank.recent:
+            first = rank.recent[0].start_ns
+            old = tuple(step for step in old if step.start_ns < first)
+        ranks.append(replace(rank, recent=(*old, *rank.recent)[-RECENT_STEPS:]))
+    return replace(new, ranks=tuple(ranks))
+
+
+_Known = TypeVar("_Known")
+_SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
+    tuple[float, float] | None
+)
+_SERIES = msgspec.json.Decoder(dict[str, list[int]])
+_FINDINGS = msgspec.json.Decoder(list[KnownFinding])
+
+
+def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
+    try:
+        return decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SourceError("this version of zeromon cannot decode the collector's answer") from error
+
+
+def _get(address: str, path: str) -> bytes:
+    return _send(address, path, None)
+
+
+def _send(address: str, path: str, body: bytes | None) -> bytes:
+    """Sends a GET, or with a *body* a POST; returns the content."""
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    token = os.environ.get("ZEROMON_TOKEN") or (key_of(address) if body is not None else "")
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        return _HTTP.request(
+            f"http://{address}{path}", body, timeout_seconds=_TIMEOUT_SECONDS, headers=headers
+        ).content
+    except Refused as error:
+        if error.status == 409:
+            raise _refused(error.content) from error
+        if error.status == 401:
+            raise SourceError(f"{address} requires a token", "Set ZEROMON_TOKEN.") from error
+        if error.status == 404:
+            raise RunNotFound(f"{address} does not follow that run (any more)") from error
+        raise SourceError(f"{address} answers {error.status}") from error
+    except HttpError as error:
+        raise SourceError(f"no collector answers at {address}") from error
+
+
+def _refused(content: bytes) -> CaptureRefused:
+    try:
+        answer = json.loads(content)
+        return CaptureRefused(str(answer["error"]), str(answer.get("hint", "")))
+    except (ValueError, KeyError, TypeError):
+        return CaptureRefused("the collector refused the trace")
+
+
+def key_of(address: str) -> str:
+    """The key that a POST to the collector at *address* needs; "" unless it runs as this user here."""
+    for root in paths.ring_roots():
+        if collector_address(root) == address:
+            with suppress(OSError, ValueError, AttributeError):
+                return str(json.loads((root / "collector.json").read_text()).get("key", ""))
+    return ""
+
+
+def runs_at(address: str) -> list[LiveRun]:
+    """The runs that the collector at *address* follows."""
+    try:
+        content: Any = json.loads(_get(address, "/api/runs"))
+        return [
+            LiveRun(
+                address=address,
+                run=str(item["run"]),
+                ended=bool(item["ended"]),
+                ranks=int(item["ranks"]),
+                steps=int(item["steps"]),
+                pids=tuple(item["pids"]),
+                command=tuple(item["command"]),
+            )
+            for item in content
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{address} is not a zeromon collector") from error
+
+
+def collector_address(root: Path) -> str | None:
+    """``host:port`` of the collector of *root*, or None without one."""
+    try:
+        facts = json.loads((root / "collector.json").read_text())
+        host = str(facts["host"])
+        return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{int(facts['port'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def node_runs() -> list[LiveRun]:
+    """The runs of this user's collectors on this node, those that have not ended first."""
+    found: list[LiveRun] = []
+    for root in paths.ring_roots():
+        address = collector_address(root)
+        if address is not None:
+            try:
+                found += runs_at(address)
+            except SourceError:
+                continue
+    return sorted(found, key=lambda run: (run.ended, run.run))
+
+
+def find(target: str | None) -> list[LiveRun]:
+    """The runs that *target* may mean, at least one; raises :class:`RunNotFound` without any.
+
+    *target*: a run id or its beginning, the pid of a rank, ``host:port`` of a collector, or None for all
+    runs of this node. A run that has ended is only among them where no other matches.
+    """
+    if target and ":" in target:
+        candidates = runs_at(target)
+    else:
+        candidates = node_runs()
+        if target and target.isdigit():
+            candidates = [run for run in candidates if int(target) in run.pids]
+        elif target:
+            exact = [run for run in candidates if run.run == target]
+            candidates = exact or [run for run in candidates if run.run.startswith(target)]
+    candidates = [run for run in candidates if not run.ended] or candidates
+    if not candidates:
+        what = f"no run matches {target}" if target else "no run is live on this node"
+        raise RunNotFound(what, "`zeromon report` and `zeromon replay` show runs that have ended.")
+    return candidates
+
+
+def only(candidates: Sequence[LiveRun]) -> LiveRun:
+    """The only one of *candidates*; raises :class:`RunAmbiguous` for several."""
+    if len(candidates) > 1:
+        raise RunAmbiguous(f"several runs are live: {', '.join(run.run for run in candidates)}")
+    return candidates[0]

@@ -1,0 +1,255 @@
+"""A client of Prometheus's HTTP API: queries in, samples out. It only reads.
+
+The address is that of the server's web page: ``https://host/prometheus``, or ``http://user:password@host:9090``.
+``ZEROMON_PROMETHEUS_TOKEN`` is sent as a bearer token, ``ZEROMON_PROMETHEUS_TENANT`` as Mimir's
+``X-Scope-OrgID``; both only to that server: a redirect is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from zeromon.errors import SourceError
+from zeromon.sources.access import is_loopback
+from zeromon.sources.http_client import (
+    BrokenOff,
+    HttpClient,
+    HttpError,
+    Redirected,
+    Refused,
+    TooLarge,
+    Unreachable,
+)
+from zeromon.units import human_seconds, printable
+
+TIMEOUT_SECONDS = 30.0
+_MOST_BYTES = 256 << 20
+_LONG_QUERY = 1500
+_SKEW_SECONDS = 2.0
+_ADDRESS_HINT = "Give the address of its web page: http://host:9090, or https://host/prometheus."
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One element of an instant vector."""
+
+    labels: dict[str, str] = msgspec.field(name="metric")
+    pair: tuple[float, str] = msgspec.field(name="value")
+
+    @property
+    def value(self) -> float:
+        """The sample, also NaN and infinities."""
+        return float(self.pair[1])
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One element of a matrix."""
+
+    labels: dict[str, str] = msgspec.field(name="metric")
+    values: list[tuple[float, str]] = []
+
+
+class _Vector(msgspec.Struct):
+    result: list[Sample]
+
+
+class _VectorAnswer(msgspec.Struct):
+    data: _Vector
+    warnings: list[str] = []
+
+
+class _Matrix(msgspec.Struct):
+    result: list[Line]
+
+
+class _MatrixAnswer(msgspec.Struct):
+    data: _Matrix
+    warnings: list[str] = []
+
+
+class _ValuesAnswer(msgspec.Struct):
+    data: list[str]
+    warnings: list[str] = []
+
+
+class _Refusal(msgspec.Struct):
+    error: str = ""
+
+
+_VECTOR = msgspec.json.Decoder(_VectorAnswer)
+_MATRIX = msgspec.json.Decoder(_MatrixAnswer)
+_VALUES = msgspec.json.Decoder(_ValuesAnswer)
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+@dataclass(slots=True)
+class Cost:
+    """What the queries to a server have cost so far."""
+
+    queries: int = 0
+    nbytes: int = 0
+    """Size of the answers as they were sent."""
+    seconds: float = 0.0
+    """Time from each query to its answer, added up."""
+
+
+class Server:
+    """One server; any thread may call it. Every method raises :class:`SourceError`."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SourceError(f"{printable(url)} is not the address of a server", _ADDRESS_HINT)
+        host = parts.netloc.rpartition("@")[2]
+        self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        """Its address without a password."""
+        self.cost = Cost()
+        self.offset = 0.0
+        """How far its clock is ahead of ours, seconds; 0 within the noise."""
+        self.warning = ""
+        """The warning of the last answer, "" for none."""
+        headers = {"Accept-Encoding": "gzip", "User-Agent": "zeromon"}
+        given = os.environ.get("ZEROMON_PROMETHEUS_TOKEN", "") if token is None else token
+        if given:
+            headers["Authorization"] = f"Bearer {given}"
+        elif parts.username:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        tenant = os.environ.get("ZEROMON_PROMETHEUS_TENANT", "")
+        if tenant:
+            headers["X-Scope-OrgID"] = tenant
+        direct = is_loopback(parts.hostname)  # no proxy reaches this machine's own server
+        self._http = HttpClient(headers, most_bytes=_MOST_BYTES, direct=direct)
+        self._lock = threading.Lock()
+
+    def vector(self, expression: str, at: float | None = None) -> list[Sample]:
+        """Returns the samples of an instant query, now or *at* a moment of our clock, without NaN."""
+        parameters = {"query": expression, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
+        if at is not None:
+            parameters["time"] = f"{at + self.offset:.3f}"
+        began = time.time()
+        answer = self._decoded(self._ask("query", parameters), _VECTOR)
+        if at is None and answer.data.result:
+            self._compare_clocks(answer.data.result[0].pair[0], (began, time.time()))
+        return [sample for sample in answer.data.result if not math.isnan(sample.value)]
+
+    def values(self, label: str, selector: str, since: float) -> list[str]:
+        """Returns the values of a *label* in the series of *selector* since a moment of our clock."""
+        parameters = {"match[]": selector, "start": f"{since + self.offset:.3f}"}
+        found: list[str] = self._decoded(
+            self._ask(f"label/{label}/values", parameters), _VALUES
+        ).data
+        return found
+
+    def samples(self, selector: str, at: float | None = None) -> list[Line]:
+        """Returns the samples of a range selector as they were scraped, on our clock."""
+        parameters = {"query": selector, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
+        if at is not None:
+            parameters["time"] = f"{at + self.offset:.3f}"
+        return self._shifted(self._decoded(self._ask("query", parameters), _MATRIX).data.result)
+
+    def matrix(self, expression: str, span: tuple[float, float], step: float) -> list[Line]:
+        """Returns a range query over *span*, a point every *step* seconds; times are of our clock."""
+        parameters = {
+            "query": expression, "start": f"{span[0] + self.offset:.3f}",
+            "end": f"{span[1] + self.offset:.3f}", "step": f"{step:.3f}",
+            "timeout": f"{TIMEOUT_SECONDS:.0f}s",
+        }  # fmt: skip
+        return self._shifted(
+            self._decoded(self._ask("query_range", parameters), _MATRIX).data.result
+        )
+
+    def _shifted(self, found: list[Line]) -> list[Line]:
+        if not self.offset:
+            return found
+        return [Line(o.labels, [(at - self.offset, v) for at, v in o.values]) for o in found]
+
+    def _compare_clocks(self, theirs: float, ours: tuple[float, float]) -> None:
+        """Estimates the clock offset: its time must lie between query and answer, but for some noise."""
+        began, ended = ours
+        off = theirs - began if theirs < began else max(0.0, theirs - ended)
+        self.offset = off if abs(off) > _SKEW_SECONDS else 0.0
+
+    def _decoded(self, content: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+        try:
+            answer = decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise SourceError(
+                f"what answers at {self.url} does not speak Prometheus's API", _ADDRESS_HINT
+            ) from error
+        self.warning = printable("; ".join(answer.warnings))[:200]
+        return answer
+
+    def _ask(self, what: str, parameters: dict[str, str]) -> bytes:
+        form, path = urlencode(parameters), f"{self.url}/api/v1/{what}"
+        # some proxies let only GET pass, and no long one
+        url, body = (path, form.encode()) if len(form) > _LONG_QUERY else (f"{path}?{form}", None)
+        began = time.monotonic()
+        try:
+            answer = self._http.request(url, body, timeout_seconds=TIMEOUT_SECONDS)
+        except HttpError as error:
+            raise self._explained(error) from error
+        with self._lock:
+            self.cost.queries += 1
+            self.cost.nbytes += answer.wire_bytes
+            self.cost.seconds += time.monotonic() - began
+        return answer.content
+
+    def _explained(self, error: HttpError) -> SourceError:
+        """Returns what went wrong, with a hint at the way out."""
+        if isinstance(error, Refused):
+            return self._refused(error)
+        if isinstance(error, Redirected):
+            address = printable(error.address).partition("/api/v1")[0]
+            return SourceError(f"{self.url} redirects to {address}", "Give that address.")
+        if isinstance(error, TooLarge):
+            return SourceError(f"{self.url} answers with more than {_MOST_BYTES >> 20} MiB", "")
+        if isinstance(error, BrokenOff):
+            return SourceError(f"the answer of {self.url} broke off", "")
+        if isinstance(error, Unreachable) and error.timed_out:
+            return SourceError(
+                f"{self.url} gives no answer in {human_seconds(TIMEOUT_SECONDS)}",
+                "It may be overloaded; its own web page shows whether it answers.",
+            )
+        return SourceError(f"no Prometheus answers at {self.url}", _ADDRESS_HINT)
+
+    def _refused(self, error: Refused) -> SourceError:
+        try:
+            reason = _REFUSAL.decode(error.content).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            reason = ""
+        if error.status in (401, 403):
+            return SourceError(
+                f"{self.url} wants other credentials",
+                "Set ZEROMON_PROMETHEUS_TOKEN, or give http://user:password@host.",
+            )
+        if error.status == 404 and not reason:
+            return SourceError(f"there is no Prometheus API at {self.url}", _ADDRESS_HINT)
+        what = printable(reason)[:300] or f"HTTP {error.status}"
+        hint = "It may be starting, or overloaded." if error.status >= 500 else ""
+        return SourceError(f"{self.url} refuses: {what}", hint)
+
+
+# ---- PromQL literals -----------------------------------------------------------------------------
+
+
+def quoted(text: str) -> str:
+    """Returns *text* as a string literal of PromQL."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def one_of(texts: Sequence[str]) -> str:
+    """Returns a regular expression (RE2) that matches exactly *texts*, as a literal of PromQL."""
+    signs = frozenset("\\.+*?()|[]{}^$")
+    escaped = ("".join(f"\\{c}" if c in signs else c for c in text) for text in texts)
+    return quoted("|".join(escaped))

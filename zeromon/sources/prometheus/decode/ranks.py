@@ -1,0 +1,280 @@
+"""The samples of one rank in, its :class:`RankSnapshot` out. Pure.
+
+What is not in the samples is unknown: None, -1, or empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zeromon.readout.text import silent_for
+from zeromon.ring.events import Phase
+from zeromon.snapshot import (
+    CollectiveRow,
+    CollectiveStatsRow,
+    Device,
+    DeviceMemory,
+    ExpectedRow,
+    HostMemory,
+    InFlight,
+    Pool,
+    Pressure,
+    RankSnapshot,
+    Risk,
+    RiskCause,
+    RoleRow,
+    StepSummary,
+)
+from zeromon.sources.prometheus.decode.samples import Key, RankSamples
+
+_SHORT_SECONDS = 1.0
+"""A younger collective is an everyday one and not shown as in flight."""
+
+
+def rank_of(
+    key: Key, facts: RankSamples, now: float, run_step: int, *, silent_seconds: float = 0.0
+) -> RankSnapshot:
+    """The snapshot of a rank; *now*: its moment, seconds since the epoch.
+
+    Its one recent step is the mean over the window of the rates, with the number *run_step*, the
+    newest step of the run. *silent_seconds*: how long the rank has had no samples.
+    """
+    up, failed = facts.up, facts.number("rank_failed") == 1
+    rate = facts.rates.get("steps", 0.0)
+    seconds = facts.rates.get("spent", 0.0) / rate if rate > 0 else None
+    exposed = facts.number("exposed_communication_ratio")
+    now_ns, steps = round(now * 1e9), facts.count("steps_total")
+    ended = "" if up else "failed" if failed else "finished"
+    if silent_seconds:
+        ended = silent_for(silent_seconds)
+    point = point_of(facts, run_step, now_ns, seconds) if seconds else None
+    return RankSnapshot(
+        rank=key.rank,
+        local_rank=_integer(facts.label("rank_info", "local_rank")),
+        world_size=_integer(facts.label("rank_info", "world_size")),
+        pid=_integer(facts.label("rank_info", "pid")),
+        node=facts.label("rank_info", "node") or key.instance,
+        device=facts.label("rank_info", "device"), strategy=facts.label("rank_info", "strategy"),
+        alive=up and not silent_seconds, ended=ended, failed=failed,
+        last_event_ns=round((now - silent_seconds) * 1e9),
+        step=steps, steps=steps, micro_steps=facts.count("micro_steps_total"),
+        skipped_steps=facts.count("steps_skipped_total"),
+        step_seconds=seconds, steps_seconds_total=facts.rates.get("spent_in_all", 0.0),
+        phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
+        recent=(point,) if point is not None else (),
+        collectives=_collectives(facts), traffic=_traffic(facts), in_flight=_in_flight(facts, now_ns),
+        overlap_ratio=facts.number("overlap_ratio"), exposed_ratio=exposed,
+        exposed_seconds=exposed * seconds if exposed is not None and seconds else None,
+        wait_seconds=facts.number("wait_for_late_rank_seconds"),
+        late_seconds=facts.number("late_seconds"),
+        memory=_memory(facts), roles=_roles(facts), expected=_expected(facts), risks=_risks(facts),
+        rss_bytes=facts.whole("host_memory_rss_bytes"),
+        host_available_bytes=facts.whole("host_memory_available_bytes"),
+        pinned_bytes=facts.whole("host_memory_pinned_bytes"),
+        device_stats=_device(facts), host=_host(facts), pressure=_pressure(facts),
+        dropped=facts.count("events_dropped_total"), errors=facts.count("agent_errors_total"),
+        overhead_ratio=facts.number("agent_overhead_ratio"),
+        overhead_noise_ratio=facts.number("agent_overhead_noise_ratio"),
+        # what is not exported
+        exception="", phase="", unit="", units=(), step_buckets=(), untimed={}, unattributed={},
+        started_ns=0,
+    )  # fmt: skip
+
+
+def _integer(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
+
+
+def point_of(facts: RankSamples, step: int, end_ns: int, seconds: float) -> StepSummary:
+    """The mean step over the window of the rates, as a step that ends at *end_ns*."""
+    rate = facts.rates.get("steps", 0.0)
+    phases = [facts.phases.get(phase.label, 0.0) / rate if rate else 0.0 for phase in Phase]
+    exposed = (facts.number("exposed_communication_ratio") or 0.0) * seconds
+    overlap = facts.number("overlap_ratio")
+    communication = exposed / (1 - overlap) if overlap is not None and overlap < 1 else exposed
+    return StepSummary(
+        step=step,
+        start_ns=end_ns - round(seconds * 1e9),
+        end_ns=end_ns,
+        idle=facts.number("exposed_communication_ratio") is None,
+        micro_steps=0,
+        phase_ns=tuple(round(1e9 * spent) for spent in phases),
+        collectives=0,
+        collective_bytes=0,
+        communication_ns=round(1e9 * communication),
+        exposed_ns=round(1e9 * exposed),
+        allocated_bytes=facts.whole("memory_allocated_bytes"),
+        reserved_bytes=facts.whole("memory_reserved_bytes"),
+        rss_bytes=facts.whole("host_memory_rss_bytes"),
+    )
+
+
+def _memory(facts: RankSamples) -> DeviceMemory | None:
+    if "memory_reserved_bytes" not in facts.found:
+        return None
+    reserved, capacity = facts.whole("memory_reserved_bytes"), facts.whole("memory_capacity_bytes")
+    # headroom = min(free, capacity - reserved): what it is below the latter, others hold
+    free = facts.whole("memory_headroom_bytes")
+    return DeviceMemory(
+        allocated_bytes=facts.whole("memory_allocated_bytes"),
+        active_bytes=facts.whole("memory_active_bytes"),
+        reserved_bytes=reserved,
+        inactive_split_bytes=facts.whole("memory_inactive_split_bytes"),
+        capacity_bytes=capacity,
+        free_bytes=free,
+        retries=facts.count("memory_allocation_retries_total"),
+        ooms=facts.count("memory_out_of_memory_total"),
+    )
+
+
+def _risks(facts: RankSamples) -> tuple[Risk, ...]:
+    left = {
+        pool: (cause, n) for (pool, cause), n in facts.by("oom_steps_left", "pool", "cause").items()
+    }
+    found = []
+    for (pool,), ratio in sorted(facts.by("oom_risk_ratio", "pool").items()):
+        if pool not in tuple(Pool):
+            continue  # of another version
+        cause, steps = left.get(pool, ("none", None))
+        device = pool == Pool.DEVICE
+        used = facts.whole("memory_reserved_bytes" if device else "host_memory_rss_bytes")
+        limit = facts.whole("memory_capacity_bytes" if device else "host_memory_limit_bytes")
+        found.append(
+            Risk(pool=Pool(pool), ratio=ratio, cause=RiskCause(cause), steps_left=steps, used_bytes=used,
+                 capacity_bytes=limit, growth_bytes_per_step=_growth(used, limit, steps))
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _growth(used: int, limit: int, steps: float | None) -> float | None:
+    """Bytes a step that fill *limit* in *steps* steps; None where that is unknown."""
+    return (limit - used) / steps if steps and 0 <= used < limit else None
+
+
+def _in_flight(facts: RankSamples, now_ns: int) -> tuple[InFlight, ...]:
+    age = facts.number("collective_in_flight_seconds") or 0.0
+    if age < _SHORT_SECONDS:
+        return ()
+    return (
+        InFlight(op="collective", group="", sequence=-1, unit="", phase="", nbytes=-1,
+                 issued_ns=now_ns - round(age * 1e9)),
+    )  # fmt: skip
+
+
+def _device(facts: RankSamples) -> Device | None:
+    if not any(name.startswith("device_") for name in facts.found):
+        return None
+    used, total = facts.whole("device_memory_used_bytes"), facts.whole("device_memory_total_bytes")
+    ecc, xid = facts.number("device_ecc_errors_total"), facts.number("device_xid")
+    return Device(
+        name=facts.label("rank_info", "device"),
+        used_bytes=used if used >= 0 else None,
+        total_bytes=total if total >= 0 else None,
+        utilization_ratio=facts.number("device_utilization_ratio"),
+        power_watts=facts.number("device_power_watts"),
+        temperature_celsius=facts.number("device_temperature_celsius"),
+        throttle_reasons=tuple(sorted(r for (r,) in facts.by("device_throttled", "reason"))),
+        ecc_errors=None if ecc is None else int(ecc),
+        xid=None if xid is None else int(xid),
+    )
+
+
+def _host(facts: RankSamples) -> HostMemory | None:
+    limit, room = facts.whole("host_memory_limit_bytes"), facts.whole("host_memory_headroom_bytes")
+    return HostMemory(limit_bytes=limit, headroom_bytes=room) if max(limit, room) >= 0 else None
+
+
+def _pressure(facts: RankSamples) -> Pressure | None:
+    waits = facts.number("cpu_wait_ratio")
+    faults = facts.number("major_faults_per_second", 0.0)
+    return (
+        None
+        if waits is None
+        else Pressure(cpu_wait_ratio=waits, major_faults_per_second=faults or 0.0)
+    )
+
+
+def _roles(facts: RankSamples) -> tuple[RoleRow, ...]:
+    places = facts.by("memory_role_bytes", "role", "place")
+    return tuple(
+        RoleRow(
+            role=role, device_bytes=int(places.get((role, "device"), 0)), pinned_bytes=0,
+            host_bytes=int(places.get((role, "host"), 0)), disk_bytes=int(places.get((role, "disk"), 0)),
+        )
+        for role in dict.fromkeys(role for role, _ in places)
+    )  # fmt: skip
+
+
+def _expected(facts: RankSamples) -> tuple[ExpectedRow, ...]:
+    plain = facts.by("memory_role_plain_bytes", "role")
+    predicted = facts.by("memory_role_predicted_bytes", "role")
+    measured: dict[str, float] = {}
+    for (role, _), nbytes in facts.by("memory_role_bytes", "role", "place").items():
+        measured[role] = measured.get(role, 0.0) + nbytes
+    return tuple(
+        ExpectedRow(
+            role=role, measured_bytes=int(measured[role]) if role in measured else None,
+            plain_bytes=int(nbytes),
+            predicted_bytes=int(predicted[role,]) if (role,) in predicted else None,
+        )
+        for (role,), nbytes in plain.items()
+    )  # fmt: skip
+
+
+def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
+    sizes = {row["group"]: (_integer(row.get("size", "")), _integer(row.get("nodes", "")))
+             for row, _ in facts.found.get("group_info", ()) if "group" in row}  # fmt: skip
+    columns = {
+        name: facts.by(name, "op", "group")
+        for name in ("collective_bytes_total", "collective_seconds_total",
+                     "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
+                     "collective_best_busbw_bytes_per_second")
+    }  # fmt: skip
+    nbytes, seconds, exposed, busbw, best = columns.values()
+    return tuple(
+        CollectiveRow(
+            op=op, group=group, group_size=sizes.get(group, (0, 0))[0],
+            nodes=sizes.get(group, (0, 0))[1], count=int(count), timed=int(count),
+            nbytes=int(nbytes.get((op, group), 0)), quantized_bytes=0,
+            seconds=seconds.get((op, group), 0.0),
+            exposed_seconds=exposed.get((op, group), 0.0),
+            busbw_bytes_per_second=busbw.get((op, group)),
+            best_busbw_bytes_per_second=best.get((op, group), 0.0),
+        )
+        for (op, group), count in facts.by("collectives_total", "op", "group").items()
+    )  # fmt: skip
+
+
+def _traffic(facts: RankSamples) -> tuple[CollectiveStatsRow, ...]:
+    """By operation, group and phase: units are too many for labels."""
+    keys = ("op", "group", "phase")
+    exposed = facts.by("communication_step_exposed_seconds", *keys)
+    waits = facts.by("communication_step_wait_seconds", *keys)
+    moved = facts.by("communication_step_transfer_seconds", *keys)
+    sizes = {row.get("group", ""): _integer(row.get("size", ""))
+             for row, _ in facts.found.get("group_info", ())}  # fmt: skip
+    rows = [
+        CollectiveStatsRow(
+            op=op, group=group, group_size=sizes.get(group, 0), nodes=0, phase=phase, unit="", count=0,
+            calls=0.0, nbytes=-1, seconds=seconds, exposed_seconds=exposed.get((op, group, phase), 0.0),
+            exposed_total_seconds=0.0, wait_seconds=waits.get((op, group, phase)),
+            transfer_seconds=moved.get((op, group, phase)), algbw_bytes_per_second=None,
+            busbw_bytes_per_second=None, best_busbw_bytes_per_second=0.0,
+        )
+        for (op, group, phase), seconds in facts.by("communication_step_seconds", *keys).items()
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+def on_our_clock(rank: RankSnapshot, shift_ns: int) -> RankSnapshot:
+    """*rank* with its times moved by *shift_ns*, from another node's monotonic clock to this one's."""
+    return replace(
+        rank,
+        started_ns=rank.started_ns + shift_ns,
+        last_event_ns=rank.last_event_ns + shift_ns,
+        recent=tuple(
+            replace(step, start_ns=step.start_ns + shift_ns, end_ns=step.end_ns + shift_ns)
+            for step in rank.recent
+        ),
+        in_flight=tuple(replace(one, issued_ns=one.issued_ns + shift_ns) for one in rank.in_flight),
+    )

@@ -1,0 +1,275 @@
+"""Reads what a Prometheus server knows of one run at one moment: which queries, in which order.
+
+Of up to :data:`MANY` ranks all are read. Of more, the server aggregates, and single ranks are read
+that matter or that a view wants. docs/prometheus_source.md lists the queries.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TypeVar
+
+from zeromon.snapshot import Fleet
+from zeromon.sources.prometheus import promql
+from zeromon.sources.prometheus.client import Sample, Server
+from zeromon.sources.prometheus.decode import (
+    Key,
+    RankSamples,
+    dedupe_jobs,
+    fleet_of,
+    gathered,
+    key_of,
+    nodes_of,
+    whole_of,
+)
+from zeromon.sources.prometheus.promql import REMEMBERED_SECONDS, Choice
+from zeromon.sources.prometheus.rank_details import Wanted
+
+MANY = 256
+"""With more ranks a snapshot has only those that matter."""
+SAMPLED = 4096
+"""With more ranks the distribution of a figure is that of a tenth of them."""
+_WHOLLY = 16
+"""Of up to so many ranks every detail is read."""
+_CENSUS_SECONDS = 60.0
+_UNKNOWN_INTERVAL_SECONDS = 2.0
+_USUAL_INTERVAL = 15.0
+_MOST_STALE = 8
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one reading found: samples by rank, and what is known of the whole run."""
+
+    facts: dict[Key, RankSamples]
+    silent: dict[Key, float] = field(default_factory=dict)
+    """Rank without new samples -> for how long, seconds."""
+    seen: float = 0.0
+    """When the newest sample was taken, on our clock."""
+    fleet: Fleet | None = None
+    findings: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(rule, severity) -> ranks that have the finding."""
+    ranks: int = 0
+    others: tuple[str, ...] = ()
+    """Collectors of another job of the same name."""
+
+
+def together(*calls: Callable[[], _Result]) -> list[_Result]:
+    """Returns what *calls* return, each run in a thread; raises what the first to fail raised."""
+    results: list[_Result | None] = [None] * len(calls)
+    errors: list[BaseException] = []
+
+    def do(at: int) -> None:
+        try:
+            results[at] = calls[at]()
+        except BaseException as error:  # raised below, in the caller's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=do, args=(at,), daemon=True) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results  # type: ignore[return-value]  # none is missing where nothing failed
+
+
+def usual_gap(scrapes: Iterable[Sequence[float]]) -> float | None:
+    """Returns the median time between two scrapes of a rank, seconds; None where it is unknown."""
+    gaps = [b - a for walls in scrapes for a, b in pairwise(walls)]
+    return max(0.1, median(gaps)) if gaps else None
+
+
+class Reader:
+    """Queries one server about one run. Not for several threads at once."""
+
+    def __init__(self, server: Server, choice: Choice, wanted: Wanted, many: int) -> None:
+        self.server, self.choice, self.many = server, choice, many
+        self.interval = 1.0
+        """The scrape interval, seconds."""
+        self.census_due = 0.0
+        """When the ranks are counted again, by the monotonic clock."""
+        self._wanted = wanted
+        self._count = 0
+        self._node_names: dict[str, str] = {}
+
+    def census(self, at: float | None = None) -> None:
+        """Counts the ranks and measures the scrape interval, when it is due or *at* a moment."""
+        now = time.monotonic()
+        if at is None and now < self.census_due:
+            return
+        samples = self.query(promql.census(self.choice), at)
+        self._count = int(next((s.value for s in samples if s.labels.get("of") == "ranks"), 0))
+        one = next((key for s in samples if (key := key_of(s.labels)) is not None), None)
+        if one is not None:
+            some = self.choice._replace(ranks=(one.rank,))
+            lines = self.server.samples(promql.scrapes(some), at)
+            gap = usual_gap([[wall for wall, _ in line.values] for line in lines])
+            self.interval = gap or _USUAL_INTERVAL
+            self.census_due = now + (_CENSUS_SECONDS if gap else _UNKNOWN_INTERVAL_SECONDS)
+
+    def read(self, at: float | None = None) -> Reading:
+        """Returns what is known now, or *at* a moment of our clock."""
+        return self._read_large(at) if self._count > self.many else self._read_small(at)
+
+    def query(self, expression: str, at: float | None = None) -> list[Sample]:
+        """Returns the samples of an instant query."""
+        return self.server.vector(expression, at)
+
+    @property
+    def _window(self) -> str:
+        """The window of rates: four scrapes, because one may be lost."""
+        return f"{max(10, math.ceil(4 * self.interval))}s"
+
+    @property
+    def _timeout(self) -> float:
+        """How long a rank may have no sample, seconds: a scrape may fail."""
+        return 2.5 * self.interval + 1
+
+    def _read_small(self, at: float | None) -> Reading:
+        run = self.choice
+        few = self._count <= _WHOLLY
+        wanted = () if few else tuple(sorted(self._wanted.ranks()))
+        columns, rates, lost, *more = together(
+            lambda: self.query(promql.columns(run, detail=few), at),
+            lambda: self.query(promql.rates(run, self._window), at),
+            lambda: self.query(promql.lost(run), at),
+            *self._details_of(wanted, at),
+        )
+        reading = Reading(gathered([*columns, *(more[0] if more else ())], rates))
+        reading.facts, reading.others = dedupe_jobs(reading.facts)
+        self._note_silent(reading, rates, at)
+        here = {key.rank for key in reading.facts}
+        gone = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
+        gone = {key for key in gone if key.rank not in here and key.instance not in reading.others}
+        if gone:
+            self._add_stale(reading, gone, at)
+        reading.ranks = len(reading.facts)
+        for facts in reading.facts.values():
+            for rule, severity, *_ in facts.by("finding", "rule", "severity"):
+                count = reading.findings.get((rule, severity), 0)
+                reading.findings[rule, severity] = count + 1
+        return reading
+
+    def _read_large(self, at: float | None) -> Reading:
+        run, window = self.choice, self._window
+        wanted, node = self._wanted.ranks(), self._wanted.node()
+        selections = [promql.mattering(run)]
+        if node:
+            selections.append(run._replace(instances=(node,)).of("rank_up"))
+        whole, rows, *chosen = together(
+            lambda: self.query(promql.whole(run, window, sampled=self._count > SAMPLED), at),
+            lambda: self.query(promql.nodes(run, window), at),
+            *(lambda text=text: self.query(text, at) for text in selections),
+        )
+        known = whole_of(whole)
+        if not known.ranks:
+            return Reading({})
+        keys = {key_of(sample.labels) for part in chosen for sample in part}
+        ranks = {key.rank for key in keys if key is not None} | {0} | wanted
+        some = run._replace(ranks=tuple(sorted(ranks)))
+        columns, rates, *more = together(
+            lambda: self.query(promql.columns(some), at),
+            lambda: self.query(promql.rates(some, window), at),
+            *self._details_of(tuple(sorted(wanted)), at),
+        )
+        reading = Reading(gathered([*columns, *(more[0] if more else ())], rates))
+        reading.facts, reading.others = dedupe_jobs(reading.facts)
+        reading.seen = known.counts.get("seen", 0.0) - self.server.offset
+        silent = self._silent_nodes(reading, rows, at)
+        self._learn_names({s.labels.get("instance", "") for s in rows}, at)
+        reading.fleet = fleet_of(known, nodes_of(rows, self._node_names, silent))
+        reading.findings, reading.ranks = known.findings, known.ranks
+        return reading
+
+    def _details_of(
+        self, ranks: tuple[int, ...], at: float | None
+    ) -> list[Callable[[], list[Sample]]]:
+        """Returns the query for the details of *ranks*; [] without ranks."""
+        some = self.choice._replace(ranks=ranks)
+        return [lambda: self.query(promql.details(some), at)] if ranks else []
+
+    def _learn_names(self, addresses: set[str], at: float | None) -> None:
+        if not addresses <= self._node_names.keys():
+            for sample in self.query(promql.node_names(self.choice), at):
+                labels = sample.labels
+                self._node_names[labels.get("instance", "")] = labels.get("node", "")
+            for address in addresses:
+                self._node_names.setdefault(address, "")
+
+    # ---- ranks without new samples ---------------------------------------------------------------
+
+    def _note_silent(self, reading: Reading, rates: Iterable[Sample], at: float | None) -> None:
+        """Notes the ranks whose last sample is old although the server still returns it."""
+        offset = self.server.offset
+        seen = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
+        reading.seen = max(seen.values(), default=time.time() if at is None else at)
+        for key in reading.facts:
+            behind = reading.seen - seen.get(key, reading.seen)
+            if behind > self._timeout:
+                reading.silent[key] = behind
+
+    def _add_stale(self, reading: Reading, gone: set[Key], at: float | None) -> None:
+        """Adds the ranks *gone*, which have no sample now, with their last samples."""
+        now = time.time() if at is None else at
+        addresses = tuple(sorted({key.instance for key in gone}))
+        when = {
+            key: sample.value - self.server.offset
+            for sample in self._last_seen(addresses, at)
+            if (key := key_of(sample.labels)) in gone
+        }
+        moments = dict.fromkeys(addresses, 0.0)
+        for key, wall in when.items():
+            moments[key.instance] = max(wall, moments[key.instance])
+        latest = sorted(moments.items(), key=lambda pair: -pair[1])[:_MOST_STALE]
+        queries = [
+            (promql.columns(self.choice._replace(instances=(address,))), wall)
+            for address, wall in latest
+        ]
+        for columns in together(*(lambda q=q, w=w: self.query(q, w) for q, w in queries)):
+            for key, facts in gathered(columns, ()).items():
+                if key in when:
+                    reading.facts[key] = facts
+                    behind = now - when[key]
+                    if behind > self._timeout:
+                        reading.silent[key] = behind
+        if not reading.seen:
+            reading.seen = max([0.0, *when.values()])
+
+    def _silent_nodes(
+        self, reading: Reading, rows: Iterable[Sample], at: float | None
+    ) -> dict[str, tuple[int, float]]:
+        """Returns collector without samples -> how many ranks it had, and since how many seconds."""
+        lost = {
+            s.labels.get("instance", ""): int(s.value) for s in rows if s.labels.get("of") == "lost"
+        }
+        if not lost:
+            return {}
+        now = time.time() if at is None else at
+        when: dict[str, float] = {}
+        gone = set()
+        for sample in self._last_seen(tuple(sorted(lost)), at):
+            key = key_of(sample.labels)
+            if key is not None and key.instance in lost:
+                gone.add(key)
+                wall = sample.value - self.server.offset
+                when[key.instance] = max(wall, when.get(key.instance, 0.0))
+        shown = set(sorted(gone)[: promql.MOST_OF_A_KIND * _MOST_STALE])
+        if shown:
+            self._add_stale(reading, shown, at)
+        return {address: (lost[address], max(1e-3, now - wall)) for address, wall in when.items()}
+
+    def _last_seen(self, addresses: tuple[str, ...], at: float | None) -> list[Sample]:
+        """Returns when each rank of these collectors had its last sample, by the server's clock."""
+        some = self.choice._replace(instances=addresses)
+        step = max(1, int(self.interval))
+        return self.query(promql.last_seen(some, REMEMBERED_SECONDS, step), at)

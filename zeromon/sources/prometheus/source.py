@@ -1,0 +1,190 @@
+"""A run as a Prometheus server knows it: the third :class:`~zeromon.sources.base.Source`.
+
+:mod:`.reader` queries the present, :mod:`.history` the past, :mod:`.wanted` the collectors of the ranks
+that a view shows. docs/prometheus_source.md says which queries are sent, and how often.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zeromon.errors import CaptureRefused, RunNotFound
+from zeromon.ring.paths import is_run_id
+from zeromon.snapshot import RunSnapshot
+from zeromon.sources.playback import Playback
+from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.decode import findings_of, hangs_of, rank_of, stragglers_of
+from zeromon.sources.prometheus.history import History
+from zeromon.sources.prometheus.promql import Choice
+from zeromon.sources.prometheus.rank_details import Details, Wanted
+from zeromon.sources.prometheus.reader import MANY, Reader, Reading
+from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.step_history import Series
+from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+from zeromon.units import human_count, human_seconds, printable
+
+_REST = 8
+"""The server is left alone for so many times as long as its answer took."""
+_MOST_REST_SECONDS = 60.0
+
+
+class PrometheusSource:
+    """One run; any thread may call it. *match*: further matchers, in PromQL."""
+
+    live = True
+    relocatable = False
+    playback: Playback | None = None
+
+    def __init__(self, server: Server, run: str, match: str = "", *, many: int = MANY) -> None:
+        if not is_run_id(run):
+            raise RunNotFound(f"no run is called {printable(run)}", "")
+        self.server, self.run = server, run
+        self._lock = threading.RLock()
+        self._latest: RunSnapshot | None = None
+        self._due = 0.0
+        self._wanted = Wanted()
+        self._reader = Reader(server, Choice(run, match), self._wanted, many)
+        self._history = History(self._reader)
+        self._details = Details(run)
+
+    def latest(self) -> RunSnapshot:
+        """Returns the newest snapshot; reads the server at most twice a scrape interval."""
+        with self._lock:
+            began = time.monotonic()
+            if self._latest is None or began >= self._due:
+                self._reader.census()
+                self._latest = self._snapshot(None)
+                if self._history.first is None:
+                    self.span()
+                    self._latest = replace(self._latest, started_wall=self._history.first or began)
+                spent = time.monotonic() - began
+                rest = max(self._reader.interval / 2, _REST * spent)
+                self._due = min(
+                    began + spent + min(_MOST_REST_SECONDS, rest), self._reader.census_due
+                )
+            return self._latest
+
+    def at(self, wall: float) -> RunSnapshot:
+        """Returns the snapshot at *wall*, or the last one before it."""
+        with self._lock:
+            self._reader.census()
+            return self._snapshot(wall)
+
+    def span(self) -> tuple[float, float] | None:
+        """Returns the first and the last moment of the run; the first is looked up once."""
+        with self._lock:
+            return self._history.span(self._latest)
+
+    def series(self, query: StepQuery = WHOLE_RUN) -> Series:
+        """Returns points over time; see :meth:`History.series`."""
+        with self._lock:
+            return self._history.series(query, self._latest)
+
+    def findings(self) -> list[KnownFinding]:
+        """Returns when each finding came and went; see :meth:`History.findings`."""
+        with self._lock:
+            return self._history.findings(self._latest)
+
+    def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:  # noqa: ARG002
+        """Refuses: a Prometheus server has no way to reach the ranks."""
+        raise CaptureRefused(
+            f"run {self.run} is read from {self.server.url}, which cannot request a trace",
+            "Request it on a node of the run: zeromon trace capture.",
+        )
+
+    def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
+        """Reads these *ranks*, and all of the collector at address *node*, for half a minute.
+
+        A view that still shows them calls again.
+        """
+        if self._wanted.add(ranks, node):
+            self._due = 0.0
+
+    # ---- making a snapshot -----------------------------------------------------------------------
+
+    def _snapshot(self, at: float | None) -> RunSnapshot:
+        reading = self._reader.read(at)
+        return self._made(reading, at) if reading.facts else self._last_snapshot(at)
+
+    def _last_snapshot(self, at: float | None) -> RunSnapshot:
+        """Returns the last snapshot of a run that has no samples now or *at* a moment."""
+        ends = self._history.ends(at)
+        if ends is None:
+            raise RunNotFound(
+                f"{self.server.url} knows no run {self.run}"
+                + ("" if at is None else " of that time"),
+                "`zeromon attach --prometheus` lists those that it knows.",
+            )
+        last = ends[1]
+        self._reader.census(last)
+        reading = self._reader.read(last)
+        if not reading.facts:
+            raise RunNotFound(f"{self.server.url} answers with nothing of run {self.run}")
+        return replace(self._made(reading, last), ended=at is None)
+
+    def _made(self, reading: Reading, at: float | None) -> RunSnapshot:
+        now = reading.seen or time.time()
+        reached = max(facts.count("steps_total") for facts in reading.facts.values())
+        ranks = [
+            rank_of(key, facts, now, reached, silent_seconds=reading.silent.get(key, 0.0))
+            for key, facts in sorted(reading.facts.items())
+        ]
+        wanted = self._wanted.ranks()
+        if at is None:
+            ranks = [
+                self._history.with_recent(rank, self._latest, wanted=rank.rank in wanted)
+                for rank in ranks
+            ]
+        findings = findings_of(reading.facts, reading.findings, reading.ranks)
+        fleet = reading.fleet
+        nodes = sorted({rank.node for rank in ranks})
+        node_count = len(fleet.nodes) if fleet is not None else len(nodes)
+        first = self._history.first
+        made = RunSnapshot(
+            run=self.run,
+            command=(),
+            node=nodes[0] if node_count == 1 else f"{human_count(node_count)} nodes",
+            started_wall=first if first is not None else now,
+            taken_wall=now,
+            taken_ns=round(now * 1e9),
+            ended=_has_ended(reading),
+            ranks=tuple(ranks),
+            findings=findings,
+            stragglers=stragglers_of(ranks, findings),
+            hangs=hangs_of(reading.facts),
+            fleet=fleet,
+            origin=self.server.url,
+            every_seconds=self._reader.interval,
+        )
+        if at is None:
+            collectors = {k.rank: k.instance for k in reading.facts if k not in reading.silent}
+            made = self._details.merge(made, wanted, collectors)
+        return replace(made, note=self._note(reading))
+
+    def _note(self, reading: Reading) -> str:
+        parts = []
+        if reading.others:
+            parts.append(
+                f"two jobs are called {self.run}: ranks of {', '.join(reading.others[:4])} are left"
+                f" out; --run '{self.run}{{instance=~\"...\"}}' chooses"
+            )
+        if self.server.offset:
+            ahead = "ahead of" if self.server.offset > 0 else "behind"
+            parts.append(
+                f"the clock of {self.server.url} is {human_seconds(round(abs(self.server.offset)))}"
+                f" {ahead} this machine's; times are this machine's"
+            )
+        if self.server.warning:
+            parts.append(f"{self.server.url} warns: {self.server.warning}")
+        parts += [f"rank detail: {trouble}" for trouble in self._details.troubles()]
+        return "; ".join(parts)
+
+
+def _has_ended(reading: Reading) -> bool:
+    """Whether no rank is alive and none is merely silent."""
+    if reading.fleet is not None:
+        return not reading.fleet.up and not reading.fleet.silent
+    return not any(facts.up for facts in reading.facts.values()) and not reading.silent

@@ -1,0 +1,1 @@
+"""Arithmetic on intervals, noise of figures, and bandwidth. Pure."""

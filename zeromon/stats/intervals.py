@@ -1,0 +1,62 @@
+"""Arithmetic on sets of half-open intervals of integers (nanoseconds).
+
+A set is a sorted list of disjoint, non-touching ``(start, end)`` pairs with start < end;
+:func:`union` makes one from any pairs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[int, int]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Returns the set that *intervals* cover; they may overlap and have any order."""
+    merged: list[Interval] = []
+    for start, end in sorted(i for i in intervals if i[1] > i[0]):
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """The total length of a set."""
+    return sum(end - start for start, end in intervals)
+
+
+def intersection(left: list[Interval], right: list[Interval]) -> list[Interval]:
+    """The intersection of two sets."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
+        if start < end:
+            common.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
+    """The difference of two sets: the part of *left* that is not in *right*."""
+    rest: list[Interval] = []
+    j = 0
+    for start, end in left:
+        while j < len(right) and right[j][1] <= start:
+            j += 1
+        k = j
+        while k < len(right) and right[k][0] < end:
+            if right[k][0] > start:
+                rest.append((start, right[k][0]))
+            start = max(start, right[k][1])
+            k += 1
+        if start < end:
+            rest.append((start, end))
+    return rest

@@ -1,0 +1,184 @@
+"""The run store: the records of runs on disk, ``<store>/runs/<run>/``.
+
+``snapshot.json`` is the last snapshot, ``manifest.json`` its headline; both are replaced atomically.
+``rank*.ring.gz`` are the rings as they were at the end, ``traces/`` those on demand; what it was like
+before is the record (:mod:`zeromon.storage.recorder`).
+Reading never unpickles and never trusts: a broken file is an error with a name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.readout.text import verdict
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file, replacing
+from zeromon.ring.paths import is_run_id as is_run_id
+from zeromon.snapshot import RunSnapshot, Severity
+
+_KEEP = 50
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(RunSnapshot)
+
+
+def encode(run: RunSnapshot) -> bytes:
+    """Returns a snapshot as JSON."""
+    return _ENCODER.encode(run)
+
+
+def decode(text: bytes) -> RunSnapshot:
+    """Returns the snapshot of a JSON text; raises :class:`ZeromonError` for anything else."""
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = "It was cut short, or written by another version of zeromon."
+        raise ZeromonError(f"not a run snapshot: {error}", hint) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The summary of a run, for a list of runs."""
+
+    run: str
+    node: str
+    command: tuple[str, ...]
+    started_wall: float
+    """Seconds since the epoch, as is the next."""
+    taken_wall: float
+    ended: bool
+    verdict: str
+    strategy: str
+    device: str
+    ranks: int
+    steps: int
+    step_seconds: float | None
+    exposed_ratio: float | None
+    """The largest exposed ratio of a rank."""
+    memory_bytes: int
+    """Reserved on the fullest device, resident on the host without one; -1 where unknown."""
+    worst: str
+    """The severity of its gravest finding, "" without any."""
+    format: int = 1
+
+
+def manifest_of(run: RunSnapshot) -> Manifest:
+    """Returns the summary of a snapshot."""
+    first = run.ranks[0] if run.ranks else None
+    exposed = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
+    seconds = [rank.step_seconds for rank in run.ranks if rank.step_seconds is not None]
+    reserved = [rank.memory.reserved_bytes for rank in run.ranks if rank.memory is not None]
+    severities = {finding.severity for finding in run.findings}
+    return Manifest(
+        run=run.run,
+        node=run.node,
+        command=run.command,
+        started_wall=run.started_wall,
+        taken_wall=run.taken_wall,
+        ended=run.ended,
+        verdict=verdict(run),
+        strategy=first.strategy if first else "",
+        device=first.device if first else "",
+        ranks=len(run.ranks),
+        steps=max((rank.steps for rank in run.ranks), default=0),
+        step_seconds=max(seconds, default=None),
+        exposed_ratio=max(exposed, default=None),
+        memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),
+        worst=next((s for s in Severity if s in severities), ""),
+    )
+
+
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
+class Store:
+    """The folder of all recorded runs."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.runs = (root or paths.store_root()) / "runs"
+
+    def folder(self, run: str) -> Path:
+        """Returns the folder of *run*."""
+        return self.runs / run
+
+    def history(self, run: str) -> Path:
+        """Returns the folder of its history; see :mod:`zeromon.storage.step_history`."""
+        return self.folder(run) / "history"
+
+    def save(self, run: RunSnapshot) -> None:
+        """Replaces the last snapshot of *run*, and its summary."""
+        folder = paths.make_private(self.folder(run.run))
+        replace_file(folder / "manifest.json", _ENCODER.encode(manifest_of(run)))
+        replace_file(folder / "snapshot.json", encode(run))
+
+    def free_name(self, run: str, started_wall: float) -> str:
+        """Returns *run*, or *run*-2, ...: a name that no other run's record has."""
+        for attempt in range(1, 10_000):
+            name = run if attempt == 1 else f"{run}-{attempt}"
+            if not (self.folder(name) / "snapshot.json").exists():
+                return name
+            with suppress(ZeromonError):
+                if abs(self.load(name).started_wall - started_wall) < 0.001:
+                    return name
+        return run
+
+    def keep_ring(self, run: str, ring: Path) -> None:
+        """Copies the ring of a dead rank."""
+        folder = paths.make_private(self.folder(run))
+        with (
+            replacing(folder / f"{ring.name}.gz") as temporary,
+            ring.open("rb") as source,
+            gzip.open(temporary, "wb", compresslevel=1) as packed,
+        ):
+            shutil.copyfileobj(source, packed, 1 << 20)
+
+    def names(self) -> list[str]:
+        """Returns the names of the recorded runs, the newest first."""
+        found = [(p.stat().st_mtime_ns, p.parent.name) for p in self.runs.glob("*/snapshot.json")]
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def manifests(self) -> list[Manifest]:
+        """Returns the summaries of all recorded runs, the newest first."""
+        return [manifest for name in self.names() if (manifest := self._manifest(name)) is not None]
+
+    def _manifest(self, name: str) -> Manifest | None:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
+        with suppress(OSError, ZeromonError):
+            return manifest_of(self.load(name))
+        return None
+
+    def load(self, name: str | None = None) -> RunSnapshot:
+        """Returns the last snapshot of the run that :meth:`resolve` finds."""
+        return decode((self.folder(self.resolve(name)) / "snapshot.json").read_bytes())
+
+    def resolve(self, name: str | None = None) -> str:
+        """Returns the full name of the run *name* or beginning with it; None means the newest."""
+        names = self.names()
+        if not names:
+            raise RunNotFound("no run has been recorded yet")
+        if name is None:
+            return names[0]
+        return name if name in names else self._only_match(name, names)
+
+    def _only_match(self, name: str, names: list[str]) -> str:
+        matches = [known for known in names if known.startswith(name)]
+        if len(matches) > 1:
+            raise RunAmbiguous(f"several runs begin with {name}: {', '.join(matches[:5])}")
+        if not matches:
+            hint = f"The newest are: {', '.join(names[:5])}"
+            raise RunNotFound(f"no run is called {name}", hint)
+        return matches[0]
+
+    def prune(self, keep: int = _KEEP) -> None:
+        """Deletes all but the newest runs."""
+        for name in self.names()[keep:]:
+            with suppress(OSError):
+                shutil.rmtree(self.folder(name))

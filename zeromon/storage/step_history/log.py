@@ -1,0 +1,72 @@
+"""The log of a step history: fixed-size records with a checksum each, appended and never changed.
+
+What was written outlives its writer. A record that was written in part ends the log.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from zeromon.storage.step_history.rows import COLUMNS, FIRST_VERSION_COLUMNS, Row
+
+MAGIC = b"ZMHIST\0\2"
+BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
+BODIES = {
+    MAGIC: BODY,
+    b"ZMHIST\0\1": struct.Struct(
+        "<" + "".join(code for _, code in COLUMNS[:FIRST_VERSION_COLUMNS])
+    ),
+}
+"""First bytes of a log -> layout of its records, without the checksum."""
+_CRC = struct.Struct("<I")
+RECORD_SIZE = BODY.size + _CRC.size
+
+
+def pack(row: Row) -> bytes:
+    """Returns the record of *row* with its checksum."""
+    body = BODY.pack(*row)
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unpack(blob: bytes, body: struct.Struct = BODY) -> Iterator[Row]:
+    """Yields the whole records at the beginning of *blob* and stops at the first broken one.
+
+    Columns that records of an earlier format version lack are 0.
+    """
+    size = body.size + _CRC.size
+    missing = (0,) * (len(COLUMNS) - len(body.unpack(bytes(body.size))))
+    for at in range(0, len(blob) - size + 1, size):
+        record = blob[at : at + body.size]
+        (crc,) = _CRC.unpack_from(blob, at + body.size)
+        if zlib.crc32(record) != crc:
+            return
+        yield body.unpack(record) + missing
+
+
+def segments(folder: Path) -> dict[int, Path]:
+    """Returns the segments in *folder*: number -> file.
+
+    A log that was converted and not yet removed is left out: its Parquet file has the same rows.
+    """
+    found: dict[int, Path] = {}
+    for suffix in (".log", ".parquet"):
+        for path in folder.glob(f"[0-9]*{suffix}"):
+            if path.stem.isdigit():
+                found[int(path.stem)] = path
+    return dict(sorted(found.items()))
+
+
+def read_log(path: Path) -> Iterator[Row]:
+    """Yields the rows of a log up to the first broken one; nothing for a file that is no log."""
+    body = record_layout(path)
+    if body is not None:
+        yield from unpack(path.read_bytes()[len(MAGIC) :], body)
+
+
+def record_layout(log: Path) -> struct.Struct | None:
+    """Returns the layout of the records of *log*; None for an unknown format."""
+    with log.open("rb") as content:
+        return BODIES.get(content.read(len(MAGIC)))

@@ -1,0 +1,121 @@
+"""Closed segments of a step history: Parquet files, and how old ones are merged to save space.
+
+polars reads and writes Parquet. Every function imports it by itself, so that importing this module
+stays cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeromon.ring.atomic import replacing
+from zeromon.storage.step_history.log import segments
+from zeromon.storage.step_history.rows import (
+    COLUMNS,
+    FIRST_VERSION_COLUMNS,
+    NAMES,
+    PEAKS,
+    TIMES,
+    Row,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MERGED = 16
+"""How many rows of a rank become one when a segment is merged."""
+_MOST_MERGES = 2
+_KEPT_WHOLE = 2
+"""Newest closed segments that are merged last."""
+
+
+def frame(rows: Sequence[Row]) -> pl.DataFrame:
+    """Returns *rows* as a table."""
+    import polars as pl
+
+    kinds: Mapping[str, Any] = {"I": pl.UInt32, "q": pl.Int64, "Q": pl.UInt64}
+    schema = {name: kinds[code] for name, code in COLUMNS}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def write_parquet(content: pl.DataFrame, path: Path) -> None:
+    """Replaces the segment *path* by the rows in *content*."""
+    with replacing(path) as temporary:
+        content.write_parquet(temporary, compression="zstd", statistics=True)
+
+
+def read_parquet(path: Path) -> pl.DataFrame:
+    """Reads a whole segment. The file is not mapped: a writer may replace it meanwhile."""
+    import polars as pl
+
+    return with_all_columns(pl.read_parquet(path, memory_map=False).lazy()).collect()
+
+
+def with_all_columns(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Adds the columns that *rows* of an earlier format version lack, as 0."""
+    import polars as pl
+
+    known = rows.collect_schema().names()
+    later = NAMES[FIRST_VERSION_COLUMNS:]
+    missing = [pl.lit(0, pl.UInt64).alias(name) for name in later if name not in known]
+    return rows.with_columns(missing).select(NAMES)
+
+
+def shrink(folder: Path, limit_bytes: int) -> None:
+    """Merges the oldest segments until all together take at most *limit_bytes*.
+
+    Each segment is merged twice at most. When none is left to merge, the oldest is deleted.
+    """
+    for _ in range(1000):
+        paths = list(segments(folder).values())
+        total = sum(path.stat().st_size for path in paths)
+        closed = [path for path in paths if path.suffix == ".parquet"]
+        if total <= limit_bytes or not closed:
+            return
+        older = closed[:-_KEPT_WHOLE] or closed[:1]
+        levels = {path: _merge_level(path) for path in older}
+        path = min(older, key=lambda p: (levels[p], p))
+        if levels[path] < _MOST_MERGES:
+            write_parquet(merged(read_parquet(path)), path)
+        else:
+            older[0].unlink()
+
+
+def _merge_level(path: Path) -> int:
+    """Returns how often a segment was merged: 0, 1 or 2."""
+    import polars as pl
+
+    most = pl.scan_parquet(path).select(pl.col("steps").max()).collect().item() or 1
+    return 0 if most == 1 else 1 if most <= MERGED else _MOST_MERGES
+
+
+def merged(content: pl.DataFrame) -> pl.DataFrame:
+    """Merges every :data:`MERGED` rows of a rank: means of times weighted by steps, maxima of bytes."""
+    import polars as pl
+
+    weighted = [
+        ((pl.col(name) * pl.col("steps")).sum() / pl.col("steps").sum())
+        .round()
+        .cast(pl.UInt64)
+        .alias(name)
+        for name in TIMES
+    ]
+    return (
+        content.sort("rank", "start_us")
+        .with_columns((pl.int_range(pl.len()).over("rank") // MERGED).alias("part"))
+        .group_by("rank", "part", maintain_order=True)
+        .agg(
+            pl.col("step").first(),
+            pl.col("flags").max(),
+            pl.col("start_us").first(),
+            *weighted,
+            pl.col("collectives").mean().round().cast(pl.UInt32),
+            pl.col("micro_steps").max(),
+            pl.col("collective_bytes").mean().round().cast(pl.Int64),
+            *(pl.col(name).max() for name in PEAKS),
+            pl.col("steps").sum().cast(pl.UInt32).alias("steps"),
+        )
+        .select(NAMES)
+    )

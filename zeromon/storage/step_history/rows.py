@@ -1,0 +1,90 @@
+"""One row of a step history: one step of one rank, as a tuple of integers. Pure.
+
+The columns are fixed, because logs and Parquet files hold them. Times are microseconds, sizes bytes.
+A row of several merged steps holds means of times and maxima of bytes.
+"""
+
+from __future__ import annotations
+
+from zeromon.ring.events import Phase
+from zeromon.snapshot import StepSummary
+from zeromon.snapshot.step import IDLE, SKIPPED
+
+COLUMNS = (
+    ("rank", "I"), ("step", "I"), ("steps", "I"), ("flags", "I"), ("start_us", "q"),
+    ("duration_us", "Q"), ("other_us", "Q"), ("forward_us", "Q"), ("backward_us", "Q"),
+    ("optimizer_us", "Q"), ("data_wait_us", "Q"), ("cpu_optimizer_us", "Q"),
+    ("communication_us", "Q"), ("exposed_us", "Q"), ("offload_blocked_us", "Q"),
+    ("collectives", "I"), ("micro_steps", "I"), ("collective_bytes", "q"), ("allocated_bytes", "q"),
+    ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"), ("other_exposed_us", "Q"),
+    ("forward_exposed_us", "Q"), ("backward_exposed_us", "Q"), ("optimizer_exposed_us", "Q"),
+    ("data_wait_exposed_us", "Q"), ("cpu_optimizer_exposed_us", "Q"),
+)  # fmt: skip
+"""Name and :mod:`struct` code of each column, in the order of a row."""
+FIRST_VERSION_COLUMNS = 22
+"""How many of the columns a log or Parquet file of the first format version has."""
+
+NAMES = tuple(name for name, _ in COLUMNS)
+TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_us")
+_PHASES = tuple(f"{phase.label}_us" for phase in Phase)
+_EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
+"""Exposed communication of each phase."""
+PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+
+Row = tuple[int, ...]
+"""The values of one step in the order of :data:`COLUMNS`."""
+
+Series = dict[str, list[int]]
+"""Rows as columns: name of the column -> its values."""
+
+
+def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
+    """Returns the row of one step of *rank*; its start is microseconds since the epoch."""
+    phases, exposed = (
+        [_us(ns) for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
+        for spent in (step.phase_ns, step.phase_exposed_ns)
+    )
+    return (
+        rank, step.step, 1, IDLE * step.idle | SKIPPED * step.skipped,
+        (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns), *phases,
+        _us(step.communication_ns), _us(step.exposed_ns), _us(step.offload_blocked_ns),
+        step.collectives, step.micro_steps, step.collective_bytes, step.allocated_bytes,
+        step.reserved_bytes, step.rss_bytes, step.other_bytes, *exposed,
+    )  # fmt: skip
+
+
+_NO_PHASES = (0,) * len(_PHASES)
+
+
+def _us(ns: int) -> int:
+    return max(0, ns) // 1000
+
+
+def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
+    """Returns the step of a row, with times rounded to the microsecond.
+
+    Fields that rows do not hold keep their defaults.
+    """
+    values = dict(zip(NAMES, row, strict=True))
+    exposed = tuple(1000 * values[name] for name in _EXPOSED)
+    start_ns = values["start_us"] * 1000 - wall_minus_mono_ns
+    return StepSummary(
+        step=values["step"],
+        start_ns=start_ns,
+        end_ns=start_ns + values["duration_us"] * 1000,
+        idle=bool(values["flags"] & IDLE),
+        skipped=bool(values["flags"] & SKIPPED),
+        phase_ns=tuple(1000 * values[name] for name in _PHASES),
+        communication_ns=1000 * values["communication_us"],
+        exposed_ns=1000 * values["exposed_us"],
+        # all zero beside a total that is not: the split by phase is unknown, not zero
+        phase_exposed_ns=exposed if any(exposed) or not values["exposed_us"] else (),
+        offload_blocked_ns=1000 * values["offload_blocked_us"],
+        micro_steps=values["micro_steps"],
+        collectives=values["collectives"],
+        collective_bytes=values["collective_bytes"],
+        allocated_bytes=values["allocated_bytes"],
+        reserved_bytes=values["reserved_bytes"],
+        rss_bytes=values["rss_bytes"],
+        other_bytes=values["other_bytes"],
+    )

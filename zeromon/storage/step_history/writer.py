@@ -1,0 +1,147 @@
+"""The one writer of a step history: appends rows to a log, turns full logs into Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from zeromon.errors import HistoryError
+from zeromon.ring import paths
+from zeromon.storage.step_history.log import (
+    BODY,
+    MAGIC,
+    RECORD_SIZE,
+    pack,
+    read_log,
+    record_layout,
+    segments,
+)
+from zeromon.storage.step_history.parquet import frame, read_parquet, shrink, write_parquet
+from zeromon.storage.step_history.rows import Row
+
+SEGMENT_ROWS = 200_000
+LIMIT_BYTES = 768 << 20
+
+
+class Writer:
+    """Appends to the history in *folder*. Every method raises :class:`HistoryError` on a disk error."""
+
+    def __init__(
+        self, folder: Path, *, segment_rows: int = SEGMENT_ROWS, limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        self.folder = paths.make_private(folder)
+        self._segment_rows = segment_rows
+        self._limit = limit_bytes
+        self._fd = -1
+        self._rows = 0
+        self._last: dict[int, int] = {}
+        """Rank -> start of its newest row."""
+        self._number = 0
+        try:
+            self._resume()
+        except OSError as error:
+            raise HistoryError(f"cannot write {folder}: {error.strerror}") from error
+
+    def _resume(self) -> None:
+        """Continues where an earlier writer ended. A record that it wrote in part is cut off."""
+        for path in self.folder.glob(".*"):
+            path.unlink(missing_ok=True)
+        known = segments(self.folder)
+        self._number = max(known, default=0) or 1
+        if known.get(self._number, Path()).suffix == ".parquet":
+            self._number += 1
+        newest = known.get(self._number)
+        if (
+            newest is not None
+            and newest.suffix == ".log"
+            and record_layout(newest) not in (None, BODY)
+        ):
+            self._number += 1  # an earlier format version lacks columns
+        for number, path in known.items():
+            if path.suffix == ".log" and number != self._number:
+                self._to_parquet(path)  # its writer ended before it closed this log
+        for rank, start in last_starts(self.folder).items():
+            self._last[rank] = start
+        self._open()
+
+    def _open(self) -> None:
+        path = self.folder / f"{self._number:06}.log"
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        if size < len(MAGIC) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, MAGIC)
+            self._rows = 0
+            return
+        self._rows = sum(1 for _ in read_log(path))
+        os.ftruncate(self._fd, len(MAGIC) + self._rows * RECORD_SIZE)
+
+    def append(self, rows: Iterable[Row]) -> int:
+        """Appends those *rows* that start after the newest row of their rank; returns how many.
+
+        The rows outlive a kill of this process.
+        """
+        fresh = [row for row in rows if row[4] > self._last.get(row[0], -(1 << 62))]
+        if not fresh:
+            return 0
+        blob = b"".join(map(pack, fresh))
+        try:
+            written = os.write(self._fd, blob)
+        except OSError as error:
+            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
+        if written < len(blob):  # a full disk takes a part; readers skip it
+            raise HistoryError(f"cannot write {self.folder}: no space left")
+        for row in fresh:
+            self._last[row[0]] = max(row[4], self._last.get(row[0], row[4]))
+        self._rows += len(fresh)
+        if self._rows >= self._segment_rows:
+            self.close_segment()
+        return len(fresh)
+
+    def close_segment(self) -> None:
+        """Converts the log to Parquet, opens the next one, and merges segments above the size limit."""
+        if not self._rows:
+            return
+        try:
+            os.close(self._fd)
+            self._fd = -1
+            self._to_parquet(self.folder / f"{self._number:06}.log")
+            self._number += 1
+            self._open()
+            shrink(self.folder, self._limit)
+        except OSError as error:
+            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
+
+    def _to_parquet(self, log: Path) -> None:
+        rows = list(read_log(log))
+        if rows:
+            write_parquet(frame(rows), log.with_suffix(".parquet"))
+        log.unlink()
+
+    def close(self) -> None:
+        """Closes the log. It stays a log: readers take logs as they take Parquet."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def last_starts(folder: Path) -> dict[int, int]:
+    """Returns rank -> start of its newest row, microseconds since the epoch."""
+    newest: dict[int, int] = {}
+    for path in segments(folder).values():
+        for rank, start in _starts(path):
+            newest[rank] = max(start, newest.get(rank, start))
+    return newest
+
+
+def _starts(path: Path) -> Iterator[tuple[int, int]]:
+    if path.suffix == ".log":
+        yield from ((row[0], row[4]) for row in read_log(path))
+        return
+    import polars as pl
+
+    with suppress(pl.exceptions.PolarsError):
+        newest = read_parquet(path).group_by("rank").agg(pl.col("start_us").max())
+        yield from newest.iter_rows()

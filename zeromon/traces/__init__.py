@@ -1,0 +1,1 @@
+"""Kineto traces: the reader and the analysis."""

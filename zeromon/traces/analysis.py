@@ -1,0 +1,363 @@
+"""Analyses a trace: splits the time of a device into its parts, in exact nanoseconds. Pure.
+
+C, K and M are the unions over all streams of communication, compute and copies. The parts add up:
+compute |K| + exposed communication |C - K| + exposed copies |M - K - C| + idle = span, from the start
+of the first device event to the end of the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from zeromon.ring.events import Op
+from zeromon.ring.torch_names import operation_named
+from zeromon.stats.bandwidth import busbw, overlap_ratio
+from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+
+
+class Kind(Enum):
+    """The kind of a device event."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+
+
+_COMMUNICATION = re.compile(r"nccl|rccl|mscclKernel|oneccl|ncclx|c10d_nvshmem", re.IGNORECASE)
+_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
+_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
+_OPERATOR = re.compile(r"[\w.:]+::\w")
+_COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
+_UNIT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
+
+
+def classify(category: str, name: str) -> Kind:
+    """Returns the kind of an event by category and kernel name (libraries of NVIDIA, AMD, Intel)."""
+    if category in _COPIES:
+        return Kind.COPY
+    return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
+
+
+def classify_on_host(category: str, name: str) -> Kind | None:
+    """Returns the kind of a CPU event: an operator, or communication of a backend; None for others."""
+    if category != "cpu_op":
+        return Kind.COMMUNICATION if _ON_HOST.match(name) else None
+    # an autograd node encloses hooks that wait; the trace has its operators as separate events
+    if name.startswith(_NOT_COMPUTE) or not _OPERATOR.match(name):
+        return None
+    return Kind.COMPUTE
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel or a copy on a device, or an operator of a trace without device events."""
+
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    name: str
+    collective: tuple[str, str, int, int] | None
+    """(operation, group, bytes, group size); None where the trace has no arguments."""
+
+
+class Mark(NamedTuple):
+    """An annotation of the profiler: an FSDP unit or a step."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    on_device: bool
+
+
+@dataclass(slots=True)
+class TraceData:
+    """The events of one trace file that the analysis needs."""
+
+    name: str = ""
+    rank: int | None = None
+    device: list[DeviceEvent] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    events_seen: int = 0
+    skipped: int = 0
+    notes: list[str] = field(default_factory=list)
+    kinds: dict[str, tuple[str, Kind]] = field(default_factory=dict)
+    """Name of an event -> (shared string of the name, kind): a trace has few names and many events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTime:
+    """Totals of one operation on one process group."""
+
+    op: str
+    group: str
+    count: int
+    seconds: float
+    exposed_seconds: float
+    nbytes: int
+    busbw_bytes_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTime:
+    """Totals of the communication of one FSDP unit."""
+
+    unit: str
+    count: int
+    communication_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The parts of one profiler step."""
+
+    step: int
+    span_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """Totals of all kernels with one name."""
+
+    name: str
+    kind: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """The analysis of the trace of one rank."""
+
+    rank: int
+    file: str
+    span_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    exposed_copy_seconds: float
+    idle_seconds: float
+    overlap_ratio: float | None
+    """Share of communication that overlaps compute, ``|C and K| / |C|``; None without communication."""
+    events: int
+    ops: tuple[OpTime, ...]
+    units: tuple[UnitTime, ...]
+    kernels: tuple[KernelTime, ...]
+    steps: tuple[StepTime, ...] = ()
+    """Profiler steps; empty where the trace has no step annotations."""
+    wait_seconds: float | None = None
+    """Duration of this rank's collectives beyond the shortest of all ranks; None for a single file."""
+    notes: tuple[str, ...] = ()
+
+
+_TOP = 20
+
+
+def analyze(data: TraceData, rank: int) -> RankTrace:
+    """Returns the analysis of one trace; a trace without device events has only notes."""
+    by_kind: dict[Kind, list[Interval]] = {kind: [] for kind in Kind}
+    for event in data.device:
+        by_kind[event.kind].append((event.start_ns, event.end_ns))
+    compute, communication, copies = (union(by_kind[kind]) for kind in Kind)
+    exposed = subtract(communication, compute)
+    busy = union([*compute, *communication])
+    exposed_copies = subtract(copies, busy)
+    span = _span(data.device)
+    notes = list(data.notes)
+    if data.skipped:
+        notes.append(f"{data.skipped} events could not be read")
+    if not data.device:
+        notes.append("neither device events nor communication on the host")
+    parts = length(compute), length(exposed), length(exposed_copies)
+    return RankTrace(
+        rank=rank,
+        file=data.name,
+        span_seconds=span / 1e9,
+        compute_seconds=parts[0] / 1e9,
+        communication_seconds=length(communication) / 1e9,
+        exposed_seconds=parts[1] / 1e9,
+        exposed_copy_seconds=parts[2] / 1e9,
+        idle_seconds=(span - sum(parts)) / 1e9,
+        overlap_ratio=overlap_ratio(length(communication), parts[1]),
+        events=data.events_seen,
+        ops=_ops(data, compute),
+        units=_units(data, compute),
+        steps=_steps(data.marks, compute, communication),
+        kernels=_kernels(data.device),
+        notes=tuple(notes),
+    )
+
+
+def _span(device: Sequence[DeviceEvent]) -> int:
+    if not device:
+        return 0
+    return max(e.end_ns for e in device) - min(e.start_ns for e in device)
+
+
+def operation(event: DeviceEvent) -> Op:
+    """Returns the operation of a communication kernel, from its arguments, else from its name."""
+    return operation_named(event.collective[0] if event.collective else event.name)
+
+
+def _ops(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
+    groups: dict[tuple[str, str], list[DeviceEvent]] = defaultdict(list)
+    for event in data.device:
+        if event.kind is Kind.COMMUNICATION:
+            group = event.collective[1] if event.collective else ""
+            groups[operation(event).label, group].append(event)
+    rows = [_op(op, group, events, compute) for (op, group), events in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+def _op(op: str, group: str, events: list[DeviceEvent], compute: list[Interval]) -> OpTime:
+    spans = union((e.start_ns, e.end_ns) for e in events)
+    sized = [e for e in events if e.collective and e.collective[2]]
+    nbytes = sum(e.collective[2] for e in sized if e.collective)
+    seconds = sum(e.end_ns - e.start_ns for e in sized) / 1e9
+    size = max((e.collective[3] for e in sized if e.collective), default=0)
+    return OpTime(
+        op=op,
+        group=group,
+        count=len(events),
+        seconds=length(spans) / 1e9,
+        exposed_seconds=length(subtract(spans, compute)) / 1e9,
+        nbytes=nbytes,
+        busbw_bytes_per_second=busbw(operation(sized[0]), nbytes, seconds, size) if sized else None,
+    )
+
+
+def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
+    """Returns the communication of FSDP units, by FSDP's annotations on the device's timeline."""
+    spans: dict[str, list[Interval]] = defaultdict(list)
+    for mark in data.marks:
+        annotation = _UNIT.match(mark.name)
+        if annotation and mark.on_device and annotation.group(2):
+            spans[annotation.group(2)].append((mark.start_ns, mark.end_ns))
+    if not spans:
+        return ()
+    communication = union(
+        (e.start_ns, e.end_ns) for e in data.device if e.kind is Kind.COMMUNICATION
+    )
+    rows = []
+    for unit, marked in spans.items():
+        own = intersection(union(marked), communication)
+        rows.append(
+            UnitTime(
+                unit=unit,
+                count=len(marked),
+                communication_seconds=length(own) / 1e9,
+                exposed_seconds=length(subtract(own, compute)) / 1e9,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
+
+
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+
+
+def _steps(
+    marks: Iterable[Mark], compute: list[Interval], communication: list[Interval]
+) -> tuple[StepTime, ...]:
+    """Returns the steps by the profiler's annotations: those on the device, else those of the host."""
+    spans: dict[bool, dict[int, list[Interval]]] = {True: {}, False: {}}
+    for mark in marks:
+        match = _STEP.match(mark.name)
+        if match:
+            of_step = spans[mark.on_device].setdefault(int(match.group(1)), [])
+            of_step.append((mark.start_ns, mark.end_ns))
+    exposed = subtract(communication, compute)
+    return tuple(
+        StepTime(
+            step=step,
+            span_seconds=length(window) / 1e9,
+            compute_seconds=length(intersection(compute, window)) / 1e9,
+            communication_seconds=length(intersection(communication, window)) / 1e9,
+            exposed_seconds=length(intersection(exposed, window)) / 1e9,
+        )
+        for step, window in sorted(
+            (step, union(intervals)) for step, intervals in (spans[True] or spans[False]).items()
+        )
+    )
+
+
+def _kernels(device: Iterable[DeviceEvent]) -> tuple[KernelTime, ...]:
+    totals: dict[tuple[str, Kind], list[int]] = {}
+    for event in device:
+        row = totals.setdefault((event.name, event.kind), [0, 0])
+        row[0] += 1
+        row[1] += event.end_ns - event.start_ns
+    top = sorted(totals.items(), key=lambda item: -item[1][1])[:_TOP]
+    return tuple(
+        KernelTime(name=name, kind=kind.value, count=count, seconds=spent / 1e9)
+        for (name, kind), (count, spent) in top
+    )
+
+
+def waits(traces: Sequence[TraceData]) -> list[int] | None:
+    """Returns by how many nanoseconds each rank's collectives exceed the shortest of all ranks.
+
+    A collective's kernel runs from its rank's arrival to the common end, so the shortest one is the
+    transfer and the rest is waiting: no common clock is needed. Collectives are matched by their order
+    within an operation and group; None when the ranks do not have the same ones.
+    """
+    orders = []
+    for data in traces:
+        lists: dict[tuple[str, str], list[int]] = defaultdict(list)
+        events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
+        for event in sorted(events, key=lambda e: e.start_ns):
+            group = event.collective[1] if event.collective else ""
+            lists[operation(event).label, group].append(event.end_ns - event.start_ns)
+        orders.append(lists)
+    if len(orders) < 2 or any({k: len(v) for k, v in o.items()} !=
+                              {k: len(v) for k, v in orders[0].items()} for o in orders):  # fmt: skip
+        return None
+    totals = [0] * len(orders)
+    for key in orders[0]:
+        for durations in zip(*(lists[key] for lists in orders), strict=True):
+            shortest = min(durations)
+            for rank, duration in enumerate(durations):
+                totals[rank] += duration - shortest
+    return totals
+
+
+Lane = tuple[float, list[tuple[float, float]]]
+"""(exact share of the span that a kind covers, its intervals (start, end) in seconds from the start)."""
+
+
+def lanes(data: TraceData, most: int = 20_000) -> dict[str, Lane]:
+    """Returns the intervals of each kind and the exposed ones, for a chart.
+
+    A lane with more than *most* intervals is simplified: gaps shorter than 1 / *most* of the span are
+    closed. The share of each lane is exact in both cases.
+    """
+    if not data.device:
+        return {}
+    begin, span = min(e.start_ns for e in data.device), _span(data.device)
+    by_kind = {
+        kind: union((e.start_ns, e.end_ns) for e in data.device if e.kind is kind) for kind in Kind
+    }
+    exposed = subtract(by_kind[Kind.COMMUNICATION], by_kind[Kind.COMPUTE])
+    sets = {**{kind.value: spans for kind, spans in by_kind.items()}, "exposed": exposed}
+    result: dict[str, Lane] = {}
+    for name, spans in sets.items():
+        drawn = spans if len(spans) <= most else _coarse(spans, span // most)
+        seconds = [((start - begin) / 1e9, (end - begin) / 1e9) for start, end in drawn]
+        result[name] = (length(spans) / span if span else 0.0, seconds)
+    return result
+
+
+def _coarse(spans: list[Interval], least_ns: int) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in spans:
+        if merged and start - merged[-1][1] < least_ns:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged

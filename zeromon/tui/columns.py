@@ -1,0 +1,101 @@
+"""A table as data: its columns, their layout in a given width, and the order of its rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import Line, Span, fit, tail
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[Row]):
+    """One column of a table whose rows are of type *Row*."""
+
+    name: str
+    size: int
+    show: Callable[[Row, DisplayOptions], Span]
+    value: Callable[[Row], Any]
+    """The sort key, which is also the value in an exported file: a number in base units, or text."""
+    unit: str = ""
+    """The unit of *value*, for the header of an exported file."""
+    keep: int = 0
+    """Priority: in a narrow terminal, columns with a higher number are dropped first; 0: kept."""
+    left: bool = False
+    grows: bool = False
+    ends: bool = False
+    """Whether the end of a text that is too long is shown, not its beginning."""
+
+    @property
+    def heading(self) -> str:
+        """The column's name in an exported file."""
+        stem = self.name.replace(" ", "_")
+        return f"{stem}_{self.unit}" if self.unit else stem
+
+
+Columns = tuple[Column[Row], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableExport(Generic[Row]):
+    """A table to export: its name, columns and rows."""
+
+    name: str
+    columns: Columns[Row]
+    rows: Sequence[Row]
+
+
+def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
+    """The columns that fit in *width*, with their widths; a growing column takes what is left."""
+    chosen = list(columns)
+    while len(chosen) > 1 and sum(c.size for c in chosen) > width:
+        last = max(chosen, key=lambda c: (c.keep, columns.index(c)))
+        if last.keep == 0:
+            break
+        chosen.remove(last)
+    rest = max(0, width - sum(c.size for c in chosen))
+    growing = next((c for c in chosen if c.grows), None)
+    return [(c, c.size + (rest if c is growing else 0)) for c in chosen]
+
+
+def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
+    """The line of column names; the column that rows are sorted by has an arrow."""
+    line: Line = []
+    for column, size in laid:
+        sign = ("▼" if down else "▲") if column.name == order else ""
+        text = fit(column.name + sign, size - 1, right=not column.left)
+        line += [(text, "accent" if sign else "title"), (" ", "")]
+    return line
+
+
+def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row, look: DisplayOptions) -> Line:
+    """One row as a line; adjacent cells without a tone share a span, which is faster to draw."""
+    line: Line = []
+    bare = ""
+    for column, size in laid:
+        text, tone = column.show(row, look)
+        if column.ends:
+            text = tail(text, size - 1)
+        text = fit(text, size - 1, right=not column.left)
+        if tone:
+            line += [(bare, ""), (text, tone)] if bare else [(text, tone)]
+            bare = " "
+        else:
+            bare += text + " "
+    return [*line, (bare, "")]
+
+
+def ordered(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: bool) -> list[Row]:
+    """*rows* sorted by the column named *order*; rows without a value come last."""
+    column = next((c for c in columns if c.name == order), None)
+    if column is None:
+        return list(rows)
+    read = column.value
+    known = [(value, row) for row in rows if (value := read(row)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=down)
+    unknown = [row for row in rows if read(row) is None] if len(known) < len(rows) else []
+    return [row for _, row in known] + unknown

@@ -1,0 +1,63 @@
+"""How the user wants values to be shown. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zeromon.units import human_bytes
+
+WHOLE = -1
+WINDOWS = (0, 60, 120, 250, 500, WHOLE)
+"""Numbers of steps that charts show; 0: as many as fit, WHOLE: all steps of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisplayOptions:
+    """Everything that keys and options change about how a snapshot is drawn."""
+
+    decimal: bool = False
+    """GB of 10^9 instead of GiB of 2^30."""
+    shares: bool = False
+    """Shares of a step and of the capacity instead of time and bytes."""
+    window: int = 0
+    letters: bool = False
+    """No colour: letters distinguish the parts."""
+    tokens_per_step: int = 0
+    """Tokens per step of all ranks together; 0: unknown."""
+    peak_flops: float = 0.0
+    """Dense peak of one device in the training data type, FLOP/s; 0: unknown."""
+
+    def size(self, nbytes: float | None) -> str:
+        """Bytes for people; ``n/a`` where unknown."""
+        if not self.decimal or nbytes is None or nbytes < 0:
+            return human_bytes(nbytes)
+        for unit in ("B", "kB", "MB", "GB"):
+            if nbytes < 1000:
+                return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+            nbytes /= 1000
+        return f"{nbytes:.1f} TB"
+
+    def scale(self, top_bytes: float) -> tuple[float, str]:
+        """The divisor and the unit of an axis up to *top_bytes*."""
+        base, names = (1000, ("B", "kB", "MB", "GB", "TB")) if self.decimal else (
+            1024, ("B", "KiB", "MiB", "GiB", "TiB"),
+        )  # fmt: skip
+        power = 0
+        while power < 4 and top_bytes >= base ** (power + 1):
+            power += 1
+        return float(base**power), names[power]
+
+
+def nice_ceiling(value: float) -> float:
+    """The next of 1, 1.5, 2, 3, 5, 8, 10, ... from *value* on: the axis seldom changes."""
+    if value <= 0 or not math.isfinite(value):
+        return 1.0
+    magnitude = 10.0 ** math.floor(math.log10(value))
+    steps = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
+    return next((m * magnitude for m in steps if m * magnitude >= value * (1 - 1e-9)), value)
+
+
+def short(value: float) -> str:
+    """*value* with three digits, or with all digits before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,41 @@
+"""Turns half cells into text, for bars and lanes. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from zeromon.readout.breakdown import PARTS
+from zeromon.tui.line import Line, Span, merged
+from zeromon.tui.styles import LETTERS
+
+TONES = ("", *PARTS, "hidden")
+"""The styles of half cells: a half cell holds an index into this; 0 is empty."""
+NUMBERS = {tone: number for number, tone in enumerate(TONES)}
+ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
+"""Runs of equal bytes."""
+_PAIRS_ALIKE = re.compile(rb"(..)\1*", re.DOTALL)  # matches begin at even positions
+
+
+def styled(halves: bytearray, empty: Span, *, letters: bool = False) -> Line:
+    """Returns *halves* as text, two per cell; *empty* is the text of an empty cell.
+
+    *letters*: letters instead of colours.
+    """
+    line: Line = []
+    for run in _PAIRS_ALIKE.finditer(halves):
+        left, right = run[1]
+        sign, tone = empty
+        if letters:
+            sign, tone = (LETTERS[TONES[left or right]], "") if left or right else empty
+        elif left or right:
+            sign, tone = _cell(TONES[left], TONES[right])
+        line.append((sign * ((run.end() - run.start()) // 2), tone))
+    return merged(line)
+
+
+def _cell(left: str, right: str) -> Span:
+    if left == right:
+        return "█", left
+    if not right:
+        return "▌", left
+    return ("▐", right) if not left else ("▌", f"{left}|{right}")

@@ -1,0 +1,181 @@
+"""The lines of text at the top of the terminal view: run, state, largest risk, figures. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from zeromon.focus import first_failed, nearest_oom
+from zeromon.levels import EXPOSED, OOM, Level
+from zeromon.memory.reconcile import read_facts
+from zeromon.readout.hang import hang_headline
+from zeromon.readout.text import finding_text, risk_headline, silent_text, stall_finding, verdict
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import Line, clean
+from zeromon.units import human_count, human_ratio, human_seconds
+
+_FLOPS_A_PARAMETER = 6
+"""FLOPs a parameter and token: forward 2, backward 4; attention is not counted."""
+
+
+def tone_of(value: float | None, level: Level) -> str:
+    """The tone of a figure by its thresholds; ``dim`` where it is unknown."""
+    return "dim" if value is None else _TONES[level.severity(value)]
+
+
+_TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "", None: "good"}
+
+
+def head(run: RunSnapshot) -> Line:
+    """The first line: run, state, strategy, ranks, node and device."""
+    failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)
+    failed = failed or stall_finding(run) is not None
+    sign, tone = ("✖", "bad") if failed else ("■", "dim") if run.ended else ("●", "good")
+    line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold"), (f" {sign} ", tone)]
+    line.append((clean(verdict(run)), tone if failed else ""))
+    if run.ranks:
+        first = run.ranks[0]
+        fleet = run.fleet
+        present = fleet.ranks - fleet.silent if fleet is not None else len(run.ranks)
+        count = f"{human_count(present)} of {human_count(first.world_size)} ranks"
+        if present == first.world_size:
+            count = f"{human_count(first.world_size)} rank{'s' * (first.world_size != 1)}"
+        facts = [first.strategy, count, f"on {run.node}", first.device.partition(":")[0]]
+        line.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
+    return line
+
+
+def risk(run: RunSnapshot, width: int = 200) -> Line:
+    """The most important fact about the run, as one sentence that fits in *width*."""
+    dead = [rank for rank in run.ranks if rank.failed]
+    if dead:
+        first = first_failed(dead).rank
+        severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
+        most_severe = next((f for f in severe if f.rank == first), severe[0] if severe else None)
+        text = finding_text(most_severe) if most_severe else verdict(run)
+        return [(" ✖ ", "bad"), (clean(text), "bad")]
+    if run.hangs:
+        text = hang_headline(run, run.hangs[0])
+        return [(" ✖ ", "bad"), (clean(text), "bad")]
+    stalled = stall_finding(run)
+    if stalled is not None:
+        return [(" ✖ ", "bad"), (clean(finding_text(stalled)), "bad")]
+    silent = [rank for rank in run.ranks if rank.silent]
+    if silent and not run.ended:
+        return [(" ▲ ", "warn"), (clean(silent_text(run, silent)), "warn")]
+    worst = nearest_oom(run.ranks)
+    if worst is not None and (worst[1].ratio >= OOM.warning or worst[1].steps_left is not None):
+        tone = tone_of(worst[1].ratio, OOM)
+        text = risk_headline(*worst)
+        text = text if len(text) + 3 <= width else risk_headline(*worst, short=True)
+        return [(" ▲ " if tone != "good" else " · ", tone), (text, tone if tone != "good" else "")]
+    if not run.ranks:
+        return [(f" · {clean(run.note) or 'waiting for the first rank'}", "dim")]
+    known = highest(run.ranks, lambda rank: rank.exposed_ratio)
+    calm = f"exposed communication {human_ratio(known)} of a step" if known is not None else ""
+    if worst is None and run.ended:  # nothing is at risk any more
+        return [(" · ", "dim"), (calm or "nothing is known of its communication", "dim")]
+    if worst is None:
+        return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
+    return [(" · ", "good"), ("no memory is running out; " + calm, "")]
+
+
+def highest(
+    ranks: Sequence[RankSnapshot], read: Callable[[RankSnapshot], float | None]
+) -> float | None:
+    """The largest known value."""
+    return max((v for v in map(read, ranks) if v is not None), default=None)
+
+
+def lowest(
+    ranks: Sequence[RankSnapshot], read: Callable[[RankSnapshot], float | None]
+) -> float | None:
+    """The smallest known value."""
+    return min((v for v in map(read, ranks) if v is not None), default=None)
+
+
+def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
+    """The step time of the median rank."""
+    known = [rank.step_seconds for rank in ranks if rank.step_seconds]
+    return median(known) if known else None
+
+
+def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | None:
+    """Tokens a second of all ranks; None without ``--tokens-per-step``."""
+    each = step_seconds(run.ranks)
+    return look.tokens_per_step / each if look.tokens_per_step and each else None
+
+
+def mfu(run: RunSnapshot, look: DisplayOptions) -> float | None:
+    """Model FLOPs utilization: 6 FLOPs a parameter and token over the devices' peak.
+
+    None without the tokens and the peak, which only the user knows, or for several models.
+    """
+    rate, first = tokens_per_second(run, look), next(iter(run.ranks), None)
+    if rate is None or not look.peak_flops or first is None or len(first.models) != 1:
+        return None
+    described = read_facts(first.models[0])
+    if described is None:
+        return None
+    peak = look.peak_flops * first.world_size
+    return _FLOPS_A_PARAMETER * described.sizes.numel * rate / peak
+
+
+def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]]:
+    """The run in numbers: (name, value, tone)."""
+    ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
+    each = spreads["step_seconds"].median if "step_seconds" in spreads else step_seconds(ranks)
+    exposed = highest(ranks, lambda rank: rank.exposed_ratio)
+    overlap = lowest(ranks, lambda rank: rank.overlap_ratio)
+    if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
+        overlap = spreads["overlap_ratio"].least
+    worst = nearest_oom(ranks)
+    rate, used = tokens_per_second(run, look), mfu(run, look)
+    made = [
+        ("step", human_seconds(each) if each else "n/a", "bold"),
+        ("steps/s", f"{1 / each:.3g}" if each else "n/a", ""),
+        ("exposed", human_ratio(exposed) + _off(ranks), tone_of(exposed, EXPOSED)),
+        ("overlap", human_ratio(overlap), ""),
+        ("OOM risk", human_ratio(worst[1].ratio if worst else None),
+         tone_of(worst[1].ratio if worst else None, OOM)),
+        ("tokens/s", human_count(rate) if rate else "n/a", "" if rate else "dim"),
+        ("MFU", _mfu_text(used), "" if used is not None and used <= 1 else "dim"),
+    ]  # fmt: skip
+    cost = highest(ranks, lambda rank: rank.overhead_ratio)
+    if cost is not None:
+        noise = highest(ranks, lambda rank: rank.overhead_noise_ratio) or 0.0
+        made.append(("agent's cost", f"{cost * 100:+.1f} ± {noise * 100:.1f} %", "dim"))
+    return made
+
+
+def _mfu_text(used: float | None) -> str:
+    if used is None:
+        return "n/a"
+    return human_ratio(used) if used <= 1 else "over 100 %: look at --peak-tflops"
+
+
+def _off(ranks: Sequence[RankSnapshot]) -> str:
+    """The deviation of the live exposed time from the last trace."""
+    known = [r.check.error_ratio for r in ranks if r.check is not None]
+    off = max((abs(error) for error in known if error is not None), default=None)
+    return "" if off is None else f" (± {off * 100:.0f} % of it)"
+
+
+def figures_line(run: RunSnapshot, look: DisplayOptions) -> Line:
+    """The run in numbers, as one line."""
+    line: Line = []
+    for name, value, tone in figures(run, look):
+        line += [(f" {name} ", "dim"), (f"{value} ", tone)]
+    return line
+
+
+def clock(wall: float) -> str:
+    """``12:04:31``, local time."""
+    return time.strftime("%H:%M:%S", time.localtime(wall))
+
+
+def ago(seconds: float) -> str:
+    """An age for people, in whole seconds: ``3 s``."""
+    return human_seconds(seconds) if seconds >= 120 else f"{seconds:.0f} s"
