@@ -80,11 +80,14 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(at: list[int], nod
         skew.book(match)
     late = max(at)
     assert at[match.last_rank] == late
-    assert match.late_ns == sum(whole.steps[1].late.values())
+    assert match.late_ns == whole.steps[1].late[match.last_rank].length
     waits = {
-        one: ns for skew in skews for step in skew.steps.values() for one, ns in step.wait.items()
+        one: list(spans)
+        for skew in skews
+        for step in skew.steps.values()
+        for one, spans in step.wait.items()
     }
-    assert waits == whole.steps[1].wait
+    assert waits == {one: list(spans) for one, spans in whole.steps[1].wait.items()}
 
 
 def late_node(skew: ArrivalSkew, extra: int) -> None:

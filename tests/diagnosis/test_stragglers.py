@@ -11,7 +11,13 @@ import pytest
 from builders import MS, arrival, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import ArrivalSkew, cause, longer_phase, stragglers
+from zeromon.diagnosis.stragglers import (
+    ArrivalSkew,
+    MatchedCollective,
+    cause,
+    longer_phase,
+    stragglers,
+)
 from zeromon.fold.communication import MATCHED_BYTES, TRANSFER, WAIT
 from zeromon.probes.cpu_pressure import PressureReader, cpus_of
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
@@ -60,6 +66,40 @@ def test_nobody_is_accused_without_reason(noise: float) -> None:
 def test_a_lateness_that_does_not_matter_is_none() -> None:
     """One per cent of a step."""
     assert stragglers(steps({1: 1.0}, noise=0.0), ranks()) == ()
+
+
+def test_delays_that_overlap_count_once() -> None:
+    """Two buckets in flight at once, as under DDP: both wait for the same sleep of rank 1."""
+    skew = ArrivalSkew()
+    for step in range(1, 41):
+        at = step * 160
+        for call, ready in enumerate((at, at + 15)):
+            for number, behind in ((0, 0), (1, 100)):
+                called = (ready + behind) * MS
+                skew.arrived(number, "g", 2, arrival(step * 2 + call, called, step))
+    assert skew.late_seconds(1) == skew.wait_seconds(0) == pytest.approx(0.115)
+    assert (skew.late_seconds(0), skew.wait_seconds(1)) == (0, 0)
+    (found,) = stragglers(skew, [rank(n, step_seconds=0.160) for n in range(2)])
+    assert found.late_seconds == pytest.approx(0.115)
+    assert found.share == pytest.approx(0.115 / 0.160)
+    (found,) = stragglers(skew, [rank(n, step_seconds=0.100) for n in range(2)])
+    assert (found.late_seconds, found.share) == (0.1, 1.0)
+
+
+def test_delays_of_one_node_that_overlap_count_once() -> None:
+    """Ranks 2 and 3 of node b are each last in one of two collectives that are in flight at once."""
+    skew = ArrivalSkew()
+    skew.joined = True
+    for step in range(1, 41):
+        for call in (0, 1):
+            at = (step * 160 + 10 * call) * MS
+            sequence = step * 2 + call
+            skew.arrived(0, "g", 1, arrival(sequence, at, step), 3)
+            late = 50 * MS
+            skew.book(MatchedCollective("g", sequence, at + late, 2 + call, 0, late, MS))
+    known = [rank(n, step_seconds=0.160) for n in (0, 1)]
+    (found,) = stragglers(skew, known, lambda one: "b" if one > 1 else "a")
+    assert (found.node, found.late_seconds) == ("b", pytest.approx(0.060))
 
 
 def test_two_that_are_late_alike_are_not_told_apart() -> None:

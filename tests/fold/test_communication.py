@@ -237,11 +237,10 @@ def test_a_few_small_ones_or_large_ones_are_none() -> None:
 
 def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
     snapshot = rank(0)
-    row = replace(snapshot.traffic[0], wait_seconds=0.009, transfer_seconds=0.001)
-    snapshot = replace(snapshot, exposed_ratio=0.4, exposed_seconds=0.01, traffic=(row,))
+    snapshot = replace(snapshot, exposed_ratio=0.4, exposed_seconds=0.01, wait_seconds=0.009)
     (told,) = [f for f in advise(run(snapshot)) if f.rule == "exposed_communication"]
     assert "most in layers.0 (all_gather, forward), 10.0 ms" in told.text
-    assert "9.0 ms of communication waits for ranks that come later" in told.text
+    assert "9.0 ms of a step waits for ranks that come later" in told.text
 
 
 def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:

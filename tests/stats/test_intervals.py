@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeromon.stats.intervals import intersection, length, subtract, union
+from zeromon.stats.intervals import Coverage, intersection, length, subtract, union
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -41,3 +41,12 @@ def test_intersection_and_subtraction_agree_with_points(
     assert covered(subtract(a, b)) == covered(a) - covered(b)
     assert is_set(subtract(a, b))
     assert length(intersection(a, b)) + length(subtract(a, b)) == length(a)
+
+
+@given(PAIRS)
+def test_a_coverage_is_the_union_of_what_was_added(pairs: list[tuple[int, int]]) -> None:
+    grown = Coverage()
+    for start, end in pairs:
+        grown.add(start, end)
+    assert list(grown) == union(pairs)
+    assert grown.length == length(union(pairs))

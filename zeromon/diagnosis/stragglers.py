@@ -9,6 +9,9 @@ shortest duration over ranks is the transfer. Durations do not show delays: in s
 rank is in a collective until it ends. A rank arrives when it calls the collective on the host; in a DDP
 bucket, when the gradients of the bucket are complete.
 
+Collectives overlap in time. So the waits and the delays of a step are unions of intervals, not sums, and
+neither is longer than the step.
+
 A rank is a straggler when it arrived last in at least 16 of the last 20 matched steps, and its median
 delay was at least 2 % of a step. It recovers when either no longer holds.
 """
@@ -16,15 +19,17 @@ delay was at least 2 % of a step. It recovers when either no longer holds.
 from __future__ import annotations
 
 import statistics
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from zeromon.fold.state import Arrival
 from zeromon.levels import LATE
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler
+from zeromon.stats.intervals import Coverage, length, union
 from zeromon.units import human_ratio
 
 WINDOW = 20
@@ -35,13 +40,16 @@ _KEPT_PENDING = 8192
 _WARM_UP = 3
 
 
+_ByRank = Mapping[int, Coverage]
+
+
 @dataclass(slots=True)
 class StepSkew:
-    """Nanoseconds of one step, by rank."""
+    """When the ranks of one step were late and when they waited, by rank, nanoseconds."""
 
-    late: dict[int, int] = field(default_factory=dict)
-    wait: dict[int, int] = field(default_factory=dict)
-    node_late: dict[int, int] = field(default_factory=dict)
+    late: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
+    wait: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
+    node_late: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
     """The delay of a whole node, by the rank of the node that arrived last."""
 
 
@@ -126,26 +134,35 @@ class ArrivalSkew:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
-        skew.late[last] = skew.late.get(last, 0) + match.late_ns
-        if match.node_late_ns:
-            skew.node_late[last] = skew.node_late.get(last, 0) + match.node_late_ns
+        skew.late[last].add(at - match.late_ns, at)
+        if (
+            match.node_late_ns
+        ):  # its end is not known: at most the spread of the node's own arrivals earlier
+            skew.node_late[last].add(at - match.node_late_ns, at)
         transfer = match.transfer_ns
         for member, one in inside.items():
             wait = max(0, at - one.start_ns)
-            skew.wait[member] = skew.wait.get(member, 0) + wait
+            skew.wait[member].add(one.start_ns, at)
             # a rank whose end was recorded late did not wait all that time
             waited = max(0, min(wait, one.busy_ns - transfer))
             one.traffic.matched(one.timed_step, waited, transfer, one.nbytes)
 
     def wait_seconds(self, rank: int) -> float | None:
         """Mean seconds a step that *rank* waits for later ranks; None before the first matched step."""
-        last = list(self.steps.values())[-WINDOW:]
-        return statistics.fmean(s.wait.get(rank, 0) for s in last) / 1e9 if last else None
+        return self._mean_seconds(rank, lambda s: s.wait)
 
     def late_seconds(self, rank: int) -> float | None:
         """Mean seconds a step that all others wait for *rank*; None before the first matched step."""
+        return self._mean_seconds(rank, lambda s: s.late)
+
+    def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
         last = list(self.steps.values())[-WINDOW:]
-        return statistics.fmean(s.late.get(rank, 0) for s in last) / 1e9 if last else None
+        return statistics.fmean(_length(read(s), rank) for s in last) / 1e9 if last else None
+
+
+def _length(of: _ByRank, rank: int) -> int:
+    covered = of.get(rank)
+    return covered.length if covered else 0
 
 
 _Pending = OrderedDict[tuple[str, int], dict[int, Arrival]]
@@ -210,16 +227,19 @@ def stragglers(
         return ()
     step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
     least = max(LEAST_SHARE * step_seconds, 2 * error_seconds)
-    rank, late = _most_often(last, lambda s: s.late, lambda rank: rank)
+    rank, late = _most_often(last, lambda s: s.late, lambda rank: rank, step_seconds)
     if step_seconds and rank >= 0 and late >= least:
         return (_of_rank(known, rank, late, step_seconds, steps, node_of(rank)),)
-    node_rank, late = _most_often(last, lambda s: s.node_late, node_of)
+    node_rank, late = _most_often(last, lambda s: s.node_late, node_of, step_seconds)
     if step_seconds and node_rank >= 0 and late >= least:
-        since = _since(steps, lambda s: _is_late_node(s, node_of, node_of(node_rank), late * 5e8))
+        node = node_of(node_rank)
+        since = _since(
+            steps, lambda s: _late_ns(s.node_late, lambda one: node_of(one) == node) >= late * 5e8
+        )
         return (
             Straggler(
                 rank=node_rank, late_seconds=late, share=late / step_seconds, since_step=since,
-                phase="", longer_seconds=0.0, node=node_of(node_rank), whole_node=True,
+                phase="", longer_seconds=0.0, node=node, whole_node=True,
             ),
         )  # fmt: skip
     return ()
@@ -227,20 +247,22 @@ def stragglers(
 
 def _most_often(
     last: list[tuple[int, StepSkew]],
-    read: Callable[[StepSkew], dict[int, int]],
+    read: Callable[[StepSkew], _ByRank],
     name: Callable[[int], object],
+    step_seconds: float,
 ) -> tuple[int, float]:
-    """The rank that was latest in enough of the *last* steps, and its median seconds; -1 for none."""
-    latest = [max(read(s), key=lambda rank: read(s)[rank], default=-1) for _, s in last]
+    """The rank that was latest in enough of the *last* steps, and its median seconds; -1 for none.
+
+    Where steps of different ranks overlap, the delay may be longer than a step; at most a step counts.
+    """
+    latest = [_latest(read(s)) for _, s in last]
     names = [name(rank) if rank >= 0 else None for rank in latest]
     usual = max(set(names), key=names.count)
     if usual in (None, "") or names.count(usual) < LEAST_OF_WINDOW:
         return -1, 0.0
     rank = latest[names.index(usual)]
-    late = statistics.median(
-        sum(ns for other, ns in read(s).items() if name(other) == usual) for _, s in last
-    )
-    return rank, late / 1e9
+    late = statistics.median(_late_ns(read(s), lambda one: name(one) == usual) for _, s in last)
+    return rank, min(step_seconds, late / 1e9)
 
 
 def _of_rank(
@@ -258,7 +280,9 @@ def _of_rank(
         rank=rank,
         late_seconds=late,
         share=late / step_seconds,
-        since_step=_since(steps, lambda s: _latest(s) == rank and s.late[rank] >= late * 5e8),
+        since_step=_since(
+            steps, lambda s: _latest(s.late) == rank and s.late[rank].length >= late * 5e8
+        ),
         phase=phase,
         longer_seconds=longer,
         cause=cause(mine, others, late / step_seconds) if mine else "",
@@ -266,13 +290,14 @@ def _of_rank(
     )
 
 
-def _latest(s: StepSkew) -> int:
-    return max(s.late, key=lambda rank: s.late[rank], default=-1)
+def _latest(late: _ByRank) -> int:
+    """The rank that was late for longest; -1 for none."""
+    return max(late, key=lambda rank: late[rank].length, default=-1)
 
 
-def _is_late_node(s: StepSkew, node_of: Callable[[int], str], node: str, least_ns: float) -> bool:
-    late = sum(ns for rank, ns in s.node_late.items() if node_of(rank) == node)
-    return late >= least_ns
+def _late_ns(late: _ByRank, counts: Callable[[int], bool]) -> int:
+    """How long at least one of the ranks that count was late."""
+    return length(union(chain.from_iterable(late[rank] for rank in late if counts(rank))))
 
 
 def _since(steps: list[tuple[int, StepSkew]], is_late: Callable[[StepSkew], bool]) -> int:

@@ -72,15 +72,10 @@ def units(run: RunSnapshot, most: int) -> str:
     if rest:
         exposed = sum(row.exposed_seconds for row in rest)
         lines.append(f"  ... and {len(rest)} more, {human_seconds(exposed)} exposed")
-    waits = [row for row in rank.traffic if row.wait_seconds is not None]
-    if waits:
-        waited, moved = (
-            sum(row.wait_seconds or 0.0 for row in waits),
-            sum(row.transfer_seconds or 0.0 for row in waits),
-        )
+    if rank.wait_seconds is not None:
+        waits = human_seconds(rank.wait_seconds)
         lines.append(
-            f"  in all: {human_seconds(moved)} of transfer, {human_seconds(waited)} of waiting for "
-            "ranks that come later"
+            f"  in all it waits {waits} a step for ranks that come later; rows may overlap"
         )
     peak = _link_peaks(rank)
     return "\n".join(lines + ([peak] if peak else []))

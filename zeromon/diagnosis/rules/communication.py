@@ -81,9 +81,9 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         what = f"{most.op}, {most.phase.replace('_', ' ')}"
         where = f"; most in {most.unit or 'calls without a unit'} ({what}), "
         where += human_seconds(most.exposed_seconds)
-    late = sum(row.wait_seconds or 0.0 for row in rank.traffic)
+    late = rank.wait_seconds or 0.0
     if late > 0.5 * (rank.exposed_seconds or 0.0):
-        where += f"; {human_seconds(late)} of communication waits for ranks that come later"
+        where += f"; {human_seconds(late)} of a step waits for ranks that come later"
     text = (
         f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
         f"communication{where}"
