@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zeromon.snapshot import RankSnapshot, Risk
+from zeromon.ring.text_enum import TextEnum
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, RankSnapshot, Risk
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""
@@ -65,10 +66,81 @@ def first_counted(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     return next((rank for rank in ranks if rank.roles), None)
 
 
-def first_failed(failed: Sequence[RankSnapshot]) -> RankSnapshot:
-    """The rank that failed first, by its last event.
+class DeathRole(TextEnum):
+    """What the end of a failed rank has to do with the end of the run."""
 
-    Ranks that somebody or the launcher stopped come last: a launcher sends SIGTERM to all other ranks
-    when one fails.
+    CULPRIT = "culprit"
+    """It failed by itself."""
+    VICTIM = "victim"
+    """It ended because another rank had failed."""
+    STOPPED = "stopped"
+    """A person or a scheduler stopped the run."""
+
+
+_LOST_PEER = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "pair closure",
+    "remote process exited", "communicator was aborted", "connection was likely closed",
+    "recvvalue failed", "sendbytes failed",
+)  # fmt: skip
+"""What gloo, NCCL and TCPStore say when another rank is gone, in lower case."""
+_PEER_LOST = "peer_lost"
+HOST_OOM = "host_oom"
+"""The cause of :data:`KILLED_FOR_MEMORY`, as :func:`death_cause` has it."""
+
+
+def death_roles(failed: Sequence[RankSnapshot], *, elsewhere: bool = False) -> dict[int, DeathRole]:
+    """Rank -> what its end has to do with that of the run; *elsewhere*: another node has the culprit.
+
+    A launcher sends SIGTERM to the other ranks when one fails, and a backend raises an error where a
+    peer is gone: such ranks are victims. What follows a Ctrl-C is part of the stop.
     """
-    return min(failed, key=lambda rank: (bool(rank.stopped), rank.last_event_ns))
+    own = [rank for rank in failed if not rank.stopped and not _lost_peer(rank)]
+    asked = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
+    if asked is not None:
+        own = [rank for rank in own if rank.last_event_ns < asked]
+    culprits = {rank.rank for rank in own}
+    if not own and not elsewhere:
+        if asked is not None or all(rank.stopped for rank in failed):
+            return {rank.rank: DeathRole.STOPPED for rank in failed}
+        lost = [rank for rank in failed if not rank.stopped]
+        culprits = {min(lost, key=lambda rank: rank.last_event_ns).rank}  # as far as is known
+    return {
+        rank.rank: DeathRole.CULPRIT if rank.rank in culprits else DeathRole.VICTIM
+        for rank in failed
+    }
+
+
+def _lost_peer(rank: RankSnapshot) -> bool:
+    """Whether the error that ended *rank* says that another rank is gone."""
+    error = rank.exception.lower()
+    return rank.ended == _PEER_LOST or any(text in error for text in _LOST_PEER)
+
+
+def death_cause(rank: RankSnapshot) -> str:
+    """How a failed rank ended, as a short text of few values: the label of a metric."""
+    if rank.stopped == CTRL_C:
+        return "SIGINT"
+    if rank.ended == "exception":
+        if _lost_peer(rank):
+            return _PEER_LOST
+        return "device_oom" if "OutOfMemoryError" in rank.exception else "exception"
+    if rank.ended == KILLED_FOR_MEMORY:
+        return HOST_OOM
+    return rank.ended if " without " not in rank.ended else "unknown"
+
+
+def first_failed(failed: Sequence[RankSnapshot]) -> RankSnapshot:
+    """The rank that failed first, by its last event: a culprit before all others.
+
+    Of a run that was stopped, one that the stop itself ended.
+    """
+    roles = death_roles(failed)
+    return min(
+        failed,
+        key=lambda rank: (
+            roles[rank.rank] is not DeathRole.CULPRIT,
+            roles[rank.rank] is DeathRole.STOPPED and rank.stopped != CTRL_C,
+            not rank.stopped,
+            rank.last_event_ns,
+        ),
+    )

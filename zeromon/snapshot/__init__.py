@@ -131,6 +131,9 @@ from zeromon.snapshot.memory import (
     Unattributed as Unattributed,
 )
 from zeromon.snapshot.rank import (
+    CTRL_C as CTRL_C,
+)
+from zeromon.snapshot.rank import (
     NOT_SEEN as NOT_SEEN,
 )
 from zeromon.snapshot.rank import (

@@ -32,6 +32,9 @@ from zeromon.snapshot.step import StepSummary
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
 
+CTRL_C = "Ctrl-C"
+"""What :attr:`RankSnapshot.stopped` says of a rank that its user interrupted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
@@ -152,7 +155,7 @@ class RankSnapshot:
 
     @property
     def stopped(self) -> str:
-        """The signal by which a person or the launcher stopped the rank; "" where nobody did."""
-        if self.ended in ("SIGTERM", "SIGINT"):
-            return self.ended
-        return "Ctrl-C" if self.exception.startswith("KeyboardInterrupt") else ""
+        """By what a person or the launcher stopped the rank: Ctrl-C or SIGTERM; "" where nobody did."""
+        if self.ended == "SIGINT" or self.exception.startswith("KeyboardInterrupt"):
+            return CTRL_C
+        return "SIGTERM" if self.ended == "SIGTERM" else ""

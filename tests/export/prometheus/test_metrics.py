@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from builders import full_run, rank, run
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from served import Fixed, get
 
 from zeromon.collector.http import start_server
-from zeromon.export.prometheus.metrics import METRICS
+from zeromon.diagnosis.engine import advise
+from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import METRICS, collect
+from zeromon.readout.text import verdict
+from zeromon.snapshot import CTRL_C
 
 
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:
     """Both formats parse; every series has run and rank; names are those of the table."""
-    view = Fixed(full_run())
+    full = full_run()
+    view = Fixed(replace(full, ranks=(replace(full.ranks[0], failed=True, ended="SIGKILL"),)))
     server = start_server(view, "127.0.0.1", 0)
     _, text = get(server.server_port, "/metrics")
     _, opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")
@@ -49,3 +58,68 @@ def test_hostile_names_stay_inside_their_label() -> None:
     families = list(text_string_to_metric_families(text.decode()))
     assert not any(family.name == "zeromon_evil" for family in families)
     assert any(s.labels.get("node") == evil for family in families for s in family.samples)
+
+
+def values(text: str) -> dict[str, list[dict[str, str]]]:
+    """Name of each series -> its labels."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, []).append(one.labels)
+    return found
+
+
+def test_gauges_end_with_the_run() -> None:
+    """A board and an alert must not show the figures of a finished run as those of the present."""
+    full = full_run()
+    ended = replace(full, ended=True, ranks=(replace(full.ranks[0], alive=False),))
+    text = Writer().write((ended,), None, openmetrics=False).decode()
+    by_client = {s.name for family in collect((ended,)) for s in family.samples}
+    assert by_client == set(values(text))
+    kinds = {spec.name: spec.kind for spec in METRICS}
+    gauges = {name for name in values(text) if kinds.get(name) == "gauge"}
+    assert gauges == {"zeromon_rank_up", "zeromon_rank_failed"}
+    assert {"zeromon_steps_total", "zeromon_rank_info", "zeromon_step_seconds_sum"} <= by_client
+
+
+def dead(number: int, ended: str, **facts: Any) -> Any:
+    return rank(number, alive=False, failed=True, ended=ended, **facts)
+
+
+PEER = "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:2"
+DEATHS = {
+    "killed": ((dead(0, "SIGTERM"), dead(1, "SIGKILL")),
+               ["SIGTERM victim", "SIGKILL culprit"]),
+    "peer": ((dead(0, "exception", exception=PEER, last_event_ns=1),
+              dead(1, "exception", exception="ValueError: x", last_event_ns=2)),
+             ["peer_lost victim", "exception culprit"]),
+    "nobody else": ((dead(0, "exception", exception=PEER), rank(1)), ["peer_lost culprit"]),
+    "device": ((dead(0, "exception", exception="OutOfMemoryError: CUDA out of memory"),),
+               ["device_oom culprit"]),
+    "host": ((dead(0, "killed by the kernel for host memory"),), ["host_oom culprit"]),
+    "unknown": ((dead(0, "killed without a final record (SIGKILL or a crash)"),),
+                ["unknown culprit"]),
+    CTRL_C: ((dead(0, "exception", exception="KeyboardInterrupt: ", last_event_ns=1),
+              dead(1, "exception", exception=PEER, last_event_ns=2)),
+             ["SIGINT stopped", "peer_lost stopped"]),
+    "before Ctrl-C": ((dead(0, "SIGINT", last_event_ns=9), dead(1, "SIGSEGV", last_event_ns=2)),
+                      ["SIGINT victim", "SIGSEGV culprit"]),
+    "scheduler": ((dead(0, "SIGTERM"), dead(1, "SIGTERM")), ["SIGTERM stopped"] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_the_cause_of_a_death_tells_culprit_and_victim_apart(name: str) -> None:
+    """The metric, and the finding: critical for a culprit, nothing after Ctrl-C."""
+    ranks, expected = DEATHS[name]
+    snapshot = run(*ranks, ended=all(not one.alive for one in ranks))
+    found = values(Writer().write((snapshot,), None, openmetrics=False).decode())
+    assert [f"{s['cause']} {s['role']}" for s in found["zeromon_rank_death"]] == expected
+    severities = [f.severity for f in advise(snapshot) if f.rule == "rank_died"]
+    if name == CTRL_C:
+        assert not severities
+        assert verdict(snapshot) == "stopped by Ctrl-C after step 20"
+    else:
+        of_role = {"culprit": "critical", "victim": "info", "stopped": "warning"}
+        roles = [text.split()[1] for text in expected]
+        assert sorted(severities) == sorted(of_role[role] for role in roles)

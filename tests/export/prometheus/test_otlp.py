@@ -134,20 +134,20 @@ def bound(labels: dict[str, str]) -> dict[str, str]:
 
 
 def hostile() -> RunSnapshot:
-    """An ended run in which every metric has a value, on two nodes."""
+    """A run in which every metric has a value, on two nodes."""
     one = full_run().ranks[0]
     ranks = [
         replace(one, rank=n, node=(EVIL, "n1")[n % 2], strategy=EVIL, steps=2**53 + n)
         for n in range(4)
     ]
-    return run(*ranks, run=f"{EVIL}-run", ended=True)
+    return run(*ranks, run=f"{EVIL}-run")
 
 
 def test_every_value_arrives_as_metrics_says_it(receiver: Receiver) -> None:
     """The same names, labels and numbers; counters as sums, histograms with all their buckets."""
     server = start_server(Fixed(hostile(), run(rank(0), ended=True)), "127.0.0.1", 0)
     port = server.server_port
-    assert main(["otlp", f"127.0.0.1:{port}", "--endpoint", receiver.url]) == 0
+    assert main(["otlp", f"127.0.0.1:{port}", "--endpoint", receiver.url, "--once"]) == 0
     assert pushed(receiver) == scraped(port)
     server.shutdown()
 

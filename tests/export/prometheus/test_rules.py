@@ -74,18 +74,22 @@ def info(values: str = "1x200", **labels: Any) -> dict[str, str]:
     return series("zeromon_rank_info", values, node="n1", device="cpu", pid=7, **labels)
 
 
+UP, UP_4 = series("zeromon_rank_up", "1x60"), series("zeromon_rank_up", "1x60", rank=4)
 HANG = {"kind": "missing rank", "op": "all_gather", "group": "dp"}
 CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str, ...]]] = {
     "ZeromonRankDied": (
-        [info(), series("zeromon_finding", "_x10 1x4 _x80", rule="rank_died", severity="critical"),
-         series("zeromon_rank_failed", "0x3 1x10"), series("zeromon_rank_failed", "1x90", rank=4)],
+        [info(), series("zeromon_rank_death", "_x10 1x4 _x80", cause="SIGKILL", role="culprit"),
+         info(rank=4),
+         series("zeromon_rank_death", "_x10 1x80", rank=4, cause="SIGTERM", role="victim"),
+         info(rank=5),
+         series("zeromon_rank_death", "_x10 1x80", rank=5, cause="SIGINT", role="stopped")],
         "12m", "40m",
-        {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1"},
-        ("rank 3 of r on n1 died",),
+        {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1", "cause": "SIGKILL"},
+        ("rank 3 of r on n1 died: SIGKILL",),
     ),
     "ZeromonHang": (
         [
-            info(), info(rank=4),
+            info(), info(rank=4), UP,
             series("zeromon_hang", "_x10 1x10 _x30", rank=3, role="waiting", **HANG),
             series("zeromon_hang", "_x10 1x10 _x30", rank=4, role="missing", **HANG),
         ], "15m", "30m",
@@ -93,17 +97,18 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str
         ("all_gather in dp of r hangs", "2 ranks", "rank 4 on n1"),
     ),
     "ZeromonStalled": (
-        [info(), series("zeromon_finding", "_x10 1x10 _x30", rule="stalled", severity="critical")],
+        [info(), UP,
+         series("zeromon_finding", "_x10 1x10 _x30", rule="stalled", severity="critical")],
         "15m", "30m", {"run": "r"}, ("r makes no progress",),
     ),
     "ZeromonOutOfMemory": (
-        [info(), series("zeromon_rank_up", "1x60"),
+        [info(), UP,
          series("zeromon_oom_risk_ratio", "0.1x10 0.9x10 0.2x40", pool="device")], "15m", "30m",
         {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1", "pool": "device"},
         ("rank 3 of r on n1 is about to run out of device memory", "90%"),
     ),
     "ZeromonOutOfMemoryForecast": (
-        [info(), series("zeromon_rank_up", "1x60"),
+        [info(), UP,
          series("zeromon_oom_risk_ratio", "0.1x10 0.6x10 0.2x40", pool="host")], "15m", "30m",
         {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1", "pool": "host"},
         ("rank 3 of r on n1 may run out of host memory",),
@@ -121,13 +126,15 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str
         "15m", "40m", {"instance": "a:9417"}, ("the collector at a:9417 reads no records",),
     ),
     "ZeromonStraggler": (
-        [info(), series("zeromon_finding", "_x10 1x10 _x40", rule="straggler", severity="warning"),
+        [info(), UP, UP_4,
+         series("zeromon_finding", "_x10 1x10 _x40", rule="straggler", severity="warning"),
          info(rank=4), series("zeromon_finding", "1x60", rank=4, rule="straggler", severity="info")],
         "15m", "30m", {"instance": "a:9417", "run": "r", "rank": "3", "node": "n1"},
         ("the other ranks wait for rank 3 of r on n1",),
     ),
     "ZeromonExposedCommunication": (
-        [info(), info(rank=4), series("zeromon_exposed_communication_ratio", "0.1x60"),
+        [info(), info(rank=4), UP, UP_4,
+         series("zeromon_exposed_communication_ratio", "0.1x60"),
          series("zeromon_exposed_communication_ratio", "0.1x10 0.4x10 0.1x40", rank=4)], "15m", "30m",
         {"run": "r"}, ("r waits for communication", "40%", "rank 4 on n1"),
     ),
@@ -193,6 +200,38 @@ def test_an_alert_fires_says_who_and_resolves(name: str, rule_file: Path, tmp_pa
         assert f'{label}="{value}"' in told.stderr, told.stderr
     assert told.stderr.count("alertname=") == 1, told.stderr
     assert "<error" not in told.stderr
+
+
+PRESENT = (
+    "ZeromonHang", "ZeromonStalled", "ZeromonOutOfMemory", "ZeromonOutOfMemoryForecast",
+    "ZeromonStraggler", "ZeromonExposedCommunication",
+)  # fmt: skip
+"""Alerts about ranks that train."""
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", PRESENT)
+def test_no_alert_fires_for_ranks_that_have_ended(
+    name: str, rule_file: Path, tmp_path: Path
+) -> None:
+    """The same series, of ranks whose processes are gone."""
+    scraped, firing, *_ = CASES[name]
+    ended = [
+        one | {"values": "0x60"} if one["series"].startswith("zeromon_rank_up") else one
+        for one in scraped
+    ]
+    told = judged(tmp_path, rule_file, ended, name, at=firing, expected=[])
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@needs_promtool
+def test_a_death_is_news_for_a_quarter_of_an_hour(rule_file: Path, tmp_path: Path) -> None:
+    """Its series stays as long as another run keeps the collector alive."""
+    died = series("zeromon_rank_death", "_x10 1x90", cause="exception", role="culprit")
+    told = judged(tmp_path, rule_file, [info(), died], "ZeromonRankDied", at="20m", expected=[])
+    assert "died: exception" in told.stderr
+    told = judged(tmp_path, rule_file, [info(), died], "ZeromonRankDied", at="27m", expected=[])
+    assert told.returncode == 0, told.stderr
 
 
 @needs_promtool

@@ -127,9 +127,14 @@ def both(world: World) -> Both:
 
 
 SAME = ("rank", "local_rank", "world_size", "pid", "node", "device", "strategy", "alive", "failed",
-        "step", "steps", "overlap_ratio", "exposed_ratio", "wait_seconds", "late_seconds", "rss_bytes",
-        "phase_seconds", "dropped", "errors", "micro_steps", "skipped_steps", "host_available_bytes",
+        "step", "steps", "phase_seconds", "dropped", "errors", "micro_steps", "skipped_steps",
         "steps_seconds_total")  # fmt: skip
+LAST = {
+    "overlap_ratio": "overlap_ratio", "exposed_ratio": "exposed_communication_ratio",
+    "wait_seconds": "wait_for_late_rank_seconds", "late_seconds": "late_seconds",
+    "rss_bytes": "host_memory_rss_bytes", "host_available_bytes": "host_memory_available_bytes",
+}  # fmt: skip
+"""Figures of the present, and their gauges, which end with the run."""
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -140,7 +145,21 @@ def test_a_rank_is_what_its_collector_says(both: Both, name: str) -> None:
     assert len(mine) == 2
 
 
-def test_its_communication_memory_and_findings_are_the_same(both: Both) -> None:
+@pytest.mark.parametrize("name", LAST)
+def test_figures_of_the_present_are_the_last_of_a_run_that_has_ended(
+    both: Both, world: World, name: str
+) -> None:
+    """They are not exported any more; no reader takes them for those of now."""
+    gauge = f'zeromon_{LAST[name]}{{run="real"}}'
+    last = world.server.query(f"last_over_time({gauge}[30m])")
+    assert not world.server.query(gauge)
+    expected = {int(one["metric"]["rank"]): float(one["value"][1]) for one in last}
+    read = {rank.rank: getattr(rank, name) for rank in both.read.ranks}
+    assert {n: value for n, value in read.items() if value is not None} == expected
+    assert expected
+
+
+def test_its_communication_and_memory_are_the_same(both: Both) -> None:
     kept = ("op", "group", "group_size", "count", "nbytes", "seconds", "exposed_seconds")
     for mine, theirs in zip(both.read.ranks, both.live.ranks, strict=True):
         rows = [
@@ -148,13 +167,10 @@ def test_its_communication_memory_and_findings_are_the_same(both: Both) -> None:
         ]
         assert rows[0] == rows[1]
         assert rows[0]
-        exposed = sum(row.exposed_seconds for row in theirs.traffic)
-        assert sum(row.exposed_seconds for row in mine.traffic) == pytest.approx(exposed)
+        assert mine.traffic
         held = {row.role: row.host_bytes for row in theirs.roles if row.host_bytes}
         assert {row.role: row.host_bytes for row in mine.roles} == held
-        assert [(k.pool, k.ratio) for k in mine.risks] == [(k.pool, k.ratio) for k in theirs.risks]
-    rules = [{(f.rule, f.code, f.severity) for f in run.findings} for run in (both.read, both.live)]
-    assert rules[0] == rules[1]
+        assert [k.pool for k in mine.risks] == ["host"]
     assert both.read.ended
 
 
@@ -438,7 +454,7 @@ def test_a_dead_rank_is_told_from_a_silent_one(frail: Small) -> None:
         frail.server.wait('sum(zeromon_rank_failed{run="frail"})', 1)
         for many in (256, 4):
             run = fresh(frail.server.url, "frail", many=many).latest()
-            assert [(r.rank, r.ended) for r in run.ranks if r.failed] == [(2, "failed")]
+            assert [(r.rank, r.ended) for r in run.ranks if r.failed] == [(2, "SIGKILL")]
     finally:
         frail.fleet.nodes[0].failed.clear()
 

@@ -6,24 +6,38 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.stalls import Stall, stalls, waits_for_data
+from zeromon.focus import DeathRole, death_roles, first_failed
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
-from zeromon.snapshot import KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
 
 _MOST_STALLED = 4
 
 
 @rule("ZM001", severity=Severity.CRITICAL)
 def rank_died(run: RunSnapshot) -> Iterable[Match]:
-    """A rank ended otherwise than by finishing, and nobody stopped the run with Ctrl-C."""
-    for rank in run.ranks:
-        if rank.failed and rank.stopped != "Ctrl-C":
-            why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
-            text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
-            yield Match(text, rank.rank)
-    for away in run.away:
-        if away.failed:
-            yield Match(f"{away.ended} on node {away.node}, {away.doing}", away.rank)
+    """A rank ended abnormally, and its user did not stop the run with Ctrl-C."""
+    away = [rank for rank in run.away if rank.failed]
+    failed = [rank for rank in run.ranks if rank.failed]
+    roles = death_roles(failed, elsewhere=bool(away))
+    for rank in failed:
+        role = roles[rank.rank]
+        if role is DeathRole.STOPPED and first_failed(failed).stopped == CTRL_C:
+            continue
+        why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
+        text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
+        if role is DeathRole.VICTIM:
+            text += "; another rank had failed"
+        yield Match(text, rank.rank, severity=_SEVERITY_OF_DEATH[role])
+    for other in away:
+        yield Match(f"{other.ended} on node {other.node}, {other.doing}", other.rank)
+
+
+_SEVERITY_OF_DEATH = {
+    DeathRole.CULPRIT: Severity.CRITICAL,
+    DeathRole.VICTIM: Severity.INFO,
+    DeathRole.STOPPED: Severity.WARNING,
+}
 
 
 @rule("ZM002", severity=Severity.CRITICAL)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Spec, clean, collect, cumulative
+from zeromon.export.prometheus.metrics import Spec, clean, collect, cumulative, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 
 MOST_BY_CLIENT = 8
@@ -119,7 +119,7 @@ class Writer:
 def _add(
     spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
 ) -> None:
-    for values, value in spec.rows(run, rank):
+    for values, value in rows_of(spec, run, rank):
         if value is not None:
             prefix = prefixes.get(values)
             if prefix is None:
@@ -131,7 +131,7 @@ def _add(
 def _add_histogram(
     spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
 ) -> None:
-    for _, total in spec.rows(run, rank):
+    for _, total in rows_of(spec, run, rank):
         if not prefixes:
             for bound, _ in cumulative(spec, rank):
                 prefixes[bound,] = prefix_of(f"{spec.name}_bucket", run, rank, ("le", bound))

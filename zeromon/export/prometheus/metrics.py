@@ -18,6 +18,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
+from zeromon.focus import death_cause, death_roles
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.snapshot import (
@@ -52,6 +53,8 @@ class Spec(NamedTuple):
     rows: Rows = _of_no_rank
     own: Callable[[Health], float] | None = None
     """Of one that is the collector's own, and has no labels."""
+    lasting: bool = False
+    """A gauge that says how a rank ended; any other describes the present, and ends with the run."""
 
     @property
     def family(self) -> str:
@@ -63,6 +66,12 @@ class Spec(NamedTuple):
         """Its unit as OpenMetrics has it, which is the end of the name; "" for any other."""
         unit = self.unit.replace("/", "_per_")
         return unit if unit and self.family.endswith(f"_{unit}") else ""
+
+
+def rows_of(spec: Spec, run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    """The rows of *spec* for a rank of *run*; none of a gauge where the run has no present any more."""
+    over = run.ended and spec.kind == "gauge" and not spec.lasting
+    return () if over else spec.rows(run, rank)
 
 
 def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
@@ -103,8 +112,17 @@ def _in_flight(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _findings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    for finding in {(f.rule, f.severity) for f in run.findings if f.rank in (rank.rank, -1)}:
+    """The present findings; of a run that has ended only those about how it ended."""
+    shown = (f for f in run.findings if not run.ended or f.rule == "rank_died")
+    for finding in {(f.rule, f.severity) for f in shown if f.rank in (rank.rank, -1)}:
         yield finding, 1
+
+
+def _death(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    if rank.failed:
+        failed = [one for one in run.ranks if one.failed]
+        roles = death_roles(failed, elsewhere=any(away.failed for away in run.away))
+        yield (death_cause(rank), roles[rank.rank]), 1
 
 
 def _ended(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
@@ -194,9 +212,11 @@ def _host(read: Callable[[HostMemory], float | None]) -> Rows:
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
          ("local_rank", "world_size", "node", "device", "strategy", "pid"), _info),
-    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _ended),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _ended, lasting=True),
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
-         (), _one(lambda r: int(r.failed))),
+         (), _one(lambda r: int(r.failed)), lasting=True),
+    Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
+         ("cause", "role"), _death, lasting=True),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
     Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
     Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
@@ -306,7 +326,7 @@ METRICS: tuple[Spec, ...] = (
          ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),
     Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
          ("pool", "cause"), lambda run, r: (((k.pool, k.cause), k.steps_left) for k in r.risks if k.steps_left is not None)),
-    Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings),
+    Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings, lasting=True),
     Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one(lambda r: r.dropped)),
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
     Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1.", (), _one(lambda r: r.overhead_ratio)),
@@ -394,7 +414,7 @@ def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str
     for run in runs:
         for rank in run.ranks:
             where = (clean(run.run), str(rank.rank))
-            for row in spec.rows(run, rank):
+            for row in rows_of(spec, run, rank):
                 yield where, row
 
 

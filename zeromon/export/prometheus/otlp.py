@@ -28,7 +28,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from zeromon import __version__
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Spec, clean, cumulative
+from zeromon.export.prometheus.metrics import Spec, clean, cumulative, rows_of
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
 _UNITS = {
@@ -107,7 +107,7 @@ def _points(
     spec: Spec, run: RunSnapshot, rank: RankSnapshot, beginnings: Beginnings
 ) -> Iterator[NumberDataPoint]:
     since, now = _times(run, rank, beginnings)
-    for values, number in spec.rows(run, rank):
+    for values, number in rows_of(spec, run, rank):
         if number is not None:
             labels = zip(spec.labels, map(clean, values), strict=True)
             yield NumberDataPoint(_where(run, rank) | dict(labels), since, now, number)

@@ -18,6 +18,9 @@ RANK = "instance, run, rank"
 NODES = f"max by ({RANK}, node) (zeromon_rank_info)"
 """1 for each rank, with its node."""
 
+_LIVES = f"and on ({RANK}) zeromon_rank_up == 1"
+"""Of expressions of ranks: leaves those whose process lives."""
+
 WINDOW = "2m"
 """The window of rates: several scrapes at usual intervals."""
 
@@ -169,18 +172,22 @@ def alerts(limits: Thresholds) -> tuple[Alert, ...]:
 def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
     nodes_lately = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.memory}]))"
     missing = of_node('zeromon_hang{run=%q, role=~"missing|dead"}')
+    died = 'zeromon_rank_death{role="culprit"}'
     return (
         Alert(
             "ZeromonRankDied", "ZM001", "critical",
-            f'last_over_time(zeromon_finding{{rule="rank_died"}}[{limits.memory}])'
+            # the series lasts as long as the collector: new is what was not there before
+            f"(last_over_time({died}[{limits.memory}]) unless on ({RANK}) {died} offset {limits.memory})"
             f" * on ({RANK}) group_left (node) {nodes_lately}",
             _AT_ONCE,
-            f"{_WHO} died",
-            "It ended abnormally. zeromon report states how, in which step and phase.",
+            f"{_WHO} died: {{{{ $labels.cause }}}}",
+            "It failed by itself; ranks that ended because of it have the role victim in "
+            "zeromon_rank_death. zeromon report states the step and the phase.",
         ),
         Alert(
             "ZeromonHang", "ZM002", "critical",
-            "count by (run, kind, op, group) (zeromon_hang)",
+            "count by (run, kind, op, group) (zeromon_hang)"
+            " and on (run) max by (run) (zeromon_rank_up) == 1",
             _AT_ONCE,
             "{{ $labels.op }} in {{ $labels.group }} of {{ $labels.run }} hangs",
             "{{ $labels.kind }}: {{ $value }} ranks wait in it or are missing. Missing or dead: "
@@ -188,7 +195,7 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
         ),
         Alert(
             "ZeromonStalled", "ZM013", "critical",
-            'count by (run) (zeromon_finding{rule="stalled", severity="critical"})',
+            f'count by (run) (zeromon_finding{{rule="stalled", severity="critical"}} {_LIVES})',
             _AT_ONCE,
             "{{ $labels.run }} makes no progress",
             "No step ends, and no collective that hangs says why. zeromon doctor on its node shows the "
@@ -198,7 +205,7 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
 
 
 def _of_memory(limits: Thresholds) -> tuple[Alert, ...]:
-    risk = f"zeromon_oom_risk_ratio >= %s and on ({RANK}) zeromon_rank_up == 1"
+    risk = f"zeromon_oom_risk_ratio >= %s {_LIVES}"
     return (
         Alert(
             "ZeromonOutOfMemory", "ZM201", "critical",
@@ -242,8 +249,9 @@ def _of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
 
 
 def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
-    late = 'zeromon_finding{rule="straggler", severity="warning"}'
-    worst = of_node("topk(1, zeromon_exposed_communication_ratio{run=%q})")  # zeromon.focus
+    late = f'zeromon_finding{{rule="straggler", severity="warning"}} {_LIVES}'
+    exposed = f"zeromon_exposed_communication_ratio%s {_LIVES}"
+    worst = of_node(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.focus
     return (
         Alert(
             "ZeromonStraggler", "ZM309", "warning",
@@ -255,7 +263,7 @@ def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
         ),
         Alert(
             "ZeromonExposedCommunication", "ZM301", "warning",
-            f"max by (run) (zeromon_exposed_communication_ratio) >= {limits.exposed}",
+            f"max by (run) ({exposed % ''}) >= {limits.exposed}",
             limits.patience,
             "{{ $labels.run }} waits for communication",
             "{{ $value | humanizePercentage }} of a step, the most on "

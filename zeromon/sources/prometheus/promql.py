@@ -25,7 +25,8 @@ _AGGREGATED = (STEP, RISK)
 _SPREAD = tuple(m for f in OVER_RANKS if f not in _AGGREGATED for m in f.metrics)
 _OF_NODES = tuple(m for f in ON_NODES if f is not STEP for m in f.metrics)
 _CORE = (
-    "rank_info", "rank_up", "rank_failed", "steps_total", "steps_skipped_total", "micro_steps_total",
+    "rank_info", "rank_up", "rank_failed", "rank_death", "steps_total", "steps_skipped_total",
+    "micro_steps_total",
     "overlap_ratio", "exposed_communication_ratio", "collective_in_flight_seconds",
     "wait_for_late_rank_seconds", "late_seconds", "hang", "finding",
     "memory_allocated_bytes", "memory_active_bytes", "memory_reserved_bytes",
@@ -150,6 +151,11 @@ def lost(run: Choice) -> str:
 def last_seen(run: Choice, seconds: int, step: int) -> str:
     """The time of each rank's last scrape, by the server's clock."""
     return f"max_over_time(timestamp({run.of('rank_up')})[{seconds}s:{step}s])"
+
+
+def last_alive(run: Choice, seconds: int, step: int) -> str:
+    """The time, to *step* seconds, at which a rank of the run was alive last."""
+    return f"max(max_over_time(timestamp({run.of('rank_up')} == 1)[{seconds}s:{step}s]))"
 
 
 def span(run: Choice, seconds: int, step: int) -> str:

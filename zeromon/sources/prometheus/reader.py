@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import TypeVar
@@ -41,6 +41,8 @@ _CENSUS_SECONDS = 60.0
 _UNKNOWN_INTERVAL_SECONDS = 2.0
 _USUAL_INTERVAL = 15.0
 _MOST_STALE = 8
+_ENDED_SECONDS = 3600
+"""How long ago a run may have ended whose gauges are still looked for."""
 
 _Result = TypeVar("_Result")
 
@@ -60,6 +62,19 @@ class Reading:
     ranks: int = 0
     others: tuple[str, ...] = ()
     """Collectors of another job of the same name."""
+
+    def add_past(self, past: Reading) -> None:
+        """Adds what *past* knew of the same ranks and this reading does not."""
+        for key, facts in self.facts.items():
+            known = past.facts.get(key)
+            for name, rows in known.found.items() if known is not None else ():
+                mine = facts.found.setdefault(name, rows)
+                if name == "finding" and mine is not rows:
+                    mine += rows  # one that ends with the run beside one about its end
+        for finding, count in past.findings.items():
+            self.findings.setdefault(finding, count)
+        if self.fleet is not None and past.fleet is not None:
+            self.fleet = replace(self.fleet, spreads=past.fleet.spreads)
 
 
 def together(*calls: Callable[[], _Result]) -> list[_Result]:
@@ -118,8 +133,18 @@ class Reader:
             self.census_due = now + (_CENSUS_SECONDS if gap else _UNKNOWN_INTERVAL_SECONDS)
 
     def read(self, at: float | None = None) -> Reading:
-        """Returns what is known now, or *at* a moment of our clock."""
-        return self._read_large(at) if self._count > self.many else self._read_small(at)
+        """Returns what is known now, or *at* a moment of our clock.
+
+        Gauges end with the run: those of a run that has ended are of the moment it was alive last.
+        """
+        read = self._read_large if self._count > self.many else self._read_small
+        reading = read(at)
+        if reading.facts and not reading.silent and not any(f.up for f in reading.facts.values()):
+            step = max(1, int(self.interval))
+            alive = self.query(promql.last_alive(self.choice, _ENDED_SECONDS, step), at)
+            if alive:
+                reading.add_past(read(alive[0].value - self.server.offset))
+        return reading
 
     def query(self, expression: str, at: float | None = None) -> list[Sample]:
         """Returns the samples of an instant query."""

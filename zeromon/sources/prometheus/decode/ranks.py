@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zeromon.focus import HOST_OOM
 from zeromon.readout.text import silent_for
 from zeromon.ring.events import Phase
 from zeromon.snapshot import (
+    KILLED_FOR_MEMORY,
     CollectiveRow,
     CollectiveStatsRow,
     Device,
@@ -44,7 +46,7 @@ def rank_of(
     seconds = facts.rates.get("spent", 0.0) / rate if rate > 0 else None
     exposed = facts.number("exposed_communication_ratio")
     now_ns, steps = round(now * 1e9), facts.count("steps_total")
-    ended = "" if up else "failed" if failed else "finished"
+    ended = "" if up else _ended(facts) if failed else "finished"
     if silent_seconds:
         ended = silent_for(silent_seconds)
     point = point_of(facts, run_step, now_ns, seconds) if seconds else None
@@ -79,6 +81,12 @@ def rank_of(
         exception="", phase="", unit="", units=(), step_buckets=(), untimed={}, unattributed={},
         started_ns=0,
     )  # fmt: skip
+
+
+def _ended(facts: RankSamples) -> str:
+    """How a failed rank ended, by the cause of its death."""
+    cause = next((cause for (cause,) in facts.by("rank_death", "cause")), "")
+    return KILLED_FOR_MEMORY if cause == HOST_OOM else cause or "failed"
 
 
 def _integer(text: str) -> int:
