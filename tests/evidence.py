@@ -68,6 +68,7 @@ def found(snapshot: RankSnapshot, rule: str) -> Finding | None:
 
 GATHERS = [*units("all_gather", "forward"), *units("all_gather", "backward")]
 REDUCES = units("reduce_scatter", "backward")
+TINY = units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
 FULL = Risk(pool="device", ratio=0.9, cause="static", used_bytes=70 * GIB, capacity_bytes=80 * GIB)
 TIGHT = device_memory(free_bytes=1 * GIB)
 CPU_STEP = (
@@ -140,6 +141,7 @@ def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapsh
     return one(**(base | facts))
 
 
+MANY_THREADS: Any = {"variables": {"OMP_NUM_THREADS": ""}, "threads": 8}
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
 FIRES: dict[str, RankSnapshot] = {
@@ -155,9 +157,7 @@ FIRES: dict[str, RankSnapshot] = {
     "accumulation_communicates": one(
         *units("reduce_scatter", "backward", calls=4.0), recent=(summary(1, micro_steps=4),) * 30
     ),
-    "tiny_collectives": one(
-        *units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
-    ),
+    "tiny_collectives": one(*TINY, models=({**MODEL, "units": [1000] * 4},)),
     "stage_too_high": one(*GATHERS, strategy="deepspeed-zero3"),
     "full_shard_across_nodes": one(
         *units("all_gather", "forward", nodes=2), roles=(role("sharded_param", MIB),)
@@ -189,7 +189,9 @@ FIRES: dict[str, RankSnapshot] = {
     ),
     "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
-    "cpu_starved": one(pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)),
+    "cpu_starved": one(
+        pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4), process=MANY_THREADS
+    ),
     "loss_scale_settings": TRIED,
     "offload_waits": offloading(way("disk_read")),
     "host_memory_short": planning(),

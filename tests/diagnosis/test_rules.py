@@ -13,8 +13,10 @@ from evidence import (
     FIRES,
     GATHERS,
     GIB,
+    MIB,
     ON_PCIE,
     SILENT,
+    TINY,
     TRIED,
     found,
     fp16,
@@ -22,6 +24,7 @@ from evidence import (
     one,
     planning,
     role,
+    units,
     way,
 )
 
@@ -30,14 +33,19 @@ from zeromon.diagnosis.engine import LINGER_NS, FindingDebouncer, advise
 from zeromon.diagnosis.pages import pages
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
+from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.report.render import render
+from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.snapshot import (
+    ConfigFormat,
     Disk,
     Finding,
     HostMemory,
     Pressure,
     RankSnapshot,
+    Remedy,
     RunSnapshot,
+    Setting,
     Severity,
 )
 from zeromon.tui.display_options import DisplayOptions
@@ -352,6 +360,130 @@ def test_fewer_workers_are_advised_where_they_are_what_takes_the_cpus() -> None:
     plain = found(FIRES["cpu_starved"], "cpu_starved")
     assert plain is not None and plain.remedy is not None
     assert plain.remedy.diff == "+ OMP_NUM_THREADS=4"
+
+
+def test_threads_are_not_limited_where_they_are_already() -> None:
+    """torchrun sets the variable to 1; a script may set more threads than the variable says."""
+    starved = FIRES["cpu_starved"]
+
+    def told(threads: int | None, variable: str = "", cpus: float = 2) -> Finding:
+        pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=cpus)
+        known: Any = {"variables": {"OMP_NUM_THREADS": variable}, "threads": threads}
+        rank = replace(starved, pressure=pressure, process=known if threads else {})
+        finding = found(rank, "cpu_starved")
+        assert finding is not None
+        return finding
+
+    ours = told(1, "1")
+    assert ours.remedy is None and ours.text.endswith("2 CPUs; it computes with 1 thread already")
+    assert told(2, "2", cpus=4).remedy is None
+    assert told(1, "1", cpus=4).remedy is None  # more threads would not help
+    assert told(None).remedy is None  # unknown
+    fewer, by_script = told(8, "8").remedy, told(8, "1").remedy
+    assert fewer is not None and fewer.diff == "- OMP_NUM_THREADS=8\n+ OMP_NUM_THREADS=2"
+    assert by_script is not None
+    assert by_script.diff == "- torch.set_num_threads(8)\n+ torch.set_num_threads(2)"
+
+
+def test_gathers_of_persistent_parameters_are_not_merged_by_any_setting() -> None:
+    """34 of 35 small calls gather persistent parameters: buckets and thresholds do not touch them."""
+    each = units("all_gather", "optimizer", 1, nbytes=34e3, calls=34.0, exposed_seconds=0.08)
+    persistent = [replace(row, unit=PERSISTENT, seconds=0.08) for row in each]
+    low = Setting(
+        engine=1,
+        name="zero_optimization.stage3_param_persistence_threshold",
+        effective="0",
+        written="0",
+    )
+    rank = one(*persistent, *TINY[:1], strategy="deepspeed-zero3-offload", settings=(low,))
+    finding = found(rank, "tiny_collectives")
+    assert finding is not None and finding.remedy is None
+    assert "; 34 of them gather persistent parameters after the optimizer's step" in finding.text
+    others = found(replace(rank, traffic=tuple(TINY)), "tiny_collectives")
+    assert others is not None and others.remedy is not None
+    assert others.remedy.diff == (
+        '- "zero_optimization": {"stage3_param_persistence_threshold": 0}\n'
+        '+ "zero_optimization": {"stage3_param_persistence_threshold": 100000}'
+    )
+    default = replace(low, effective="100000")
+    again = found(replace(rank, traffic=tuple(TINY), settings=(default,)), "tiny_collectives")
+    assert again is not None and again.remedy is None
+
+
+def test_of_a_remedy_only_what_is_not_set_is_left() -> None:
+    """A value beyond the advised one is not taken back, and a removed line shows what is in effect."""
+    diff = (
+        '- "stage3_max_live_parameters": 1e9\n+ "stage3_max_live_parameters": 2e8\n'
+        '- "stage3_prefetch_bucket_size": 5e7\n+ "stage3_prefetch_bucket_size": 1e7'
+    )
+    remedy = Remedy(cause="", dialect=ConfigFormat.DEEPSPEED, diff=diff)
+
+    def left(live: str, prefetch: str) -> Remaining:
+        values = {"max_live_parameters": live, "prefetch_bucket_size": prefetch}
+        rank = one(
+            settings=tuple(
+                Setting(engine=1, name=f"zero_optimization.stage3_{k}", effective=v, written="")
+                for k, v in values.items()
+            )
+        )
+        return remaining(remedy, rank)
+
+    assert left("100000000", "10000000") == (
+        None, ("stage3_max_live_parameters=100000000", "stage3_prefetch_bucket_size=10000000")
+    )  # fmt: skip
+    half = left("500000000", "1000")
+    assert half.remedy is not None and half.already == ("stage3_prefetch_bucket_size=1000",)
+    assert half.remedy.diff == (
+        '- "stage3_max_live_parameters": 500000000\n+ "stage3_max_live_parameters": 2e8'
+    )
+    assert remaining(remedy, one()).remedy == remedy  # nothing is known
+
+
+def test_a_part_that_is_not_offloaded_is_not_brought_back() -> None:
+    settings = {"zero_optimization.offload_optimizer.device": "cpu"}
+    finding = found(offloading(way("device_to_host"), settings=settings), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == '- "offload_optimizer": {"device": "cpu"}'
+
+
+@pytest.mark.parametrize(
+    ("variables", "diff"),
+    [
+        ({}, "+ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:False"},
+            "- PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:False\n"
+            "+ PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True",
+        ),
+        ({"PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True"}, None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_segments_are_made_expandable_beside_the_options_that_are_set(
+    variables: dict[str, str], diff: str | None
+) -> None:
+    finding = found(
+        replace(FIRES["fragmentation"], process={"variables": variables}), "fragmentation"
+    )
+    assert finding is not None
+    assert (finding.remedy.diff if finding.remedy else None) == diff
+    assert ("already set: " in finding.text) == (diff is None)
+
+
+def test_what_is_on_already_is_not_advised() -> None:
+    """Prefetch, small buckets, checkpointing, autocast."""
+
+    def with_model(rule: str, **facts: Any) -> Finding | None:
+        rank = FIRES[rule]
+        return found(replace(rank, models=({**rank.models[0], **facts},)), rule)
+
+    assert with_model("fsdp_prefetch_off", forward_prefetch=True) is None
+    assert with_model("ddp_bucket_large", bucket_cap_bytes=5 * MIB) is None
+    assert with_model("ddp_bucket_large", bucket_cap_bytes=25 * MIB) is not None
+    full = with_model("activations_dominate", recomputes=True)
+    assert full is not None and full.remedy is None and "is on already" in full.text
+    half = replace(FIRES["half_precision_unused"], process={"autocast": "bfloat16"})
+    assert found(half, "half_precision_unused") is None
 
 
 # ---- without flapping -----------------------------------------------------------------------------

@@ -18,10 +18,12 @@ from evidence import (
     FULL,
     GATHERS,
     GIB,
+    MANY_THREADS,
     MIB,
     MODEL,
     REDUCES,
     TIGHT,
+    TINY,
     TRIED,
     WAITING,
     found,
@@ -33,11 +35,28 @@ from evidence import (
 )
 
 from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.settings import sets
+from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import EVERY, Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
-from zeromon.snapshot import Device, GatherRow, Links, Pressure, RankSnapshot, Setting
+from zeromon.snapshot import (
+    ConfigFormat,
+    Device,
+    GatherRow,
+    Links,
+    Pressure,
+    RankSnapshot,
+    Setting,
+)
 
 FAR = units("all_gather", "forward", nodes=2)
-TINY = units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
+SMALL = tuple(
+    Setting(engine=1, name=f"zero_optimization.{name}", effective="2500", written="2500")
+    for name in (
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "stage3_param_persistence_threshold",
+    )
+)
 STATES = ("optimizer_state", "master_param", "unsharded_grad", "unsharded_param")
 FSDP1 = [s for s in EVERY if s.framework is Framework.FSDP1 and s.sharding is not Sharding.NONE]
 
@@ -61,7 +80,8 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     held = tuple(role(name, 10 * GIB) for name in STATES)
     yield made(*GATHERS)
     yield made(*FAR, roles=(role("sharded_param", MIB),))
-    yield made(*TINY)
+    small = {**model, "units": [1000] * 4, "bucket_cap_bytes": 1048}
+    yield made(*TINY, models=(small,), settings=SMALL if strategy.is_deepspeed else ())
     yield made(row("all_reduce", "bucket 0", "backward", **bucket))
     for op in ("all_reduce", "reduce_scatter"):
         micro_steps = (summary(1, micro_steps=4),) * 30
@@ -79,7 +99,8 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
     yield made(recent=WAITING * 30)
     yield made(device_stats=Device(name="NVIDIA H100 80GB HBM3"))
-    yield made(pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4))
+    pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)
+    yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
     yield made(row(nbytes=64.0 * MIB, exposed_seconds=0.03), links=links)
     for on, device in (("host", "cuda:0"), ("device", "cpu")):
@@ -185,6 +206,55 @@ def test_every_rule_with_a_remedy_fires_for_some_strategy() -> None:
     assert set(FIRES) <= {rule for strategy in EVERY for rule in expected(strategy)}
 
 
+# ---- nothing is advised that is already so ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=lambda s: str(s.label))
+def test_what_was_applied_is_not_advised_again(strategy: Strategy) -> None:
+    """Each diff is applied to what the rank reports, and nothing else changes: its lines are gone."""
+    compared = 0
+    for snapshot in situations(strategy):
+        for finding in advise(run(snapshot)):
+            remedy = finding.remedy
+            if remedy is None or not (lines := settable(remedy.diff, remedy.dialect)):
+                continue
+            after = snapshot
+            for values in lines.values():
+                after = with_settings(after, remedy.dialect, values)
+            again = found(after, finding.rule)
+            left = again.remedy.diff.splitlines() if again and again.remedy else []
+            assert not lines.keys() & set(left), (finding.rule, left)
+            compared += 1
+    assert compared >= 4
+
+
+def settable(diff: str, dialect: str) -> dict[str, dict[str, str]]:
+    """The added lines of *diff* that set what a rank reports, each with what it sets."""
+    lines = {line: dict(sets(line, dialect)) for line in diff.splitlines() if line[0] == "+"}
+    if dialect.startswith("Python"):
+        reported = {*ModelMetadata.__annotations__, "bucket_cap_mb", "num_workers"}
+        lines = {line: {k: v for k, v in at.items() if k in reported} for line, at in lines.items()}
+    return {line: values for line, values in lines.items() if values}
+
+
+def with_settings(rank: RankSnapshot, dialect: str, values: dict[str, str]) -> RankSnapshot:
+    """*rank* as it reports itself once *values* are set."""
+    if dialect == ConfigFormat.ENVIRONMENT:
+        variables = rank.process.get("variables", {}) | values
+        threads = int(values.get("OMP_NUM_THREADS", rank.process.get("threads", 1)))
+        return replace(rank, process={"variables": variables, "threads": threads})
+    if dialect == ConfigFormat.DEEPSPEED:
+        others = [s for s in rank.settings if not any(s.name.endswith(name) for name in values)]
+        new = [Setting(engine=1, name=k, effective=v, written=v) for k, v in values.items()]
+        return replace(rank, settings=(*others, *new))
+    if "num_workers" in values:
+        return replace(rank, loader={"num_workers": int(values["num_workers"])})
+    facts: dict[str, Any] = {k: True if v == "True" else v for k, v in values.items()}
+    if "bucket_cap_mb" in facts:
+        facts["bucket_cap_bytes"] = round(float(facts.pop("bucket_cap_mb")) * MIB)
+    return replace(rank, models=({**rank.models[0], **facts},))
+
+
 # ---- what the diffs change ------------------------------------------------------------------------
 
 
@@ -210,7 +280,7 @@ def test_fsdp1_across_nodes_is_advised_to_shard_within_them(strategy: Strategy) 
 def test_many_small_collectives_of_zero_are_merged_by_the_setting_of_the_stage(
     strategy: Strategy,
 ) -> None:
-    finding = found(one(*TINY, strategy=strategy.label), "tiny_collectives")
+    finding = found(one(*TINY, strategy=strategy.label, settings=SMALL), "tiny_collectives")
     assert finding is not None and finding.remedy is not None
     is_stage_3 = "stage3_param_persistence_threshold" in finding.remedy.diff
     assert is_stage_3 == (strategy.stage == 3)
@@ -218,7 +288,8 @@ def test_many_small_collectives_of_zero_are_merged_by_the_setting_of_the_stage(
 
 
 def test_fsdp1_wraps_larger_units_by_its_policy() -> None:
-    finding = found(one(*TINY, strategy=fsdp1(Sharding.FULL).label), "tiny_collectives")
+    facts = {"strategy": fsdp1(Sharding.FULL).label, "models": ({**MODEL, "units": [1000] * 4},)}
+    finding = found(one(*TINY, **facts), "tiny_collectives")
     assert finding is not None and finding.remedy is not None
     assert "auto_wrap_policy" in finding.remedy.diff and "fully_shard" not in finding.remedy.diff
 

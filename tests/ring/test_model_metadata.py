@@ -19,6 +19,7 @@ from zeromon.ring.model_metadata import (
     ModelMetadata,
     loader_metadata,
     model_metadata,
+    process_metadata,
 )
 from zeromon.storage.run_store import decode, encode
 
@@ -124,6 +125,12 @@ def test_what_is_not_declared_or_of_another_type_is_left_out(raw: Any, kept: Any
 def test_a_loader_is_read_in_the_same_way() -> None:
     raw = {"num_workers": 2, "pin_memory": True, "batch_size": "8", "more": 1}
     assert loader_metadata(raw) == {"num_workers": 2, "pin_memory": True}
+
+
+def test_a_process_is_read_in_the_same_way() -> None:
+    raw = {"variables": {"OMP_NUM_THREADS": "1"}, "threads": 1, "autocast": "", "more": 1}
+    assert process_metadata(raw) == {k: v for k, v in raw.items() if k != "more"}
+    assert process_metadata({"variables": {"A": 1}, "threads": "1", "autocast": None}) == {}
 
 
 def test_the_metadata_keep_their_json() -> None:

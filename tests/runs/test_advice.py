@@ -37,7 +37,13 @@ def step_seconds(run: RunSnapshot) -> float:
 @pytest.mark.alone
 def test_what_it_says_to_change_shortens_the_step(node: Node) -> None:
     rule = "tiny_collectives"
-    shortens_the_step(rule, ran(node, rule, "before"), ran(node, rule, "after"))
+    before, after = ran(node, rule, "before"), ran(node, rule, "after")
+    shortens_the_step(rule, before, after)
+    for rank in before.ranks:  # what nothing is advised against
+        assert rank.process.get("threads") == 1 and rank.process.get("autocast") == ""
+        assert rank.process.get("variables", {}).get("OMP_NUM_THREADS") == "1"
+    caps = [run.ranks[0].models[0].get("bucket_cap_bytes") for run in (before, after)]
+    assert caps == [1048, 25 << 20]
 
 
 def test_workers_for_the_loader_shorten_the_step(node: Node) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.snapshot import Finding, Remedy, RunSnapshot, Severity
 
 
@@ -56,14 +57,23 @@ class Rule:
     def __call__(self, run: RunSnapshot) -> Iterator[Finding]:
         """Returns the findings of this rule about *run*."""
         for match in self.function(run):
+            remedy, already = _remaining(run, match)
             yield Finding(
                 rule=self.name,
                 code=self.code,
                 severity=match.severity or self.severity,
                 rank=match.rank,
-                text=match.text,
-                remedy=match.remedy,
+                text=match.text + (f"; already set: {', '.join(already)}" if already else ""),
+                remedy=remedy,
             )
+
+
+def _remaining(run: RunSnapshot, match: Match) -> Remaining:
+    """The remedy of *match* without what its rank, or for the whole run the first one, has set."""
+    rank = next((r for r in run.ranks if match.rank in (r.rank, -1)), None)
+    if match.remedy is None or rank is None:
+        return Remaining(match.remedy, ())
+    return remaining(match.remedy, rank)
 
 
 def rule(

@@ -21,7 +21,12 @@ from zeromon.fold.state import (
 )
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Flag, Op, Path, Phase
-from zeromon.ring.model_metadata import ModelMetadata, loader_metadata, model_metadata
+from zeromon.ring.model_metadata import (
+    ModelMetadata,
+    loader_metadata,
+    model_metadata,
+    process_metadata,
+)
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
     CaptureState,
@@ -166,6 +171,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         sizes=size_rows(state.sizes, state.traffic),
         capture=_capture(state),
         loader=loader_metadata(state.meta.get("loader")),
+        process=process_metadata(state.meta.get("process")),
         models=models,
         planned=model_metadata(state.meta.get("planned")),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),

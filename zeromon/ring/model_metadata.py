@@ -1,4 +1,4 @@
-"""What an agent tells of a model and of a DataLoader: the keys that it writes and that the core reads.
+"""What an agent tells of a model, a DataLoader, a process: the keys that it writes and the core reads.
 
 Sizes are elements (``numel``) of one model, summed over its parameters; ``shard`` marks what one rank
 keeps. Bytes are bytes an element, but for ``buffer_bytes``.
@@ -75,6 +75,14 @@ class ModelMetadata(TypedDict, total=False):
     """The most elements that ZeRO-3 keeps gathered (``max_live_parameters``)."""
     bucket_views: bool
     """Gradients are views of DDP's buckets, or nothing is copied into buckets."""
+    bucket_cap_bytes: int
+    """The size from which DDP closes a bucket (``bucket_cap_mb``)."""
+    forward_prefetch: bool
+    """The script has FSDP gather units ahead in forward."""
+    backward_prefetch: str
+    """FSDP1's ``BackwardPrefetch``: ``BACKWARD_PRE``, ``BACKWARD_POST``, or "" for none."""
+    recomputes: bool
+    """A module has activation checkpointing on; direct calls of ``checkpoint`` are not seen."""
 
 
 class LoaderMetadata(TypedDict, total=False):
@@ -88,6 +96,26 @@ class LoaderMetadata(TypedDict, total=False):
     """Tokens of a sequence; 0 where batches hold none, or sequences of several lengths."""
 
 
+class ProcessMetadata(TypedDict, total=False):
+    """What is set in the process of a rank. A key that an agent does not know is absent."""
+
+    variables: dict[str, str]
+    """Environment variables that a remedy may set (:data:`VARIABLES`); "" for one that is not set."""
+    threads: int
+    """Threads of an operator on the CPU (``torch.get_num_threads``)."""
+    autocast: str
+    """The dtype of ``torch.autocast`` on the device in forward; "" without it."""
+
+
+PERSISTENT = "(persistent parameters)"
+"""The unit of the parameters that ZeRO-3 never partitions, when they are gathered after a step."""
+
+VARIABLES = (
+    "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+)  # fmt: skip
+
+
 def model_metadata(raw: Any) -> ModelMetadata:
     """The declared keys of *raw* whose values have the declared types; empty where it is no mapping."""
     return cast(ModelMetadata, _valid(raw, _MODEL))
@@ -96,6 +124,11 @@ def model_metadata(raw: Any) -> ModelMetadata:
 def loader_metadata(raw: Any) -> LoaderMetadata:
     """The same of a DataLoader."""
     return cast(LoaderMetadata, _valid(raw, _LOADER))
+
+
+def process_metadata(raw: Any) -> ProcessMetadata:
+    """The same of a process."""
+    return cast(ProcessMetadata, _valid(raw, _PROCESS))
 
 
 def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +142,11 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, bool)
     if kind == list[int]:
         return isinstance(value, list) and all(_is(item, int) for item in value)
+    if kind == dict[str, str]:
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 _MODEL = get_type_hints(ModelMetadata)
 _LOADER = get_type_hints(LoaderMetadata)
+_PROCESS = get_type_hints(ProcessMetadata)

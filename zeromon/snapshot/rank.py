@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata
+from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
@@ -105,6 +105,8 @@ class RankSnapshot:
     """Seconds a step that all others wait for this rank alone."""
     loader: LoaderMetadata = field(default_factory=LoaderMetadata)
     """Settings of the newest DataLoader."""
+    process: ProcessMetadata = field(default_factory=ProcessMetadata)
+    """What is set in the process: variables, threads, autocast; empty where unknown."""
     models: tuple[ModelMetadata, ...] = ()
     planned: ModelMetadata = field(default_factory=ModelMetadata)
     """The model of a DeepSpeed engine that is being made."""

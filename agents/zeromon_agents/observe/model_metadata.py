@@ -22,6 +22,12 @@ _MOST_UNITS = 4
 def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of a ``fully_shard`` root with the FSDPParamGroups *groups*."""
     sizes = _fsdp2(groups, list(param_groups(module._get_fsdp_state())))
+    states = (
+        part._get_fsdp_state() for part in module.modules() if hasattr(part, "_get_fsdp_state")
+    )
+    sizes["forward_prefetch"] = any(
+        bool(getattr(state, "_states_to_forward_prefetch", ())) for state in states
+    )
     return _complete(sizes, module, optimizers)
 
 
@@ -41,6 +47,7 @@ def _complete(sizes: ModelMetadata, module: Any, optimizers: list[Any]) -> Model
         return None
     sizes["blocks"] = blocks(module)
     sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
+    sizes["recomputes"] = recomputes(module)
     mine = {id(p) for p in module.parameters()}
     for optimizer in optimizers:
         groups_of = getattr(optimizer, "param_groups", ())
@@ -62,6 +69,15 @@ def blocks(module: Any) -> list[int]:
     if longest is None or len(longest) < 2:
         return [0, 0]
     return [len(longest), max(sum(_whole_numel(p) for p in m.parameters()) for m in longest)]
+
+
+def recomputes(module: Any) -> bool:
+    """Whether *module* has activation checkpointing: torch's wrapper, or transformers' switch."""
+    return any(
+        type(part).__name__ == "CheckpointWrapper"
+        or getattr(part, "gradient_checkpointing", False) is True
+        for part in module.modules()
+    )
 
 
 def _whole_numel(param: Any) -> int:
@@ -159,6 +175,8 @@ def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
     return {
         "framework": "fsdp1" if stage else "ddp",
         "bucket_views": True,  # nothing is copied into buckets
+        "forward_prefetch": bool(getattr(module, "forward_prefetch", False)),
+        "backward_prefetch": str(getattr(getattr(module, "backward_prefetch", None), "name", "")),
         "stage": stage,
         "ranks": world,
         "shard_ranks": first.world_size if hybrid or stage else world,
@@ -198,7 +216,13 @@ def _whole(module: Any) -> ModelMetadata:
         "compute_bytes": each,
         "grad_bytes": stored,
         "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
+        **_bucket_cap(module),
     }
+
+
+def _bucket_cap(module: Any) -> ModelMetadata:
+    cap = getattr(module, "bucket_bytes_cap", None)
+    return {"bucket_cap_bytes": cap} if isinstance(cap, int) else {}
 
 
 def of_deepspeed(

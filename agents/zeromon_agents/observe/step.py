@@ -18,6 +18,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
+from zeromon_agents.observe.process_metadata import autocast_dtype
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
@@ -77,6 +78,8 @@ class Steps:
         self._forward_from = 0
         self._forward_seen_ns = 0
         self._has_wrapper = False
+        self.autocast = ""
+        """The dtype that forward computes in under autocast; "" as long as it was not on."""
         self._backward_depth = 0
         self._backward_from = 0
         self._open_optimizers: list[int] = []
@@ -112,6 +115,7 @@ class Steps:
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
         self._close_forward()
+        self.autocast = self.autocast or autocast_dtype()
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         self._context.phase = Phase.FORWARD

@@ -34,6 +34,7 @@ from zeromon_agents.observe.census import Census, census_step
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.offload import Transfers
+from zeromon_agents.observe.process_metadata import of_process
 from zeromon_agents.observe.stall_detector import StallDetector
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
@@ -102,9 +103,9 @@ class Agent:
             map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
         )
         self._accounting = guarded(untraced.account)
-        self._describing = guarded(self._describe_new_models)
+        self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
-        self._describe_from, self._wrote_device = 0, False
+        self._describe_from, self._wrote_device, self._wrote_process = 0, False, False
         self._hang_written_of = self._census_of = -1
         self._stopping = threading.Event()
         self._heart: threading.Thread | None = None
@@ -228,11 +229,14 @@ class Agent:
         if self.context.mode == ON:
             self.allocator.sample_tensors()
 
-    def _describe_new_models(self, step: int) -> None:
-        """Writes the models at the end of a step in which one is new; at twice the step the next time.
+    def _describe(self, step: int) -> None:
+        """Writes the process once, and the models when one is new; at twice the step the next time.
 
         A script may create optimizers without end, and each description stays in the name table.
         """
+        if not self._wrote_process:
+            self._wrote_process = True
+            self.context.add_metadata(process=of_process(self.steps.autocast))
         if self.models.changed and step >= self._describe_from:
             self._describe_from = 2 * step
             self._write_models()

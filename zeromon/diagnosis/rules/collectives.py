@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import MIB, Gain, exposed, worst
+from zeromon.diagnosis.rules.common import MIB, Gain, bucket_cap_mb, exposed, raised, worst
 from zeromon.fold.communication import TINY_BYTES, tiny
 from zeromon.levels import EXPOSED
-from zeromon.ring.strategy import Framework, Strategy
+from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
+from zeromon.ring.strategy import Framework
 from zeromon.snapshot import (
     CollectiveStatsRow,
     ConfigFormat,
@@ -20,7 +22,7 @@ from zeromon.snapshot import (
 from zeromon.units import human_bytes, human_count, human_ratio
 
 _MANY_TINY = 16
-_TORCH_BUCKET_BYTES = 25 * MIB
+_TORCH_BUCKET_MB = 25
 """The default of ``bucket_cap_mb``."""
 _MERGED = Gain(0.5, 1.3)
 """Shares of the waits of the calls that go. Measured: 0.82, 1.32 and 1.40 (docs/advice.md): merged calls
@@ -41,66 +43,104 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     if not dear and not only:
         return
     small = [r for r in rank.traffic if r.calls > 0 and r.nbytes / r.calls <= TINY_BYTES]
+    moving = [row for row in small if row.op != "barrier" and row.unit]
+    persistent = [row for row in moving if row.unit == PERSISTENT]
+    fixed = _calls(persistent) > 0.5 * _calls(moving)
     yield Match(
         f"{human_count(many)} collectives a step ({human_ratio(calls)}) move "
         f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
-        f"{human_ratio(seconds)} of the time",
+        f"{human_ratio(seconds)} of the time"
+        + (f"; {human_count(_calls(persistent))} of them {_FIXED}" if fixed else ""),
         rank.rank,
-        _fewer(rank, small),
+        None if fixed else _fewer(rank, moving),
         Severity.WARNING if waits >= EXPOSED.warning else Severity.INFO,
     )
 
 
-def _fewer(rank: RankSnapshot, small: Sequence[CollectiveStatsRow]) -> Remedy:
-    """Merges small collectives; each call that goes saves what the step waits for it."""
-    moving = [row for row in small if row.op != "barrier" and row.unit]
-    calls, waits = sum(row.calls for row in moving), exposed(moving)
+_FIXED = (
+    "gather persistent parameters after the optimizer's step, each by itself: DeepSpeed has no setting "
+    "that merges these"
+)
+
+
+def _calls(traffic: Iterable[CollectiveStatsRow]) -> float:
+    return sum(row.calls for row in traffic)
+
+
+def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy | None:
+    """Merges small collectives; each call that goes saves what the step waits for it.
+
+    None where the pieces are as large already as the configuration can make them.
+    """
+    larger = _coarser(rank)
+    if larger is None:
+        return None
+    calls, waits = _calls(moving), exposed(moving)
     total = sum(row.nbytes for row in moving)
-    left = max(1.0, total / _TORCH_BUCKET_BYTES) * len({(r.op, r.phase) for r in moving})
+    left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
     saved = waits * max(0.0, 1 - left / calls) if calls else 0.0
-    form, diff, cost = _coarser(rank.sharding_strategy)
     return Remedy(
         cause="each collective costs its latency, however small it is",
-        dialect=form,
-        diff=diff,
+        dialect=larger.form,
+        diff=larger.diff,
         gain_low_seconds=_MERGED.low * saved,
         gain_high_seconds=_MERGED.high * saved,
-        price=cost,
+        price=larger.price,
     )
 
 
-def _coarser(strategy: Strategy) -> tuple[ConfigFormat, str, str]:
-    """The configuration format, the diff and the cost of larger pieces."""
+class _Coarser(NamedTuple):
+    """What makes pieces larger."""
+
+    form: ConfigFormat
+    diff: str
+    price: str
+
+
+_BUCKETS = (
+    ("zero_optimization.reduce_bucket_size", "500000000", "500000000"),
+    ("zero_optimization.allgather_bucket_size", "500000000", "500000000"),
+)
+_THRESHOLD = (("zero_optimization.stage3_param_persistence_threshold", "100000", "100000"),)
+"""Names, defaults and advised values, which are DeepSpeed's defaults."""
+
+
+def _coarser(rank: RankSnapshot) -> _Coarser | None:
+    """What makes pieces larger than they are; None where they have their usual size already."""
+    strategy = rank.sharding_strategy
     if strategy.framework in (Framework.DDP, Framework.ZERO_REDUNDANCY):
-        return (
-            ConfigFormat.DDP,
-            "- DistributedDataParallel(model, bucket_cap_mb=...)\n"
-            "+ DistributedDataParallel(model, bucket_cap_mb=25)",
-            "a larger bucket is complete later",
-        )
-    if strategy.is_deepspeed and strategy.stage == 3:
-        return (
-            ConfigFormat.DEEPSPEED,
-            '+ "zero_optimization": {"stage3_param_persistence_threshold": 100000}',
-            "parameters of up to so many elements stay gathered on every rank",
-        )
+        cap = bucket_cap_mb(rank)
+        if cap is None or cap >= _TORCH_BUCKET_MB:
+            return None
+        call = "DistributedDataParallel(model, bucket_cap_mb={:g})"
+        diff = f"- {call.format(cap)}\n+ {call.format(_TORCH_BUCKET_MB)}"
+        return _Coarser(ConfigFormat.DDP, diff, "a larger bucket is complete later")
     if strategy.is_deepspeed:
-        return (
-            ConfigFormat.DEEPSPEED,
-            '+ "zero_optimization": {"reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8}',
-            "buffers of so many elements",
+        at_3 = strategy.stage == 3
+        old, new = raised(rank, _THRESHOLD if at_3 else _BUCKETS)
+        diff = f'- "zero_optimization": {{{old}}}\n+ "zero_optimization": {{{new}}}'
+        price = (
+            "parameters of up to so many elements stay gathered on every rank"
+            if at_3
+            else "buffers of so many elements"
         )
+        return _Coarser(ConfigFormat.DEEPSPEED, diff, price) if new else None
+    if _whole_layers(rank):
+        return None
     larger = "a larger unit is gathered at once"
     if strategy.framework is Framework.FSDP1:
-        return (
-            ConfigFormat.FSDP1,
+        diff = (
             "- FullyShardedDataParallel(model, auto_wrap_policy=...)  # wraps each small part\n"
             "+ policy = ModuleWrapPolicy({Layer})  # the class of a whole layer\n"
-            "+ FullyShardedDataParallel(model, auto_wrap_policy=policy)",
-            larger,
+            "+ FullyShardedDataParallel(model, auto_wrap_policy=policy)"
         )
-    return (
-        ConfigFormat.FSDP2,
-        "- fully_shard(part)   # each small part\n+ fully_shard(layer)  # what holds them",
-        larger,
-    )
+        return _Coarser(ConfigFormat.FSDP1, diff, larger)
+    diff = "- fully_shard(part)   # each small part\n+ fully_shard(layer)  # what holds them"
+    return _Coarser(ConfigFormat.FSDP2, diff, larger)
+
+
+def _whole_layers(rank: RankSnapshot) -> bool:
+    """Whether each of the largest units of *rank* holds a layer of its model, or more."""
+    model = rank.models[0] if rank.models else ModelMetadata()
+    largest, units = model.get("blocks", [0, 0])[1], model.get("units", [])
+    return bool(units) and largest > 0 and min(units) >= largest

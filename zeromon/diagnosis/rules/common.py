@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import most_exposed
 from zeromon.levels import AVOIDABLE
 from zeromon.ring.events import Phase
@@ -70,15 +70,22 @@ def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
     return rank.host.headroom_bytes // max(1, len(run.ranks))
 
 
-def setting(rank: RankSnapshot, name: str) -> str:
-    """The effective value of the DeepSpeed setting whose name ends with *name*; "" where unknown."""
-    return next((s.effective for s in rank.settings if s.name.endswith(name)), "")
+def bucket_cap_mb(rank: RankSnapshot) -> float | None:
+    """The ``bucket_cap_mb`` of a rank's DDP model; None where unknown."""
+    caps = [cap for model in rank.models if (cap := model.get("bucket_cap_bytes")) is not None]
+    return caps[0] / MIB if caps else None
 
 
-def as_number(text: str) -> float | None:
-    """A number as a setting shows it; None for anything else."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+def raised(rank: RankSnapshot, wanted: Iterable[tuple[str, str, str]]) -> tuple[str, str]:
+    """The members of a JSON object that DeepSpeed has now, and those to have: only what is not so.
+
+    *wanted*: for each setting the end of its name, its default, and the value to have. A number is never
+    lowered.
+    """
+    old, new = [], []
+    for name, usual, better in wanted:
+        now, key = setting(rank, name) or usual, name.rpartition(".")[2]
+        if now != better and (as_number(now) or 0.0) < (as_number(better) or 1.0):
+            old.append(f'"{key}": {now}')
+            new.append(f'"{key}": {better}')
+    return ", ".join(old), ", ".join(new)

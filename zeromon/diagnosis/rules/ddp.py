@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from zeromon.diagnosis.rules.common import (
     MIB,
     WINDOW,
     Gain,
+    bucket_cap_mb,
     exposed,
     rows,
     share_of_step,
@@ -70,6 +72,8 @@ _NO_SYNC_DDP = """\
 _NO_SYNC_FSDP2 = "+ model.set_requires_gradient_sync(micro == last)\n  loss.backward()"
 
 _BUCKETS_WANTED = 8
+_NEARLY = 1.5
+"""A limit that exceeds the advised one by no more than this factor is as good."""
 _LEAST_BUCKET_BYTES = 1 * MIB
 """Smaller buckets cost more in latency than they hide."""
 _HIDDEN_REDUCES = Gain(0.3, 1.0)
@@ -90,6 +94,8 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     if share < LEAST_SHARE or not 0 < len(buckets) <= 2 or wanted < 3 or waits < 0.5 * lasts:
         return
     cap = total / wanted / MIB
+    if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
+        return  # it is set already: the parameters are too large for more buckets
     hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "

@@ -9,15 +9,14 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     Gain,
-    as_number,
     exposed,
     room_bytes,
-    setting,
     share_of_step,
     unsharded_bytes,
     worst,
 )
 from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
+from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import AVOIDABLE
 from zeromon.readout.breakdown import own_seconds

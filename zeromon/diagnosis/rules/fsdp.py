@@ -37,6 +37,9 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     rank = worst(run)
     if rank is None or not is_sharding_fsdp(rank.sharding_strategy):
         return
+    form, diff = _prefetch_diff(rank)
+    if not diff:
+        return  # it is on already
     hideable, late = 0.0, 0.0
     for phase in ("forward", "backward"):
         gathers = rows(rank, "all_gather", phase)
@@ -51,7 +54,6 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     if share < LEAST_SHARE or hideable <= 0:
         return
     largest = max((row.nbytes for row in rows(rank, "all_gather")), default=0)
-    form, diff = _prefetch_diff(rank)
     yield Match(
         f"units gather their parameters when they need them: {human_seconds(late)} a step "
         f"({human_ratio(share)}) of exposed all-gathers",
@@ -69,12 +71,17 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
+    """The configuration format, and the diff that makes units gather ahead; "" where they do already."""
+    model = rank.models[0] if rank.models else ModelMetadata()
+    forward = model.get("forward_prefetch", False)
     if rank.sharding_strategy.framework is Framework.FSDP1:
-        return ConfigFormat.FSDP1, (
-            "- FullyShardedDataParallel(model)\n"
-            "+ FullyShardedDataParallel(model, forward_prefetch=True,\n"
-            "+                          backward_prefetch=BackwardPrefetch.BACKWARD_PRE)"
-        )
+        off = [] if forward else ["forward_prefetch=True"]
+        if model.get("backward_prefetch") != "BACKWARD_PRE":
+            off.append("backward_prefetch=BackwardPrefetch.BACKWARD_PRE")
+        to = "- FullyShardedDataParallel(model)\n+ FullyShardedDataParallel(model, {})"
+        return ConfigFormat.FSDP1, to.format(", ".join(off)) if off else ""
+    if forward:
+        return ConfigFormat.FSDP2, ""
     lines = [
         "+ for this, following in itertools.pairwise(model.layers):",
         "+     this.set_modules_to_forward_prefetch([following])",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
@@ -15,6 +16,7 @@ from zeromon.diagnosis.rules.common import (
     share_of_step,
     worst,
 )
+from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
@@ -71,12 +73,15 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or rank.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
         return
     cpus, ranks, share = rank.pressure.cpus or 0.0, len(run.ranks), _cpu_wait(rank)
-    shared = f"; {ranks} ranks of this node may use {cpus:g}" if cpus else ""
+    shared = f"; {ranks} ranks of this node may use {cpus:g} CPUs" if cpus else ""
+    remedy = _fewer_threads(rank, ranks, cpus)
+    threads = rank.process.get("threads")
+    few = f"; it computes with {threads} thread{'s' * (threads > 1)} already" if threads else ""
     yield Match(
         f"its main thread could run and had no CPU for {human_ratio(share)} of the last ten seconds"
-        f"{shared}",
+        f"{shared}{few if remedy is None else ''}",
         rank.rank,
-        _fewer_threads(rank, ranks, cpus),
+        remedy,
         CPU_WAIT.severity_of_cost(share),
     )
 
@@ -85,19 +90,25 @@ def _cpu_wait(rank: RankSnapshot) -> float:
     return rank.pressure.cpu_wait_ratio if rank.pressure is not None else 0.0
 
 
-def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy:
-    """Fewer workers where they alone need all *cpus* of the node's *ranks*, else fewer threads."""
+def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None:
+    """Fewer workers where they alone need all *cpus* of the node's *ranks*, else fewer threads.
+
+    None where there are no more threads than CPUs already, or where their number is unknown.
+    """
     workers = rank.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
-    fewer = workers * ranks >= max(1.0, cpus)
+    fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
+    if not fewer and rank.process.get("threads", 0) <= threads:
+        return None
+    form, diff = _limited_threads(rank, threads)
     return Remedy(
         cause=f"{ranks * (workers + 1)} processes of this run, the threads of each, and whatever "
         "else runs on this host share its CPUs",
-        dialect=ConfigFormat.DATA_LOADER if fewer else ConfigFormat.ENVIRONMENT,
+        dialect=ConfigFormat.DATA_LOADER if fewer else form,
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={max(1, threads - 1)})"
         if fewer
-        else f"+ OMP_NUM_THREADS={threads}",
+        else diff,
         gain_low_seconds=0.0,
         gain_high_seconds=_cpu_wait(rank) * (rank.step_seconds or 0.0),
         effect="top shows what else uses the CPUs",
@@ -105,6 +116,19 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy:
         if fewer
         else "a rank uses fewer threads for an operator",
     )
+
+
+def _limited_threads(rank: RankSnapshot, threads: int) -> tuple[ConfigFormat, str]:
+    """Sets *threads* by the variable; where that is no more already, the script itself sets others."""
+    variable = rank.process.get("variables", {}).get("OMP_NUM_THREADS", "")
+    if (as_number(variable) or math.inf) <= threads:
+        now = rank.process.get("threads", 0)
+        return (
+            ConfigFormat.PYTHON,
+            f"- torch.set_num_threads({now})\n+ torch.set_num_threads({threads})",
+        )
+    old = f"- OMP_NUM_THREADS={variable}\n" if variable else ""
+    return ConfigFormat.ENVIRONMENT, f"{old}+ OMP_NUM_THREADS={threads}"
 
 
 # ---- links ------------------------------------------------------------------------------------------

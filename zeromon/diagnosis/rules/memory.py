@@ -142,20 +142,27 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
             continue
         if held < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
             continue
+        recomputes = any(model.get("recomputes") for model in rank.models)
         yield Match(
             f"activations and temporaries take {human_bytes(held)} of "
-            f"{human_bytes(risk.capacity_bytes)} at the peak of a step",
+            f"{human_bytes(risk.capacity_bytes)} at the peak of a step"
+            + ("; activation checkpointing is on already" if recomputes else ""),
             rank.rank,
-            Remedy(
-                cause="every layer's activations are kept for backward",
-                dialect=ConfigFormat.PYTHON,
-                diff="+ for layer in model.layers:\n"
-                "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
-                frees_bytes=int(_RECOMPUTED * held),
-                price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
-            ),
+            None if recomputes else _recompute(held),
         )
         return
+
+
+def _recompute(held: float) -> Remedy:
+    """Recomputes the activations, of which *held* bytes are kept."""
+    return Remedy(
+        cause="every layer's activations are kept for backward",
+        dialect=ConfigFormat.PYTHON,
+        diff="+ for layer in model.layers:\n"
+        "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
+        frees_bytes=int(_RECOMPUTED * held),
+        price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
+    )
 
 
 _USABLE_SLACK = 0.5
@@ -177,9 +184,22 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
             Remedy(
                 cause="blocks of changing sizes leave gaps that no allocation fits into",
                 dialect=ConfigFormat.ENVIRONMENT,
-                diff="+ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                diff=_expandable(rank),
                 frees_bytes=int(_USABLE_SLACK * slack),
                 price="none known on Linux; not with CUDA IPC of tensors",
             ),
         )
         return
+
+
+def _expandable(rank: RankSnapshot) -> str:
+    """The variable with expandable segments, beside the options that it has already."""
+    variables = rank.process.get("variables", {})
+    name = (
+        "PYTORCH_ALLOC_CONF" if variables.get("PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
+    )
+    now, wanted = variables.get(name, ""), "expandable_segments:True"
+    if not now or wanted in now.split(","):
+        return f"+ {name}={wanted}"
+    others = [option for option in now.split(",") if not option.startswith("expandable_segments")]
+    return f"- {name}={now}\n+ {name}={','.join([*others, wanted])}"

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     Gain,
-    as_number,
     phase_seconds,
-    setting,
+    raised,
     share_of_step,
     worst,
 )
 from zeromon.diagnosis.rules.sharding import next_stage
+from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import BLOCKED
 from zeromon.memory.forecast import host_capacity
@@ -167,23 +167,17 @@ def _disk_remedy(
 
 
 _AIO: tuple[tuple[str, str, str], ...] = (
-    ("block_size", "1048576", "8388608"), ("queue_depth", "8", "32"),
-    ("intra_op_parallelism", "1", "8"), ("single_submit", "false", "false"),
-    ("overlap_events", "true", "true"),
+    ("aio.block_size", "1048576", "8388608"), ("aio.queue_depth", "8", "32"),
+    ("aio.intra_op_parallelism", "1", "8"), ("aio.single_submit", "false", "false"),
+    ("aio.overlap_events", "true", "true"),
 )  # fmt: skip
 """Name, DeepSpeed's default, and a value that gives the disk more requests at once."""
 
 
 def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> Remedy:
     """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
-    old, new = [], []
-    for name, usual, better in _AIO:
-        now = setting(rank, f"aio.{name}") or usual
-        if now == better or (as_number(now) or 0.0) >= (as_number(better) or 1.0):
-            continue
-        old.append(f'"{name}": {now}')
-        new.append(f'"{name}": {better}')
-    diff = f'- "aio": {{{", ".join(old)}}}\n+ "aio": {{{", ".join(new)}}}'
+    old, new = raised(rank, _AIO)
+    diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}'
     return Remedy(
         cause=cause,
         dialect=ConfigFormat.DEEPSPEED,
@@ -336,6 +330,8 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     if model.get("framework") == "deepspeed" and stage is not None:
         strategy = deepspeed(stage)
     if strategy.is_deepspeed and (strategy.stage == 3 or offloads):
+        if strategy.stage == 3 and model.get("optimizer_on") == "nvme":
+            return _params_off_the_host(model, cause)
         return Remedy(
             cause=cause,
             dialect=ConfigFormat.DEEPSPEED,
@@ -365,6 +361,20 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
         diff=step.diff,
         effect=f"each of {rank.world_size} ranks keeps a part of what every rank keeps now",
         price=step.cost,
+    )
+
+
+def _params_off_the_host(model: ModelMetadata, cause: str) -> Remedy | None:
+    """Moves the parameters after the optimizer's state to the disk; None where they are there, too."""
+    if model.get("params_on") != "host":
+        return None
+    return Remedy(
+        cause=cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff='- "offload_param": {"device": "cpu"}\n'
+        '+ "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}',
+        effect="parameters leave the host",
+        price="the disk's speed in every step; more nodes divide them, too",
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS, as_number, setting
+from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS
+from zeromon.diagnosis.settings import as_number, setting
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_ratio
@@ -58,11 +59,13 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
             price="none",
         )
     power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
+    began = as_number(setting(rank, "fp16.initial_scale_power"))
+    lower = f'+ "fp16": {{"initial_scale_power": {power}}}\n  or, where the device has it:\n'
     return Remedy(
         cause="gradients times the loss scale do not fit into fp16",
         dialect=ConfigFormat.DEEPSPEED,
-        diff=f'+ "fp16": {{"initial_scale_power": {power}}}\n'
-        '  or, where the device has it:\n- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
+        diff=(lower if began is None or power < began else "")
+        + '- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
         effect=f"the {skipped} steps are not lost",
         price="none; bf16 has fewer bits of mantissa and needs no scale",
     )
@@ -169,12 +172,14 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
         whole = [m for m in rank.models if m.get("compute_bytes", 0) == 4]
         if not whole or rank.steps < LEAST_STEPS or not any(part in name for part in _HAS_BF16):
             continue
+        if rank.process.get("autocast"):
+            continue
         form, diff, effect = _half_precision(rank.sharding_strategy)
         yield Match(
             f"the model computes in fp32 on {name}, which has bf16",
             rank.rank,
             Remedy(
-                cause="no mixed precision is configured (zeromon does not see autocast)",
+                cause="no mixed precision is configured, and autocast was not on when forward began",
                 dialect=form,
                 diff=diff,
                 effect=effect,

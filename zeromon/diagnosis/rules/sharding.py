@@ -78,8 +78,8 @@ _NEXT_STAGE: dict[tuple[Framework, int], NextStage] = {
     ),
     (Framework.DEEPSPEED, 3): NextStage(
         _OPTIMIZER, ConfigFormat.DEEPSPEED,
-        '- "stage3_max_live_parameters": 1e9, "stage3_prefetch_bucket_size": 5e7\n'
-        '+ "stage3_max_live_parameters": 2e8, "stage3_prefetch_bucket_size": 1e7\n'
+        '- "stage3_max_live_parameters": 1e9\n+ "stage3_max_live_parameters": 2e8\n'
+        '- "stage3_prefetch_bucket_size": 5e7\n+ "stage3_prefetch_bucket_size": 1e7\n'
         '+ "offload_optimizer": {"device": "cpu", "pin_memory": true}  # if that is not enough',
         "more waiting for parameters; with offload the optimizer runs on the host", moves=True,
     ),

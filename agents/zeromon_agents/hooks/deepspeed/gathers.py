@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from zeromon.ring.events import Flag, Kind, Path, UnitEvent
+from zeromon.ring.model_metadata import PERSISTENT
 from zeromon_agents.hooks.deepspeed.engines import Engines, own_parameters
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.runtime.around import RAISED
@@ -79,7 +80,7 @@ class Gathers:
 
     def persistent_begins(self, *_: Any, **__: Any) -> None:
         """Gives a unit to the gather, after a step, of parameters that ZeRO-3 never partitions."""
-        self._context.unit = self._context.unit_id("(persistent parameters)", {"kind": "zero3"})
+        self._context.unit = self._context.unit_id(PERSISTENT, {"kind": "zero3"})
 
     def all_partitioned(self) -> None:
         """Resets the gathered bytes: the end of backward partitions what no release has freed."""
