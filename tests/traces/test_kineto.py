@@ -4,55 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from support import ROOT
+from kineto_traces import analyzed, event, events_of, host, parts, real, write
 
 from zeromon.cli import main
 from zeromon.errors import TraceError
-from zeromon.traces import kineto
-from zeromon.traces.analysis import Kind, RankTrace, analyze, classify, lanes, operation, waits
+from zeromon.ring.codes import Op
+from zeromon.traces import stream
+from zeromon.traces.analysis import (
+    DeviceEvent,
+    Kind,
+    analyze,
+    classify,
+    lanes,
+    operation,
+    waits,
+)
 from zeromon.traces.kineto import nanoseconds, read
 
-SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "traces"
-REAL = sorted(SHARED.glob("*.json.gz")) if SHARED.is_dir() else []
+REAL = ("eight_rank_dlrm_rank3.json.gz", "two_rank_ddp_rank1.json.gz")
 NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-
-
-def event(name: str, start: float, duration: float, stream: int = 7, **more: Any) -> dict[str, Any]:
-    category = more.pop("cat", "kernel")
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start,
-        "dur": duration, "args": {"stream": stream, "device": 0, **more},
-    }  # fmt: skip
-
-
-def write(folder: Path, events: list[Any], name: str = "trace.json", **head: Any) -> Path:
-    path = folder / name
-    text = json.dumps(
-        {"schemaVersion": 1, **head, "traceEvents": events, "traceName": "x"}, indent=1
-    )
-    packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
-    path.write_bytes(packed)
-    return path
-
-
-def parts(rank: RankTrace) -> list[int]:
-    """Nanoseconds: span, compute, exposed, exposed copy, idle, communication."""
-    seconds = (
-        rank.span_seconds, rank.compute_seconds, rank.exposed_seconds, rank.exposed_copy_seconds,
-        rank.idle_seconds, rank.communication_seconds,
-    )  # fmt: skip
-    return [round(s * 1e9) for s in seconds]
-
-
-def analyzed(path: Path) -> RankTrace:
-    return analyze(read(path), 0)
 
 
 def by_sweep(events: list[dict[str, Any]]) -> list[int]:
@@ -117,13 +93,14 @@ def test_the_parts_are_those_of_a_sweep_and_add_up(tmp_path: Path, seed: int) ->
     events = random_events(seed, 400)
     found = parts(analyzed(write(tmp_path, events)))
     assert found == by_sweep(events)
-    assert found[0] == sum(found[1:5])
+    assert found[0] == sum(part or 0 for part in found[1:5])
 
 
-@pytest.mark.parametrize("path", REAL, ids=lambda p: p.name)
-def test_real_traces_by_others_to_the_nanosecond(path: Path) -> None:
+@pytest.mark.parametrize("name", REAL)
+def test_real_traces_by_others_to_the_nanosecond(name: str) -> None:
     """Against the same file read whole by json and counted by a sweep."""
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    path = real(name)
+    events = events_of(path)
     found = analyzed(path)
     assert parts(found) == by_sweep(events)
     assert found.events == len(events)
@@ -141,7 +118,7 @@ def test_it_does_not_matter_where_the_pieces_are_cut(
     events[11]["args"]["nested"] = [{"ph": "X"}, {"name": "y"}]
     path = write(tmp_path, events, name)
     whole = analyzed(path)
-    monkeypatch.setattr(kineto, "_CHUNK", chunk)
+    monkeypatch.setattr(stream, "_CHUNK", chunk)
     assert analyzed(path) == whole
     assert whole.events == 150 and parts(whole) == by_sweep(events)
 
@@ -181,6 +158,10 @@ def test_damage_in_the_middle_costs_only_what_is_damaged(tmp_path: Path) -> None
         (b'{"traceEvents": []}', "holds no trace events"),
         (b"\x1f\x8b\x08\x00damaged", "holds no trace events"),
         (b"\x80\x04\x95pickle", "holds no trace events"),
+        (b'[{"a": 1}, {"b": 2}]', "holds no trace events"),
+        (b'{"traceEvents": [1, "x", null, {"name": "x"}]}', "holds no trace events"),
+        (b"[" * 100_000 + b"]" * 100_000, "holds no trace events"),
+        (b'{"traceEvents": ' + b"[" * 100_000, "holds no trace events"),
     ],
 )
 def test_what_is_no_trace_is_said(
@@ -208,7 +189,7 @@ def test_no_device_events_is_an_answer_too(tmp_path: Path) -> None:
     """A trace of CPUs: nothing is divided by zero, and it says why."""
     cpu = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     found = analyzed(write(tmp_path, [cpu]))
-    assert parts(found) == [0] * 6 and found.overlap_ratio is None
+    assert parts(found) == [None] * 6 and found.overlap_ratio is None
     assert "ProfilerActivity.CUDA" in found.notes[0]
     assert lanes(read(write(tmp_path, [cpu]))) == {}
 
@@ -242,10 +223,33 @@ def test_times_are_read_exactly(written: bytes, ns: int | None) -> None:
         ("kernel", "void at::native::vectorized_elementwise_kernel<4>", Kind.COMPUTE),
         ("gpu_memset", "Memset (Device)", Kind.COPY),
         ("Memcpy", "Memcpy DtoH", Kind.COPY),
+        ("mtia_ccp_events", "dma_in", Kind.COPY),
+        ("mtia_ccp_events", "fba_fc_relu", Kind.COMPUTE),
+        ("kernel", "dma_free_softmax", Kind.COMPUTE),
     ],
 )
 def test_kernels_of_several_vendors(category: str, name: str, kind: Kind) -> None:
     assert classify(category, name) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16, 8>", Op.ALL_REDUCE),
+        ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(float*)", Op.REDUCE),
+        ("void multimem_all_gather_kernel<16>(char*, char*, unsigned long)", Op.ALL_GATHER),
+        ("one_shot_all_reduce_kernel", Op.ALL_REDUCE),
+        ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", Op.BARRIER),
+        ("c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long)", Op.ALL_TO_ALL),
+        ("void vllm::cross_device_reduce_1stage<c10::Half, 8>(vllm::RankData*)", Op.ALL_REDUCE),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", Op.NONE),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", Op.NONE),
+    ],
+)  # fmt: skip
+def test_kernels_of_symmetric_memory_are_communication(name: str, op: Op) -> None:
+    """They read the memory of other ranks, and have neither NCCL's names nor its arguments."""
+    assert classify("kernel", name) is Kind.COMMUNICATION
+    assert operation(DeviceEvent(Kind.COMMUNICATION, 0, 1, name, None)) is op
 
 
 def test_operations_groups_and_bus_bandwidth(tmp_path: Path) -> None:
@@ -263,7 +267,100 @@ def test_operations_groups_and_bus_bandwidth(tmp_path: Path) -> None:
     assert (first.op, first.group, first.count, first.nbytes) == ("all_gather", "fsdp", 1, 10**9)
     assert first.exposed_seconds == pytest.approx(0.006)
     assert first.busbw_bytes_per_second == pytest.approx(100e9 * 7 / 8)
-    assert {op.op for op in found.ops} == {"all_gather", "send"}
+    assert {op.op for op in found.ops} == {"all_gather", "unknown"}
+
+
+def launched(call: str, name: str, at: float, **facts: Any) -> list[dict[str, Any]]:
+    """A kernel, its launch, and the call of the host around the launch."""
+    number = round(at)
+    return [
+        event(name, at + 100, 20, correlation=number),
+        {**host("cudaLaunchKernel", at + 2, 1, 4, "cuda_runtime"), "args": {"correlation": number}},
+        host(call, at + 1, 3, 4, "user_annotation"),
+        {**host("record_param_comms", at, 9, 4), "args": facts},
+    ]
+
+
+def test_a_kernel_without_a_name_is_named_by_the_call_that_launched_it(tmp_path: Path) -> None:
+    """NCCL's SendRecv and RCCL's Generic serve several operations; one launch is not in the trace."""
+    sent, generic = "ncclDevKernel_SendRecv(x)", "ncclDevKernel_Generic_4(x)"
+    facts = {
+        "Collective name": "reduce_scatter_tensor_coalesced", "In msg nelems": 100,
+        "Out msg nelems": 25, "dtype": "Float", "Group size": 4, "Process Group Name": "fsdp",
+    }  # fmt: skip
+    found = analyzed(write(tmp_path, [
+        *launched("nccl:all_to_all", sent, 0), *launched("nccl:coalesced", generic, 1000, **facts),
+        *launched("nccl:recv 0<-1", sent, 2000), event(generic, 5000, 1, correlation=77),
+    ]))  # fmt: skip
+    rows = sorted((op.op, op.group, op.count, op.nbytes) for op in found.ops)
+    assert rows == [
+        ("all_to_all", "", 1, 0), ("recv", "", 1, 0), ("reduce_scatter", "fsdp", 1, 400),
+        ("unknown", "", 1, 0),
+    ]  # fmt: skip
+
+
+def test_the_all_to_alls_of_a_real_trace_are_named() -> None:
+    """Its 42 SendRecv kernels are as many calls of nccl:all_to_all on the host."""
+    path = real(REAL[0])
+    calls = [e for e in events_of(path) if e.get("name") == "nccl:all_to_all"]
+    assert {(op.op, op.count) for op in analyzed(path).ops} == {
+        ("all_to_all", len(calls)),
+        ("all_reduce", 18),
+    }
+
+
+BROKEN: dict[str, tuple[bytes, bytes]] = {
+    "NaN": (b'"device": 0', b'"device": NaN'),
+    "infinity": (b'"device": 0', b'"device": [-inf, Infinity, nan]'),
+    "a byte of latin-1": (b'"name": "gemm"', b'"name": "gemm \xe9"'),
+    "a control character": (b'"name": "gemm"', b'"name": "ge\tmm"'),
+    "deep nesting": (b'"device": 0', b'"device": ' + b"[" * 5000 + b"]" * 5000),
+    "null as an event": (b"{", b"null, 7, {"),
+    "a name that is no text": (b'"name": "gemm"', b'"name": 5'),
+}
+
+
+MENDED = ("NaN", "infinity", "a byte of latin-1", "a control character")
+
+
+@pytest.mark.parametrize("where", [0, 7, 19])
+@pytest.mark.parametrize("what", BROKEN)
+def test_one_strange_event_costs_no_other(tmp_path: Path, what: str, where: int) -> None:
+    """At the begin, in the middle and as the last of 20 events; the strange event may be lost itself."""
+    lines = [json.dumps(event("gemm", 10 * number, 5)).encode() for number in range(20)]
+    lines[where] = lines[where].replace(*BROKEN[what], 1)
+    path = tmp_path / "strange.json"
+    path.write_bytes(b'{"traceEvents": [' + b", ".join(lines) + b'], "traceName": "x"}')
+    data = read(path)
+    starts = {e.start_ns for e in data.device}
+    assert starts >= {10_000 * number for number in range(20) if number != where}
+    lost = 0 if what in MENDED else 1
+    assert len(starts) >= 20 - lost
+    assert len(starts) == 20 or data.skipped or data.notes
+    if (what, where) != ("deep nesting", 19):
+        assert not data.notes
+
+
+def test_a_trace_of_an_mtia_accelerator(tmp_path: Path) -> None:
+    """Its kernels and its direct memory access have a category of their own."""
+    found = analyzed(write(tmp_path, [
+        event("fba_fc", 0, 30, cat="mtia_ccp_events"), event("dma_out", 20, 30, cat="mtia_ccp_events"),
+        host("runFunction", 0, 90, 1, "mtia_runtime"),
+    ]))  # fmt: skip
+    assert parts(found) == [50_000, 30_000, 0, 20_000, 0, 0]
+
+
+def test_what_cannot_be_known_is_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace without device events: the table has n/a, the JSON null, and the note says why."""
+    path = write(tmp_path, [host("aten::mm", 1, 2, 1)])
+    assert main(["trace", "analyze", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "n/a" in text and "0 us" not in text and "ProfilerActivity.CUDA" in text
+    assert main(["trace", "analyze", str(path), "--json"]) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert rank["span_seconds"] is None and rank["exposed_seconds"] is None
 
 
 def test_units_come_from_the_annotations_of_fsdp(tmp_path: Path) -> None:
@@ -324,6 +421,7 @@ def test_the_text_and_the_timeline(tmp_path: Path, capsys: pytest.CaptureFixture
     exact, drawn = lanes(read(path)), lanes(read(path), most=10)
     assert all(len(spans) <= 11 for _, spans in drawn.values())
     found = analyzed(path)
+    assert found.span_seconds and found.compute_seconds and found.exposed_seconds
     for shown in (exact, drawn):  # the share is true however it is drawn
         assert shown["compute"][0] == pytest.approx(found.compute_seconds / found.span_seconds)
         assert shown["exposed"][0] == pytest.approx(found.exposed_seconds / found.span_seconds)
@@ -339,13 +437,6 @@ def test_clock_jumps_and_negative_durations_are_noted(tmp_path: Path) -> None:
 
 
 # ---- traces of a CPU, and steps -------------------------------------------------------------------
-
-
-def host(name: str, start: float, duration: float, tid: int, cat: str = "cpu_op") -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration,
-        "args": {},
-    }  # fmt: skip
 
 
 def test_a_trace_of_a_cpu_says_what_its_operators_hide(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def as_text(ranks: list[RankTrace]) -> str:
             str(r.rank),
             human_seconds(r.span_seconds),
             *(
-                f"{human_seconds(part)} {human_ratio(part / r.span_seconds if r.span_seconds else None)}"
+                _part(part, r.span_seconds)
                 for part in (
                     r.compute_seconds, r.exposed_seconds, r.exposed_copy_seconds, r.idle_seconds
                 )
@@ -251,7 +251,7 @@ def as_text(ranks: list[RankTrace]) -> str:
         for r in ranks
     ]  # fmt: skip
     blocks = [f"Where the time of the device went\n{table(header, rows)}"]
-    worst = max(ranks, key=lambda r: r.exposed_seconds)
+    worst = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
     if worst.ops:
         blocks.append(_ops(worst))
     if worst.units:
@@ -262,6 +262,13 @@ def as_text(ranks: list[RankTrace]) -> str:
     if notes:
         blocks.append("Notes\n" + "\n".join(notes))
     return "\n\n".join(blocks) + "\n"
+
+
+def _part(seconds: float | None, span: float | None) -> str:
+    """A part of the span and its share."""
+    if seconds is None:
+        return human_seconds(None)
+    return f"{human_seconds(seconds)} {human_ratio(seconds / span if span else None)}"
 
 
 def _ops(rank: RankTrace) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from zeromon.ring.codes import Op
 
 ITEM_BYTES = {
@@ -15,12 +17,15 @@ _PARTS = (
     ("reduce_scatter", Op.REDUCE_SCATTER), ("reducescatter", Op.REDUCE_SCATTER),
     ("all_gather", Op.ALL_GATHER), ("allgather", Op.ALL_GATHER), ("all_reduce", Op.ALL_REDUCE),
     ("allreduce", Op.ALL_REDUCE), ("all_to_all", Op.ALL_TO_ALL), ("alltoall", Op.ALL_TO_ALL),
-    ("broadcast", Op.BROADCAST), ("sendrecv", Op.SEND), ("gather", Op.GATHER),
-    ("scatter", Op.SCATTER), ("barrier", Op.BARRIER), ("reduce", Op.REDUCE), ("send", Op.SEND),
-    ("recv", Op.RECV),
+    ("broadcast", Op.BROADCAST), ("cross_device_reduce", Op.ALL_REDUCE),
+    # NCCL's kernel of send, recv, all-to-all, gather and scatter
+    ("sendrecv", Op.NONE),
+    ("gather", Op.GATHER), ("scatter", Op.SCATTER), ("barrier", Op.BARRIER), ("reduce", Op.REDUCE),
+    ("send", Op.SEND), ("recv", Op.RECV),
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def operation_named(name: str) -> Op:
     """Returns the operation of a kernel or collective by its name; NONE for an unknown name."""
     text = name.lower()

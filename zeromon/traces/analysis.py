@@ -8,6 +8,7 @@ of the first device event to the end of the last.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,17 +29,23 @@ class Kind(Enum):
     COPY = "copy"
 
 
-_COMMUNICATION = re.compile(r"nccl|rccl|mscclKernel|oneccl|ncclx|c10d_nvshmem", re.IGNORECASE)
+# libraries, then kernels that read the memory of other ranks: torch's symmetric memory, vLLM, DeepEP
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|mscclKernel|oneccl|nvshmem|rocshmem|symmetric_memory|(?:one|two)_?shot_?all_?reduce"
+    r"|multimem_\w*(?:reduce|gather)|exchangeSplitAndOffset|allToAllV|cross_device_reduce|deep_ep::",
+    re.IGNORECASE,
+)
 _ON_HOST = re.compile(r"(gloo|mpi|ucc):")
 _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 _OPERATOR = re.compile(r"[\w.:]+::\w")
 _COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
+_MTIA = "mtia_ccp_events"
 _UNIT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
 
 
 def classify(category: str, name: str) -> Kind:
-    """Returns the kind of an event by category and kernel name (libraries of NVIDIA, AMD, Intel)."""
-    if category in _COPIES:
+    """Returns the kind of an event by category and kernel name (NVIDIA, AMD, Intel, MTIA)."""
+    if category in _COPIES or (category == _MTIA and name.startswith("dma")):
         return Kind.COPY
     return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
 
@@ -53,6 +60,10 @@ def classify_on_host(category: str, name: str) -> Kind | None:
     return Kind.COMPUTE
 
 
+Collective = tuple[str, str, int, int]
+"""(operation, group, bytes, group size) of a communication kernel."""
+
+
 class DeviceEvent(NamedTuple):
     """A kernel or a copy on a device, or an operator of a trace without device events."""
 
@@ -60,8 +71,16 @@ class DeviceEvent(NamedTuple):
     start_ns: int
     end_ns: int
     name: str
-    collective: tuple[str, str, int, int] | None
-    """(operation, group, bytes, group size); None where the trace has no arguments."""
+    collective: Collective | None
+    """None where neither the arguments nor the call that launched the kernel tells it."""
+
+
+class Call(NamedTuple):
+    """A call of the host that launches a collective."""
+
+    start_ns: int
+    end_ns: int
+    collective: Collective
 
 
 class Mark(NamedTuple):
@@ -138,12 +157,13 @@ class RankTrace:
 
     rank: int
     file: str
-    span_seconds: float
-    compute_seconds: float
-    communication_seconds: float
-    exposed_seconds: float
-    exposed_copy_seconds: float
-    idle_seconds: float
+    span_seconds: float | None
+    """This and the parts of the span are None where the trace has no events to tell them."""
+    compute_seconds: float | None
+    communication_seconds: float | None
+    exposed_seconds: float | None
+    exposed_copy_seconds: float | None
+    idle_seconds: float | None
     overlap_ratio: float | None
     """Share of communication that overlaps compute, ``|C and K| / |C|``; None without communication."""
     events: int
@@ -173,18 +193,20 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
     notes = list(data.notes)
     if data.skipped:
         notes.append(f"{data.skipped} events could not be read")
-    if not data.device:
-        notes.append("neither device events nor communication on the host")
     parts = length(compute), length(exposed), length(exposed_copies)
+
+    def seconds(nanoseconds: int) -> float | None:
+        return nanoseconds / 1e9 if data.device else None
+
     return RankTrace(
         rank=rank,
         file=data.name,
-        span_seconds=span / 1e9,
-        compute_seconds=parts[0] / 1e9,
-        communication_seconds=length(communication) / 1e9,
-        exposed_seconds=parts[1] / 1e9,
-        exposed_copy_seconds=parts[2] / 1e9,
-        idle_seconds=(span - sum(parts)) / 1e9,
+        span_seconds=seconds(span),
+        compute_seconds=seconds(parts[0]),
+        communication_seconds=seconds(length(communication)),
+        exposed_seconds=seconds(parts[1]),
+        exposed_copy_seconds=seconds(parts[2]),
+        idle_seconds=seconds(span - sum(parts)),
         overlap_ratio=overlap_ratio(length(communication), parts[1]),
         events=data.events_seen,
         ops=_ops(data, compute),
@@ -202,16 +224,39 @@ def _span(device: Sequence[DeviceEvent]) -> int:
 
 
 def operation(event: DeviceEvent) -> Op:
-    """Returns the operation of a communication kernel, from its arguments, else from its name."""
-    return operation_named(event.collective[0] if event.collective else event.name)
+    """Returns the operation of a communication kernel, by its collective, else by its name."""
+    of_collective = operation_named(event.collective[0]) if event.collective else Op.NONE
+    return of_collective or operation_named(event.name)
+
+
+_DEEPEST = 8
+
+
+def launching_call(calls: Sequence[Call], at_ns: int) -> Call | None:
+    """Returns the call around a launch on the same thread, of *calls* sorted by start.
+
+    Calls nest: the innermost one that names its process group wins, else the innermost one that names an
+    operation.
+    """
+    before = bisect_right(calls, at_ns, key=lambda call: call.start_ns)
+    around = [
+        call
+        for call in reversed(calls[max(0, before - _DEEPEST) : before])
+        if call.end_ns >= at_ns and operation_named(call.collective[0])
+    ]
+    return next((call for call in around if call.collective[1]), around[0] if around else None)
+
+
+def _operation_and_group(event: DeviceEvent) -> tuple[str, str]:
+    named = operation(event)
+    return named.label if named else "unknown", event.collective[1] if event.collective else ""
 
 
 def _ops(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
     groups: dict[tuple[str, str], list[DeviceEvent]] = defaultdict(list)
     for event in data.device:
         if event.kind is Kind.COMMUNICATION:
-            group = event.collective[1] if event.collective else ""
-            groups[operation(event).label, group].append(event)
+            groups[_operation_and_group(event)].append(event)
     rows = [_op(op, group, events, compute) for (op, group), events in groups.items()]
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
@@ -312,8 +357,7 @@ def waits(traces: Sequence[TraceData]) -> list[int] | None:
         lists: dict[tuple[str, str], list[int]] = defaultdict(list)
         events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
         for event in sorted(events, key=lambda e: e.start_ns):
-            group = event.collective[1] if event.collective else ""
-            lists[operation(event).label, group].append(event.end_ns - event.start_ns)
+            lists[_operation_and_group(event)].append(event.end_ns - event.start_ns)
         orders.append(lists)
     if len(orders) < 2 or any({k: len(v) for k, v in o.items()} !=
                               {k: len(v) for k, v in orders[0].items()} for o in orders):  # fmt: skip

@@ -1,0 +1,224 @@
+"""Reads the events of a Kineto trace from disk, a few megabytes at a time.
+
+The events of a trace are one long list of JSON objects. The reader splits the list between objects into
+chunks and decodes each chunk into typed records, so memory depends on the kept events, not on the size
+of the file. A truncated file yields its complete events. What profilers write and strict JSON forbids
+(NaN, bytes that are not UTF-8, control characters) is mended; an event that cannot be read is skipped
+and counted. The first two bytes identify gzip.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.errors import TraceError
+from zeromon.traces.analysis import TraceData
+
+_CHUNK = 1 << 20
+_MOST_HEAD = 64 << 20
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
+_GAP = re.compile(r"[\s,]*")
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+_NOT_FINITE = re.compile(rb"([:\[,]\s*)-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+_NO_CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that it cannot read."""
+
+
+class Event(msgspec.Struct):
+    """An event of the list, of any kind."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    args: msgspec.Raw = msgspec.Raw(b"")
+
+
+_EVENTS = msgspec.json.Decoder(list[Event])
+_EVENT = msgspec.json.Decoder(Event)
+_VALUES = msgspec.json.Decoder(list[msgspec.Raw])
+_SCANNER = json.JSONDecoder(strict=False)
+
+
+def complete_events(path: Path, data: TraceData) -> Iterator[Event]:
+    """Yields the events with a duration (ph X) of the trace in *path*.
+
+    Adds to *data* the numbers of seen and of skipped events, the rank, and notes on damage.
+    """
+    try:
+        for chunk in _chunks(_content(path, data), data):
+            for event in _decoded(chunk, data):
+                if not event.ph:
+                    data.skipped += 1
+                    continue
+                data.events_seen += 1
+                if event.ph == "X":
+                    yield event
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+# ---- bytes ----------------------------------------------------------------------------------------
+
+
+def _content(path: Path, data: TraceData) -> Iterator[bytes]:
+    """Yields the uncompressed content in chunks; notes in *data* a truncated or damaged file."""
+    with path.open("rb") as file:
+        first = file.read(_CHUNK)
+        if first[:2] != b"\x1f\x8b":
+            while first:
+                yield first
+                first = file.read(_CHUNK)
+            return
+        unpack = zlib.decompressobj(wbits=31)
+        while first:
+            try:
+                plain = unpack.decompress(first, _CHUNK)
+                while plain:
+                    yield plain
+                    plain = unpack.decompress(unpack.unconsumed_tail, _CHUNK)
+            except zlib.error:
+                data.notes.append(
+                    "the gzip data is damaged; zeromon read the events before the damage"
+                )
+                return
+            if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # concatenated gzip members
+                first, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
+                continue
+            first = file.read(_CHUNK)
+        if not unpack.eof:
+            data.notes.append("the gzip file is truncated; zeromon read its complete events")
+
+
+def _chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
+    """Yields pieces of the list of events, each a whole number of objects, without the brackets."""
+    pending = _skip_head(content, data)
+    if pending is None:
+        return
+    for chunk in content:
+        pending += chunk
+        cut = _last_cut(pending)
+        if cut > 0:
+            yield pending[:cut]
+            pending = pending[cut:].lstrip(b", \r\n\t")
+    # the metadata of the head may also follow the list
+    _read_rank(pending[-(1 << 16) :], data)
+    end, is_closed = _end_of_list(pending)
+    if not is_closed:
+        note = "the file is truncated or its end is damaged; zeromon read its complete events"
+        data.notes.append(note)
+    yield pending[:end]
+
+
+def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
+    """Returns the text after the opening bracket of the events; None without one."""
+    head = b""
+    for chunk in content:
+        head += chunk
+        if head.lstrip()[:1] == b"[":  # the older format consists of the list alone
+            return head.lstrip()[1:]
+        opening = _LIST.search(head)
+        if opening:
+            _read_rank(head[: opening.start()], data)
+            return head[opening.end() :]
+        if len(head) > _MOST_HEAD:
+            break
+    return None
+
+
+def _read_rank(head: bytes, data: TraceData) -> None:
+    rank = _RANK.search(head)
+    if rank:
+        data.rank = int(rank.group(1))
+
+
+def _last_cut(pending: bytes) -> int:
+    """Returns the offset after the last object that another object follows; 0 if there is none."""
+    last = 0
+    start = max(0, len(pending) - (1 << 16))
+    for boundary in _BETWEEN.finditer(pending, start):
+        last = boundary.start() + 1
+    if not last and start:
+        for boundary in _BETWEEN.finditer(pending):
+            last = boundary.start() + 1
+    return last
+
+
+def _zero(number: re.Match[bytes]) -> bytes:
+    return (number[1] + b"0").ljust(len(number[0]))
+
+
+def _end_of_list(pending: bytes) -> tuple[int, bool]:
+    """Returns the offset of the end of the last event, and whether a bracket closes the list there."""
+    # a character a byte, and zeros as long as what they replace: the offsets are those of the bytes
+    text = _NOT_FINITE.sub(_zero, pending).decode("latin-1")
+    at = end = 0
+    while True:
+        gap = _GAP.match(text, at)
+        at = gap.end() if gap else at
+        if text[at : at + 1] == "]":
+            return end, True
+        try:
+            at = _SCANNER.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            boundary = _BETWEEN.search(pending, at)
+            if boundary is None:
+                return end, False
+            at = boundary.start() + 1
+        end = at
+
+
+# ---- events ---------------------------------------------------------------------------------------
+
+
+def _decoded(chunk: bytes, data: TraceData) -> Iterator[Event]:
+    """Yields the events of one chunk of the list, and counts those that cannot be read as skipped."""
+    body = chunk.strip().rstrip(b",")
+    if not body:
+        return
+    try:
+        yield from _EVENTS.decode(b"[" + body + b"]")
+        return
+    except UNREADABLE:
+        mended = _mended(body)
+    for value in _values(mended):
+        event = _event(value)
+        if event:
+            yield event
+        else:
+            data.skipped += 1
+
+
+def _event(value: bytes) -> Event | None:
+    try:
+        return _EVENT.decode(value)
+    except UNREADABLE:
+        return None
+
+
+def _mended(body: bytes) -> bytes:
+    """Returns *body* with null for numbers that are not finite, in UTF-8 without control characters."""
+    text = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
+    return _NOT_FINITE.sub(rb"\1null", text)
+
+
+def _values(body: bytes) -> list[bytes]:
+    """Returns the values of a list that may have damaged ones."""
+    try:
+        return [bytes(value) for value in _VALUES.decode(b"[" + body + b"]")]
+    except UNREADABLE:
+        cuts = [0, *(boundary.start() + 1 for boundary in _BETWEEN.finditer(body)), len(body)]
+        pieces = (body[start:end].strip(b", ") for start, end in pairwise(cuts))
+        return [piece for piece in pieces if piece]
