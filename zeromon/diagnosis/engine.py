@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from operator import attrgetter
 
 from zeromon.diagnosis.rules import all_rules
-from zeromon.levels import CPU_WAIT
-from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RunSnapshot
 
 BY_SEVERITY = attrgetter("order")
 LINGER_NS = 10_000_000_000
@@ -17,21 +15,8 @@ LINGER_NS = 10_000_000_000
 
 def advise(run: RunSnapshot) -> tuple[Finding, ...]:
     """All findings about *run*, the most urgent first."""
-    findings: list[Finding] = []
-    ranks_lack_cpus = any(
-        rank.pressure and rank.pressure.most_cpu_wait_ratio >= CPU_WAIT.warning
-        for rank in run.ranks
-    )
-    for rule in all_rules():
-        doubtful = ranks_lack_cpus and rule.waits
-        findings += map(_doubted, rule(run)) if doubtful else rule(run)
+    findings = (finding for rule in all_rules() for finding in rule(run))
     return tuple(sorted(findings, key=BY_SEVERITY))
-
-
-def _doubted(finding: Finding) -> Finding:
-    """*finding* as information: what ranks wait for may be a CPU."""
-    text = f"{finding.text}; ranks lack CPUs, which may be why (ZM605)"
-    return replace(finding, severity=Severity.INFO, text=text)
 
 
 class FindingDebouncer:

@@ -2,11 +2,12 @@
 
 ::
 
-    @rule("ZM320", severity=Severity.WARNING, waits=True)
+    @rule("ZM320")
     def loader_is_slow(run: RunSnapshot) -> Iterable[Match]:
         \"\"\"Steps wait for their batches.\"\"\"
         ...
-        yield Match(f"{human_seconds(waits)} a step wait for the next batch", rank=rank.rank)
+        text = f"{human_seconds(waits)} a step wait for the next batch"
+        yield Match(text, rank.rank, waits=Waits(waits / rank.step_seconds, AVOIDABLE))
 
 The function stands in the module of its family in :mod:`zeromon.diagnosis.rules`, and the page beside
 that module in ``ZM320.md``. Nothing else names the rule.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zeromon.diagnosis.cpu_doubt import Waits, doubt, explained
 from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.snapshot import Finding, Remedy, RunSnapshot, Severity
 
@@ -32,6 +34,8 @@ class Match(NamedTuple):
     remedy: Remedy | None = None
     severity: Severity | None = None
     """None: that of the rule."""
+    waits: Waits | None = None
+    """The waiting time that the match is about: it decides the severity, less what lacks CPUs."""
 
 
 Function = Callable[[RunSnapshot], Iterable[Match]]
@@ -45,8 +49,6 @@ class Rule:
     """The code of its page: ``zeromon rule CODE``."""
     severity: Severity
     """Where a match names none."""
-    waits: bool
-    """The rule judges waiting time; without CPUs to run on, that proves nothing."""
     function: Function
 
     @property
@@ -58,12 +60,19 @@ class Rule:
         """Returns the findings of this rule about *run*."""
         for match in self.function(run):
             remedy, already = _remaining(run, match)
+            severity, text = match.severity or self.severity, match.text
+            if already:
+                text += f"; already set: {', '.join(already)}"
+            if match.waits is not None:
+                explains = explained(run, match.waits)
+                severity = match.waits.level.severity_of_cost(match.waits.share - explains)
+                text += doubt(match.waits.share, explains)
             yield Finding(
                 rule=self.name,
                 code=self.code,
-                severity=match.severity or self.severity,
+                severity=severity,
                 rank=match.rank,
-                text=match.text + (f"; already set: {', '.join(already)}" if already else ""),
+                text=text,
                 remedy=remedy,
             )
 
@@ -76,11 +85,6 @@ def _remaining(run: RunSnapshot, match: Match) -> Remaining:
     return remaining(match.remedy, rank)
 
 
-def rule(
-    code: str, *, severity: Severity = Severity.INFO, waits: bool = False
-) -> Callable[[Function], Rule]:
-    """Makes a rule of a function. *severity*: that of a match that names none.
-
-    *waits*: the findings are about waiting time. While ranks lack CPUs they are shown as information.
-    """
-    return lambda function: Rule(code, severity, waits, function)
+def rule(code: str, *, severity: Severity = Severity.INFO) -> Callable[[Function], Rule]:
+    """Makes a rule of a function. *severity*: that of a match that names none and waits for nothing."""
+    return lambda function: Rule(code, severity, function)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import MIB, Gain, bucket_cap_mb, exposed, raised, worst
 from zeromon.fold.communication import TINY_BYTES, tiny
-from zeromon.levels import EXPOSED
+from zeromon.levels import EXPOSED, Level
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import (
@@ -17,11 +18,12 @@ from zeromon.snapshot import (
     RankSnapshot,
     Remedy,
     RunSnapshot,
-    Severity,
 )
 from zeromon.units import human_bytes, human_count, human_ratio
 
 _MANY_TINY = 16
+_NOTICEABLE = Level(0.03, EXPOSED.warning)
+"""The exposed time of small collectives as a share of a step."""
 _TORCH_BUCKET_MB = 25
 """The default of ``bucket_cap_mb``."""
 _MERGED = Gain(0.5, 1.3)
@@ -29,7 +31,7 @@ _MERGED = Gain(0.5, 1.3)
 also save time outside of the wait."""
 
 
-@rule("ZM312", waits=True)
+@rule("ZM312")
 def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Communication is many small pieces, and the run waits for their latency."""
     rank = worst(run)
@@ -37,7 +39,12 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
         return
     calls, nbytes, seconds, many = tiny(rank.traffic)
     waits = seconds * rank.exposed_ratio
-    dear = many >= _MANY_TINY and seconds >= 0.5 and nbytes <= 0.75 * seconds and waits >= 0.03
+    dear = (
+        many >= _MANY_TINY
+        and seconds >= 0.5
+        and nbytes <= 0.75 * seconds
+        and waits >= _NOTICEABLE.warning
+    )
     # where all collectives are small, bytes do not distinguish them: then their number does
     only = many >= 2 * _MANY_TINY and calls >= 0.9 and waits >= EXPOSED.warning
     if not dear and not only:
@@ -53,7 +60,7 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
         + (f"; {human_count(_calls(persistent))} of them {_FIXED}" if fixed else ""),
         rank.rank,
         None if fixed else _fewer(rank, moving),
-        Severity.WARNING if waits >= EXPOSED.warning else Severity.INFO,
+        waits=Waits(waits, _NOTICEABLE),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
@@ -17,7 +18,7 @@ from zeromon.snapshot import (
 from zeromon.units import human_count, human_ratio, human_seconds
 
 
-@rule("ZM309", waits=True)
+@rule("ZM309")
 def straggler(run: RunSnapshot) -> Iterable[Match]:
     """The other ranks wait for one rank or node, step after step."""
     for late in run.stragglers:
@@ -26,7 +27,8 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
             f"{_late_at(late)} {human_seconds(late.late_seconds)} a step "
             f"({human_ratio(late.share)}) for it since step {human_count(late.since_step)}{why}"
         )
-        yield Match(text, late.rank, severity=LATE.severity_of_cost(late.share))
+        lacks = Waits(late.share, LATE, late.rank, excess=True)
+        yield Match(text, late.rank, waits=lacks)
 
 
 def _late_at(late: Straggler) -> str:
@@ -66,7 +68,7 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
             )
 
 
-@rule("ZM301", waits=True)
+@rule("ZM301")
 def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     """The run waits for its communication. Reported once, for the most exposed rank."""
     rank = most_exposed(run.ranks)
@@ -88,7 +90,7 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
         f"communication{where}"
     )
-    yield Match(text, rank.rank, severity=EXPOSED.severity_of_cost(share))
+    yield Match(text, rank.rank, waits=Waits(share, EXPOSED))
 
 
 @rule("ZM314")

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
@@ -30,7 +31,7 @@ _SAVED_REDUCES = Gain(0.6, 1.3)
 (docs/advice.md): a reduction that does not run also leaves bandwidth and CPU to the rest of backward."""
 
 
-@rule("ZM308", waits=True)
+@rule("ZM308")
 def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     """Every micro-step reduces its gradients, although only the last one of a step needs to."""
     rank = worst(run)
@@ -61,7 +62,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_SAVED_REDUCES.high * saved,
             price="none" if is_ddp else f"gradients stay unsharded between micro-steps ({held})",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )
 
 
@@ -80,7 +81,7 @@ _HIDDEN_REDUCES = Gain(0.3, 1.0)
 """Shares of the hideable time. Measured: 0.62 (docs/advice.md)."""
 
 
-@rule("ZM315", waits=True)
+@rule("ZM315")
 def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
     rank = worst(run)
@@ -111,5 +112,5 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_HIDDEN_REDUCES.high * hideable,
             price=f"{wanted} all-reduces where there were {len(buckets)}",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )

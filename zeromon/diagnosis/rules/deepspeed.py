@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
@@ -18,10 +19,10 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
-from zeromon.levels import AVOIDABLE
+from zeromon.levels import AVOIDABLE, Level
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_bytes, human_ratio, human_seconds
 
 _ROOM = 2
@@ -38,8 +39,8 @@ _LAST_STEPS = 50
 _WARM_UP = 3
 _PREFETCH_SIZE = "stage3_prefetch_bucket_size"
 _OFTEN_LATE = 0.3
-_LEAST_WAIT = 0.03
-_DEAR_WAIT = 0.10
+_LATE_GATHERS = Level(0.03, 0.10)
+"""Waits for late gathers as a share of the steps."""
 _GATHERED_AHEAD = Gain(0.2, 0.9)
 """Shares of the time that late gathers take. An estimate, not measured."""
 
@@ -54,7 +55,7 @@ class _Late(NamedTuple):
     rank: RankSnapshot
 
 
-@rule("ZM313", waits=True)
+@rule("ZM313")
 def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters only when it needs them, and waits. Reported for the worst rank."""
     late = [one for rank in run.ranks if (one := _late_gathers(rank)) is not None]
@@ -75,7 +76,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_GATHERED_AHEAD.high * seconds,
             price="four times as many elements are gathered ahead",
         ),
-        Severity.WARNING if waits >= _DEAR_WAIT else Severity.INFO,
+        waits=Waits(waits, _LATE_GATHERS),
     )
 
 
@@ -90,7 +91,11 @@ def _late_gathers(rank: RankSnapshot) -> _Late | None:
     share = late.nbytes / (sum(row.nbytes for row in rank.gathers) or 1)
     spent = max(1, sum(step.end_ns - step.start_ns for step in timed))
     waits = sum(step.late_gather_ns for step in timed) / spent
-    return _Late(waits, share, rank) if share >= _OFTEN_LATE and waits >= _LEAST_WAIT else None
+    return (
+        _Late(waits, share, rank)
+        if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning
+        else None
+    )
 
 
 def _larger(value: str) -> str:
@@ -105,7 +110,7 @@ _LOWER_STAGE = Gain(0.4, 1.4)
 """Shares of the exposed time of the gathers that go. Measured: 0.86 (docs/advice.md)."""
 
 
-@rule("ZM202", waits=True)
+@rule("ZM202")
 def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters that there is room to keep."""
     rank = worst(run)
@@ -133,14 +138,14 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_LOWER_STAGE.high * saved,
             price=f"{human_bytes(more)} more on each rank",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )
 
 
 # ---- partitions across nodes ------------------------------------------------------------------------
 
 
-@rule("ZM311", waits=True)
+@rule("ZM311")
 def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters over the network, where a second partition on each node would do."""
     rank = worst(run)
@@ -164,7 +169,7 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=ACROSS_NODES.high * far.seconds,
             price=f"{human_bytes(more)} more on each rank",
         ),
-        AVOIDABLE.severity_of_cost(far.share),
+        waits=Waits(far.share, AVOIDABLE),
     )
 
 
@@ -175,7 +180,7 @@ _OVERLAPPED = Gain(0.3, 1.0)
 measured with DeepSpeed, which needs a GPU for it."""
 
 
-@rule("ZM302", waits=True)
+@rule("ZM302")
 def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed reduces gradients on the stream that computes."""
     rank = worst(run)
@@ -198,5 +203,5 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_OVERLAPPED.high * hideable,
             price="a second bucket of reduce_bucket_size elements",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
@@ -31,7 +32,7 @@ _PREFETCHED = Gain(0.4, 1.0)
 """Shares of the hideable time. Measured: 0.51 (docs/advice.md)."""
 
 
-@rule("ZM305", waits=True)
+@rule("ZM305")
 def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     """Units gather their parameters only when they need them, and wait for them."""
     rank = worst(run)
@@ -66,7 +67,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_PREFETCHED.high * hideable,
             price=f"one more unit is gathered at once ({human_bytes(largest)})",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )
 
 
@@ -98,7 +99,7 @@ _ROOM = 2
 """How many times what a change takes must be free: the next peak may be higher."""
 
 
-@rule("ZM306", waits=True)
+@rule("ZM306")
 def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     """Parameters are gathered again in backward, although there is room to keep them."""
     rank = worst(run)
@@ -123,7 +124,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=_NOT_GATHERED.high * exposed(again),
             price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE),
     )
 
 
@@ -173,7 +174,7 @@ def _largest_unit(model: ModelMetadata) -> int:
 _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
 
 
-@rule("ZM307", waits=True)
+@rule("ZM307")
 def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     """Parameters are gathered over the network, where a copy on each node would do."""
     rank = worst(run)
@@ -199,7 +200,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
             price=f"{human_bytes(more)} more on each rank, and an all-reduce of gradients between "
             "the nodes",
         ),
-        AVOIDABLE.severity_of_cost(far.share),
+        waits=Waits(far.share, AVOIDABLE),
     )
 
 

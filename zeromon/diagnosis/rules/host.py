@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from zeromon.diagnosis.cpu_doubt import ANY, Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
@@ -30,7 +31,7 @@ _WITH_MORE_WORKERS = Gain(0.3, 1.0)
 """The same with twice as many workers. An estimate, not measured: the storage may be the limit."""
 
 
-@rule("ZM601", waits=True)
+@rule("ZM601")
 def data_wait(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait for their batches. Reported for the rank that waits most."""
     ready = [r for r in run.ranks if r.steps >= LEAST_STEPS and r.step_seconds]
@@ -61,7 +62,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
             gain_high_seconds=gain.high * hideable,
             price=f"{wanted} processes a rank, and their memory",
         ),
-        AVOIDABLE.severity_of_cost(share),
+        waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
     )
 
 
@@ -139,7 +140,7 @@ _SLOW = 0.2
 """Below this share of the peak of a link another path is likely."""
 
 
-@rule("ZM310", waits=True)
+@rule("ZM310")
 def slow_link(run: RunSnapshot) -> Iterable[Match]:
     """Large collectives reach a small part of what the links can do."""
     rank = worst(run)
@@ -161,7 +162,7 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
                 f"{kind} can do, and {human_ratio(share)} of a step waits for them",
                 rank.rank,
                 _name_the_path(),
-                AVOIDABLE.severity_of_cost(share),
+                waits=Waits(share, AVOIDABLE),
             )
 
 

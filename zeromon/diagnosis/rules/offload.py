@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     Gain,
@@ -20,7 +21,7 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.rules.sharding import next_stage
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
-from zeromon.levels import BLOCKED
+from zeromon.levels import BLOCKED, Level
 from zeromon.memory.forecast import host_capacity
 from zeromon.memory.reconcile import host_bytes
 from zeromon.ring.events import Phase
@@ -51,7 +52,7 @@ def waited_share(rank: RankSnapshot) -> float:
     return sum(step.offload_blocked_ns for step in last) / spent if spent else 0.0
 
 
-@rule("ZM503", waits=True)
+@rule("ZM503")
 def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait while offloaded state moves. Reported for the worst rank."""
     ready = [rank for rank in run.ranks if rank.steps >= SETTLED_STEPS and rank.transfers]
@@ -71,7 +72,7 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
         f"{transfer.path}, at {rate}{_compared(run, rank, transfer)}",
         rank.rank,
         _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits),
-        BLOCKED.severity_of_cost(share),
+        waits=Waits(share, BLOCKED, rank.rank),
     )
 
 
@@ -381,8 +382,8 @@ def _params_off_the_host(model: ModelMetadata, cause: str) -> Remedy | None:
 # ---- the optimizer on the host ----------------------------------------------------------------------
 
 _OPTIMIZER_ROLES = ("optimizer_state", "master_param")
-_LEAST_SHARE = 0.20
-_DEAR_SHARE = 0.4
+_HOST_OPTIMIZER = Level(0.20, 0.40)
+"""The optimizer on the host as a share of a step."""
 _MOVED = 0.3
 """The part of the state that ``"ratio": 0.7`` leaves on the device."""
 _PART_ON_DEVICE = Gain(0.15, 0.35)
@@ -393,7 +394,7 @@ _MARGIN = 1.2
 """How many times the state must fit into the headroom of the device."""
 
 
-@rule("ZM501", waits=True)
+@rule("ZM501")
 def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     """The optimizer on the host takes a large share of the step, and the device has no room for it."""
     rank, seconds, held = _host_optimizer(run)
@@ -405,7 +406,7 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
         rank.rank,
         _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held),
-        Severity.WARNING if share >= _DEAR_SHARE else Severity.INFO,
+        waits=Waits(share, _HOST_OPTIMIZER, rank.rank),
     )
 
 
@@ -435,7 +436,7 @@ def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, float, int]:
         return None, 0.0, 0
     seconds = phase_seconds(rank, Phase.CPU_OPTIMIZER)
     held = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
-    return rank if share_of_step(rank, seconds) >= _LEAST_SHARE else None, seconds, held
+    return rank if share_of_step(rank, seconds) >= _HOST_OPTIMIZER.warning else None, seconds, held
 
 
 def _fits_on_device(rank: RankSnapshot, held: int) -> bool:
