@@ -77,6 +77,12 @@ IN_FLIGHT_SECONDS = Level(5.0, 30.0)
 POOR_OVERLAP = 0.3
 """Below this share of hidden communication, overlap is poor."""
 
+PAUSE_SECONDS = 1800.0
+"""What is expected to take long (a checkpoint, an evaluation) needs attention after so long."""
+
+START_SECONDS = 120.0
+"""A rank without progress whose first step has not ended for so long needs attention."""
+
 STALL_SECONDS = 15.0
 STALL_STEPS = 5
 """A rank is stalled when no step has ended for so many seconds and so many of its usual steps."""

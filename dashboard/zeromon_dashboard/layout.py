@@ -13,6 +13,8 @@ import dash_mantine_components as dmc
 from dash import html
 
 from zeromon.readout.text import (
+    pause_seconds,
+    pause_text,
     stall_finding,
     verdict,
 )
@@ -55,6 +57,8 @@ def _head(known: Known) -> Parts:
         state, colour = f"no answer for {human_seconds(known.age)}", "red"
     elif run.ended or not known.live:
         state, colour = "recorded", "gray"
+    elif (pause := pause_seconds(run)) is not None:
+        state, colour = pause_text(pause), "orange"
     else:
         state, colour = "live", "teal"
     failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)

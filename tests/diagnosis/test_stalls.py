@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import rank, run, summary
 
 from zeromon.cli.doctor import as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stalls import explanation, stalls
-from zeromon.readout.text import verdict
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.diagnosis.stalls import stalls
+from zeromon.fold.pauses import STARTS, expected_pause
+from zeromon.readout.text import pause_seconds, verdict
+from zeromon.snapshot import (
+    Finding,
+    GroupProgress,
+    Halt,
+    InFlight,
+    RankSnapshot,
+    RunSnapshot,
+    Severity,
+)
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
-from zeromon.tui.status_text import head, risk
+from zeromon.tui.status_text import figures, head, risk
 
 SECOND = 1_000_000_000
 SLEEPS = ("/home/me/train.py:40 in <module>", "/home/me/train.py:12 in oversleep")
@@ -28,10 +39,20 @@ EXPECTED = {
 }
 
 
-def stuck(number: int = 0, *, stack: tuple[str, ...] = SLEEPS, step: float = 1.0) -> RankSnapshot:
+def stuck(
+    number: int = 0, *, stack: tuple[str, ...] = SLEEPS, step: float = 1.0, evaluating: bool = False
+) -> RankSnapshot:
     """A rank whose last step, number 10, ended at 10 s."""
     steps = tuple(summary(n, start_ns=(n - 1) * SECOND, end_ns=n * SECOND) for n in range(1, 11))
-    return rank(number, recent=steps, steps=10, step=10, step_seconds=step, stack=stack)
+    return rank(
+        number,
+        recent=steps,
+        steps=10,
+        step=10,
+        step_seconds=step,
+        stack=stack,
+        pause=expected_pause(stack, evaluating=evaluating),
+    )
 
 
 def stalled_for(seconds: float, *ranks: RankSnapshot) -> RunSnapshot:
@@ -65,19 +86,19 @@ def test_a_rank_whose_agent_sees_progress_is_not_stalled() -> None:
 @pytest.mark.parametrize("text", EXPECTED)
 def test_an_expected_pause_is_information(text: str) -> None:
     paused = stuck(stack=(*SLEEPS, EXPECTED[text]))
-    assert explanation(paused) == text
+    assert paused.pause == text
     finding = found(stalled_for(300, paused))
     assert finding is not None and finding.severity is Severity.INFO and text in finding.text
 
 
 def test_an_evaluation_is_information_and_a_loader_that_hangs_in_one_is_not() -> None:
-    evaluates = replace(stuck(), evaluating=True)
-    loads = replace(stuck(stack=LOADS), evaluating=True)
+    evaluates = stuck(evaluating=True)
+    loads = stuck(stack=LOADS, evaluating=True)
     finding = found(stalled_for(300, evaluates))
     assert finding is not None and finding.severity is Severity.INFO
     finding = found(stalled_for(300, loads))
     assert finding is not None and finding.severity is Severity.CRITICAL
-    assert "waits for a batch of its DataLoader" in finding.text
+    assert "waiting for a batch of its DataLoader" in finding.text
 
 
 def test_one_rank_without_an_explanation_makes_the_stall_critical() -> None:
@@ -109,3 +130,79 @@ def test_the_doctor_names_a_stalled_run() -> None:
 
 def test_an_ended_run_is_not_stalled() -> None:
     assert stalls(replace(stalled_for(600, stuck()), ended=True)) == ()
+
+
+def test_no_pause_is_expected_for_ever() -> None:
+    saves = stuck(stack=(*SLEEPS, EXPECTED["saves or loads a checkpoint"]))
+    finding = found(stalled_for(1801, saves))
+    assert finding is not None and finding.severity is Severity.WARNING
+
+
+def starting(**fields: Any) -> RankSnapshot:
+    """A rank without a step, which started at 0 s."""
+    return rank(0, pause=STARTS, recent=(), steps=0, step_seconds=None, started_ns=0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "severity"),
+    [(119, None), (121, Severity.WARNING), (1801, Severity.CRITICAL)],
+)
+def test_a_start_that_takes_long_is_a_warning_first(
+    seconds: float, severity: Severity | None
+) -> None:
+    finding = found(run(starting(stack=SLEEPS), taken_ns=round(seconds * SECOND)))
+    assert (finding.severity if finding else None) is severity
+    if finding is not None:
+        assert finding.text.startswith(f"no step has ended since the start, {seconds:.0f} s ago")
+
+
+def test_a_suspended_process_is_stalled_and_named() -> None:
+    """Its agent is suspended with it, so there is no stack."""
+    suspended = replace(stuck(stack=()), halted=Halt.SUSPENDED)
+    finding = found(stalled_for(60, suspended))
+    assert finding is not None and finding.severity is Severity.CRITICAL
+    assert "rank 0 is suspended by a signal" in finding.text
+
+
+def test_a_process_in_a_long_call_is_a_warning_first() -> None:
+    silent = replace(stuck(stack=()), halted=Halt.UNRESPONSIVE)
+    finding = found(stalled_for(60, silent))
+    assert finding is not None and finding.severity is Severity.WARNING
+    assert "a call holds the GIL" in finding.text
+    finding = found(stalled_for(1801, silent))
+    assert finding is not None and finding.severity is Severity.CRITICAL
+
+
+def hung(missing: RankSnapshot) -> RunSnapshot:
+    """Rank 0 waits for 60 s in an all_reduce that *missing*, rank 1, has not called."""
+    flying = InFlight(
+        op="all_reduce", group="world", group_id="w", sequence=5, unit="", phase="backward", nbytes=64,
+        issued_ns=0,
+    )  # fmt: skip
+    there, before = (
+        (GroupProgress(group_id="w", label="world", ranks=(0, 1), sequence=number),)
+        for number in (5, 4)
+    )
+    waiting = rank(0, steps=10, in_flight=(flying,), groups=there)
+    return run(waiting, replace(missing, groups=before), taken_ns=60 * SECOND)
+
+
+def test_a_collective_that_waits_for_a_checkpoint_is_information() -> None:
+    saves = stuck(1, stack=(*SLEEPS, EXPECTED["saves or loads a checkpoint"]))
+    waits = hung(saves)
+    (hang,) = waits.hangs
+    assert hang.pause == "rank 1 saves or loads a checkpoint"
+    (finding,) = [f for f in advise(waits) if f.rule == "collective_in_flight"]
+    assert finding.severity is Severity.INFO and hang.pause in finding.text
+    (finding,) = [f for f in advise(hung(stuck(1))) if f.rule == "collective_in_flight"]
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_rates_are_withdrawn_while_no_step_ends() -> None:
+    late = stalled_for(60, stuck())
+    moving, still = late, replace(late, findings=advise(late))
+    assert pause_seconds(moving) is None and pause_seconds(still) == 60
+    tokens = DisplayOptions(tokens_per_step=1000)
+    assert {n: v for n, v, _ in figures(moving, tokens)}["steps/s"] == "1"
+    shown = {n: v for n, v, _ in figures(still, tokens)}
+    assert (shown["steps/s"], shown["tokens/s"]) == ("n/a", "n/a")

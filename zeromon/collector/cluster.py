@@ -78,6 +78,7 @@ class PeerRank(msgspec.Struct, frozen=True):
     doing: str
     in_flight: tuple[InFlight, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
+    pause: str = ""
 
 
 class NodeReport(msgspec.Struct):

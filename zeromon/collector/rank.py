@@ -16,14 +16,16 @@ from zeromon.fold.summarize import vitals
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.process import ProcessWatch, describe_status
+from zeromon.probes.process import ProcessWatch, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, decode
-from zeromon.snapshot import Disk, HostMemory, Pressure
+from zeromon.snapshot import Disk, Halt, HostMemory, Pressure
 from zeromon.storage.step_history import Row, row_of
 
 SETTLING_POLLS = 3
 """Polls after a process's death without an exit status before the status counts as unknown."""
+_UNRESPONSIVE_NS = 10_000_000_000
+"""An agent writes a heartbeat every second; one that has written nothing for so long does not run."""
 _KILL_ROUNDS = 8  # the kernel counts a kill at once, but a large process takes seconds to exit
 _UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"
 _SILENT_ENDS = ("SIGKILL", _UNEXPLAINED)
@@ -138,6 +140,15 @@ class RankFollower:
         if last_event is not None:
             return "ended", False  # the kernel does not report the exit status
         return _UNEXPLAINED, True
+
+    def halted(self, now_ns: int) -> Halt:
+        """Returns why the process runs no Python; *now_ns*: CLOCK_MONOTONIC."""
+        if not self.alive or self.state.exit is not None:
+            return Halt.NONE
+        halt, last_ns = halt_of(self.state.pid), self.state.last_event_ns
+        if halt is Halt.NONE and last_ns and now_ns - last_ns > _UNRESPONSIVE_NS:
+            return Halt.UNRESPONSIVE
+        return halt
 
     def vitals(self, reader: HostReader) -> Vitals:
         """Returns the figures of the rank that the run-wide checks need before the snapshot."""

@@ -273,6 +273,7 @@ class RunFollower:
             rank, uuid = basis.rank, str(follower.state.meta.get("device_uuid", ""))
             observed = Observed(
                 alive=basis.alive,
+                halted=follower.halted(now),
                 ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
                 failed=basis.failed,
                 host=basis.host,

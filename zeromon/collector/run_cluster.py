@@ -128,6 +128,7 @@ def as_peer_rank(rank: RankSnapshot, node: str) -> PeerRank:
         doing=doing(rank),
         in_flight=rank.in_flight,
         groups=rank.groups,
+        pause=rank.pause,
     )
 
 

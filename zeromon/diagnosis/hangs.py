@@ -52,6 +52,10 @@ class Member(Protocol):
         """Collectives that the rank has called and that have not ended."""
 
     @property
+    def pause(self) -> str:
+        """What the rank is expected to take long for; "" for nothing."""
+
+    @property
     def groups(self) -> tuple[GroupProgress, ...]:
         """The rank's progress in each group."""
 
@@ -158,7 +162,15 @@ def _hang(
         dead=tuple(dead),
         elsewhere=tuple(elsewhere),
         calls=_in_calls(calls),
+        pause="" if dead or elsewhere else _pause([by_rank[rank] for rank in missing]),
     )
+
+
+def _pause(missing: Sequence[Member]) -> str:
+    """The expected pause for which all others wait, where every missing rank is in one; else ""."""
+    if not missing or not all(rank.pause for rank in missing):
+        return ""
+    return f"rank {missing[0].rank} {missing[0].pause}"
 
 
 def _members(

@@ -1,50 +1,34 @@
-"""Which ranks are stalled, since when, and what explains it. Pure.
+"""Which ranks are stalled, and since when. Pure.
 
 A rank is stalled when no step has ended for longer than its own rhythm explains, and its agent has seen
-no progress of its steps and collectives in that time. Its Python stack says whether that is expected:
-a checkpoint, a compilation, a debugger, and an evaluation without collectives take long, too.
+no progress of its steps and collectives in that time. :attr:`RankSnapshot.pause` says whether that is
+expected: a checkpoint, a compilation, a debugger, and an evaluation without collectives take long, too.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from zeromon.levels import STALL_SECONDS, STALL_STEPS
-from zeromon.snapshot import RankSnapshot, RunSnapshot
-
-_EXPECTED = (
-    ("is stopped in a debugger", ("/pdb.py:", "/bdb.py:", "/debugpy/", "/pydevd")),
-    ("compiles", ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/")),
-    (
-        "saves or loads a checkpoint",
-        (
-            "/torch/serialization.py:", "/torch/distributed/checkpoint/", "/safetensors/",
-            "/checkpoint_engine/", " in save_checkpoint", " in load_checkpoint", " in save_pretrained",
-        ),
-    ),
-)  # fmt: skip
-"""What a stall is for, and the frames that show it."""
-
-_LOADER = ("/torch/utils/data/dataloader.py:",)
+from zeromon.fold.pauses import STARTS
+from zeromon.levels import PAUSE_SECONDS, STALL_SECONDS, STALL_STEPS, START_SECONDS, Severity
+from zeromon.snapshot import Halt, RankSnapshot, RunSnapshot
 
 
 class Stall(NamedTuple):
-    """A rank whose steps have stopped."""
+    """A rank whose steps have stopped, or whose first step does not end."""
 
     rank: RankSnapshot
     seconds: float
-    """Since the last step ended."""
-    explanation: str
-    """What the rank does for so long, where that is expected; "" where nothing explains the stall."""
+    """Since the last step ended; of a rank without steps, since it started."""
 
 
 def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
-    """The stalled ranks of *run*, the longest stall first; none before its first step has ended.
+    """The stalled ranks of *run*, the longest stall first.
 
     Where one rank is stalled, the others that make no progress count, too: ranks end a step at nearly,
     and not exactly, the same time.
     """
-    quiet = [_stall(rank, run.taken_ns) for rank in run.ranks if _is_quiet(rank)]
+    quiet = [Stall(rank, _still(rank, run.taken_ns)) for rank in run.ranks if _is_quiet(rank)]
     if run.ended or not any(map(_is_long, quiet)):
         return ()
     stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
@@ -52,30 +36,27 @@ def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
 
 
 def _is_quiet(rank: RankSnapshot) -> bool:
-    """Whether *rank* has ended a step and its agent sees no progress since."""
-    return rank.alive and bool(rank.stack) and bool(rank.recent)
+    """Whether the agent of *rank* sees no progress since its last step, or does not run at all."""
+    return rank.alive and (bool(rank.stack) or rank.halted is not Halt.NONE)
 
 
-def _stall(rank: RankSnapshot, now_ns: int) -> Stall:
-    return Stall(rank, (now_ns - rank.recent[-1].end_ns) / 1e9, explanation(rank))
+def _still(rank: RankSnapshot, now_ns: int) -> float:
+    return (now_ns - (rank.recent[-1].end_ns if rank.recent else rank.started_ns)) / 1e9
 
 
 def _is_long(stall: Stall) -> bool:
+    if not stall.rank.recent:
+        return stall.seconds >= START_SECONDS
     return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
 
 
-def explanation(rank: RankSnapshot) -> str:
-    """What explains that *rank* makes no progress; "" where nothing does."""
-    for text, marks in _EXPECTED:
-        if _shows(rank.stack, marks):
-            return text
-    return "evaluates" if rank.evaluating and not _shows(rank.stack, _LOADER) else ""
+def severity_of_pause(pause: str, seconds: float) -> Severity:
+    """How urgent it is that a rank makes no progress for *seconds*, in the *pause* that its stack shows.
 
-
-def waits_for_data(rank: RankSnapshot) -> bool:
-    """Whether the stack of *rank* shows that it waits for a batch of its DataLoader."""
-    return _shows(rank.stack, _LOADER)
-
-
-def _shows(stack: tuple[str, ...], marks: tuple[str, ...]) -> bool:
-    return any(mark in frame for frame in stack for mark in marks)
+    A start-up may load for minutes, so it is a warning first. No pause is expected for ever.
+    """
+    if not pause or (pause.endswith(STARTS) and seconds >= PAUSE_SECONDS):
+        return Severity.CRITICAL
+    if pause.endswith(STARTS) or seconds >= PAUSE_SECONDS:
+        return Severity.WARNING
+    return Severity.INFO

@@ -9,6 +9,7 @@ from zeromon.snapshot import (
     Device,
     DeviceMemory,
     Disk,
+    Halt,
     HostMemory,
     Links,
     Pressure,
@@ -24,6 +25,7 @@ class Observed:
     """What a rank's snapshot holds beside the fold of its events: probes, waits, risks."""
 
     alive: bool = True
+    halted: Halt = Halt.NONE
     ended: str = ""
     failed: bool = False
     host: HostMemory | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from zeromon.fold.communication import rows as stats_rows
 from zeromon.fold.communication import size_rows
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
+from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.state import (
     NONE_ISSUED,
     PathTotals,
@@ -35,6 +36,7 @@ from zeromon.snapshot import (
     EngineRow,
     GatherRow,
     GroupProgress,
+    Halt,
     HostMemory,
     InFlight,
     OutOfMemory,
@@ -116,6 +118,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         exception=_exception(state),
         stack=_stack(state),
         evaluating=state.meta.get("evaluating") is True,
+        pause=_pause(state, observed),
+        halted=observed.halted,
         step=state.step,
         steps=state.steps,
         step_seconds=_median_step_seconds(state),
@@ -385,6 +389,14 @@ def _stack(state: RankState) -> tuple[str, ...]:
     """The Python stack of the training thread while it is stuck; the agent clears it afterwards."""
     lines = state.meta.get("stack", ())
     return tuple(str(line)[:_LONGEST_FRAME] for line in lines) if isinstance(lines, list) else ()
+
+
+def _pause(state: RankState, observed: Observed) -> str:
+    if observed.halted is Halt.TRACED:
+        return IN_DEBUGGER
+    pause = expected_pause(_stack(state), evaluating=state.meta.get("evaluating") is True)
+    starts = state.steps == 0 and not state.meta.get("attached")
+    return pause or (STARTS if starts else "")
 
 
 def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:

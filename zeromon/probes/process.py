@@ -9,6 +9,8 @@ import signal
 import struct
 from contextlib import suppress
 
+from zeromon.snapshot import Halt
+
 _INFO_SIZE = 64
 _GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11  # PIDFD_GET_INFO, linux/pidfd.h
 _INFO_EXIT = 1 << 3
@@ -74,6 +76,16 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def halt_of(pid: int) -> Halt:
+    """Returns whether a signal or a debugger has stopped the main thread of *pid*."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return Halt.NONE
+    return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(state, Halt.NONE)
 
 
 def started_after(pid: int, mono_ns: int) -> bool:

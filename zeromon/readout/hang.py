@@ -13,15 +13,30 @@ _MOST_RANKS = 8
 
 
 def hang_headline(run: RunSnapshot, hang: Hang) -> str:
-    """What hangs, how many ranks wait, and who is missing: one line without detail."""
+    """What hangs, how many ranks wait, and who is missing and why: one line."""
     waiting = len(hang.waiting) if run.fleet is None else run.fleet.waiting
     text = f"{_title(hang)}: {human_count(waiting)} wait"
+    if HangKind(hang.kind).is_mismatch and hang.calls:
+        return f"{_title(hang)}, {hang.kind}: {'; '.join(hang.calls[:_MOST_MISSING])}"
+    if hang.kind == HangKind.DEADLOCK:
+        text = f"{_title(hang)}, {hang.kind}: {_ranks(hang.waiting, run.node_of)} waiting"
     if hang.missing:
         text += f", rank {', '.join(map(str, hang.missing[:_MOST_MISSING]))} missing"
+        activity = _activity(run).get(hang.missing[0])
+        if activity is not None:
+            text += f": {hang.pause or activity}"
+    elif hang.dead:
+        text += f", {_ranks(hang.dead, run.node_of)} dead"
     silent = [node.node for node in run.nodes if node.silent]
     if silent:
         text += f", no report from node {', '.join(silent[:3])}"
     return text
+
+
+def _activity(run: RunSnapshot) -> dict[int, str]:
+    """Rank -> what it was last seen doing, of ranks of this node and of others."""
+    activity = {remote.rank: remote.doing for remote in run.away}
+    return activity | {rank.rank: doing(rank) for rank in run.ranks}
 
 
 def hang_kind(hang: Hang) -> str:
@@ -35,8 +50,7 @@ def _title(hang: Hang) -> str:
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
     """What hangs, who waits, who is missing, what the missing ranks do, and on which node they are."""
-    activity = {remote.rank: remote.doing for remote in run.away}
-    activity |= {rank.rank: doing(rank) for rank in run.ranks}
+    activity = _activity(run)
     lasts = f"has not ended for {hang.seconds:.0f} s" if hang.seconds else "broke off"
     parts = [f"{_collective(hang)} {lasts}: {hang.kind}"]
     if HangKind(hang.kind).is_mismatch and hang.calls:
@@ -52,6 +66,8 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
     ]
     if len(hang.missing) > _MOST_MISSING:
         parts.append(f"nor have {len(hang.missing) - _MOST_MISSING} more")
+    if hang.pause:
+        parts.append(hang.pause)
     if hang.dead:
         parts.append(f"{_ranks(hang.dead, run.node_of)} dead")
     if hang.elsewhere:

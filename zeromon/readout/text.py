@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from zeromon.focus import first_failed
+from zeromon.fold.pauses import waits_for_batch
 from zeromon.snapshot import (
     NOT_SEEN,
     Capture,
     CaptureState,
     Finding,
+    Halt,
     NodeView,
     Pool,
     RankSnapshot,
@@ -62,6 +64,22 @@ def stall_finding(run: RunSnapshot) -> Finding | None:
     return next((f for f in critical if f.rule in STALLS), None)
 
 
+def pause_seconds(run: RunSnapshot) -> float | None:
+    """Seconds since a step of *run* ended, while a finding says that it makes no progress; else None.
+
+    Rates of earlier steps are not the run's rates then. A pause that is expected counts as well.
+    """
+    ends = [rank.recent[-1].end_ns for rank in run.ranks if rank.recent]
+    if run.ended or not ends or all(finding.rule not in STALLS for finding in run.findings):
+        return None
+    return max(0.0, (run.taken_ns - max(ends)) / 1e9)
+
+
+def pause_text(seconds: float) -> str:
+    """``no step for 35 s``: how long no step has ended."""
+    return f"no step for {human_seconds(round(seconds))}"
+
+
 def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
     """``8 ranks on node0003 not seen for 40 s``."""
     count = len(silent) if run.fleet is None else max(len(silent), run.fleet.silent)
@@ -96,6 +114,8 @@ def capture_text(capture: Capture, step: int) -> str:
 
 def doing(rank: RankSnapshot) -> str:
     """What a rank was last seen doing: ``in backward, unit layers.3, all_gather #451 in flight``."""
+    if rank.halted is not Halt.NONE:
+        return str(rank.halted)
     if not rank.phase:
         return "running"  # read from Prometheus, which does not know more
     parts = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
@@ -105,6 +125,8 @@ def doing(rank: RankSnapshot) -> str:
         oldest = rank.in_flight[0]
         parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
     elif rank.stack:
+        if waits_for_batch(rank.stack):
+            parts.append("waiting for a batch of its DataLoader")
         parts.append(f"at {script_frame(rank.stack)}")
     return ", ".join(parts)
 
@@ -121,7 +143,7 @@ def script_frame(stack: Sequence[str]) -> str:
     return (own or list(stack))[-1]
 
 
-_NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
+_NOT_THE_SCRIPT = ("/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
 
 def host_evidence(rank: RankSnapshot) -> str:

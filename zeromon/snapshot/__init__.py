@@ -137,6 +137,9 @@ from zeromon.snapshot.rank import (
     NOT_SEEN as NOT_SEEN,
 )
 from zeromon.snapshot.rank import (
+    Halt as Halt,
+)
+from zeromon.snapshot.rank import (
     RankSnapshot as RankSnapshot,
 )
 from zeromon.snapshot.run import (

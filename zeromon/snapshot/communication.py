@@ -172,6 +172,8 @@ class Hang:
     """Members on other nodes."""
     calls: tuple[str, ...]
     """What each rank in it has called."""
+    pause: str = ""
+    """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata
 from zeromon.ring.strategy import Strategy
+from zeromon.ring.text_enum import TextEnum
 from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CollectiveRow,
@@ -34,6 +35,20 @@ NOT_SEEN = "not seen for"
 
 CTRL_C = "Ctrl-C"
 """What :attr:`RankSnapshot.stopped` says of a rank that its user interrupted."""
+
+
+class Halt(TextEnum):
+    """Why a live process runs no Python, as the kernel and the age of its last record show it."""
+
+    NONE = ""
+    SUSPENDED = "suspended by a signal"
+    TRACED = "held by a debugger"
+    UNRESPONSIVE = "not running Python: a call holds the GIL, or the agent has stopped"
+
+    @classmethod
+    def _missing_(cls, _: object) -> Halt:
+        """The text of another version."""
+        return cls.UNRESPONSIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +142,10 @@ class RankSnapshot:
     """The script's call stack, the outermost call first; sent while the rank makes no progress."""
     evaluating: bool = False
     """A model was in evaluation mode when :attr:`stack` was taken."""
+    pause: str = ""
+    """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
+    halted: Halt = Halt.NONE
+    """Why the rank runs no Python, as seen from outside its process."""
     strategy_fields: Strategy | None = None
     """None in a record of an older version, and from Prometheus, which has the label alone."""
 

@@ -10,7 +10,14 @@ from zeromon.focus import first_failed, nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
 from zeromon.memory.reconcile import read_facts
 from zeromon.readout.hang import hang_headline
-from zeromon.readout.text import finding_text, risk_headline, silent_text, stall_finding, verdict
+from zeromon.readout.text import (
+    finding_text,
+    pause_seconds,
+    risk_headline,
+    silent_text,
+    stall_finding,
+    verdict,
+)
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
@@ -58,7 +65,8 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
         return [(" ✖ ", "bad"), (clean(text), "bad")]
     if run.hangs:
         text = hang_headline(run, run.hangs[0])
-        return [(" ✖ ", "bad"), (clean(text), "bad")]
+        sign, tone = (" ▲ ", "warn") if run.hangs[0].pause else (" ✖ ", "bad")
+        return [(sign, tone), (clean(text), tone)]
     stalled = stall_finding(run)
     if stalled is not None:
         return [(" ✖ ", "bad"), (clean(finding_text(stalled)), "bad")]
@@ -103,8 +111,8 @@ def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
 
 
 def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | None:
-    """Tokens a second of all ranks; None without ``--tokens-per-step``."""
-    each = step_seconds(run.ranks)
+    """Tokens a second of all ranks; None without ``--tokens-per-step`` and while no step ends."""
+    each = step_seconds(run.ranks) if pause_seconds(run) is None else None
     return look.tokens_per_step / each if look.tokens_per_step and each else None
 
 
@@ -133,9 +141,10 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
         overlap = spreads["overlap_ratio"].least
     worst = nearest_oom(ranks)
     rate, used = tokens_per_second(run, look), mfu(run, look)
+    moves = each is not None and pause_seconds(run) is None
     made = [
-        ("step", human_seconds(each) if each else "n/a", "bold"),
-        ("steps/s", f"{1 / each:.3g}" if each else "n/a", ""),
+        ("step", human_seconds(each) if each else "n/a", "bold" if moves else "dim"),
+        ("steps/s", f"{1 / each:.3g}" if each and moves else "n/a", "" if moves else "dim"),
         ("exposed", human_ratio(exposed) + _off(ranks), tone_of(exposed, EXPOSED)),
         ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(worst[1].ratio if worst else None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zeromon.levels import STALE_SECONDS
-from zeromon.readout.text import capture_text
+from zeromon.readout.text import capture_text, pause_seconds, pause_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.event_log import LogEntry
@@ -77,6 +77,9 @@ def status(model: ViewModel, now: float) -> Line:
     if model.run.ended:
         return [*line, (f" ended {at} ", "dim")]
     old = age > STALE_SECONDS + 2 * max(0.0, model.run.every_seconds - 1)
+    pause = pause_seconds(model.run)
+    if not old and pause is not None:
+        return [*line, (f" ▲ {pause_text(pause)} ", "warn")]
     text = f" ▲ {ago(age)} old " if old else " ● live "
     return [*line, (text, "warn" if old else "good")]
 

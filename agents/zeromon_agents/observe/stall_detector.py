@@ -51,7 +51,8 @@ class StallDetector:
         self._evaluates = evaluates
         """Whether a model is in evaluation mode."""
         self._attached = attached
-        self._last_progress: object = None
+        self._last_numbers: dict[int, int] | None = None
+        """Group -> sequence number, at the last check that no step had ended before."""
         self._quiet = 0
         self._step = 0
         self._checks_of_step = 0
@@ -66,18 +67,22 @@ class StallDetector:
 
     def check(self) -> bool:
         """Returns whether the rank is stalled. Called once a second, at first right after attaching."""
+        first = self._last_numbers is None
+        self._checks_of_step += 1
+        if self._context.step != self._step:
+            if self._step:  # the first step contains the start-up
+                self._checks_of_steps.append(self._checks_of_step)
+            self._step, self._checks_of_step, self._quiet = self._context.step, 0, 0
+            if not (first and self._attached):
+                # Process groups are not touched while steps end: the last reference to one that the
+                # program lets go of would be dropped here, and this thread would destroy it.
+                return self._moves()
         groups = [(g, pg) for g in self._groups() if (pg := g.ref()) is not None]
         numbers = {group.id: self._number(group, pg) for group, pg in groups}
-        progress = (self._context.step, numbers)
-        first, moved = self._last_progress is None, progress != self._last_progress
-        self._last_progress = progress
-        self._quiet = 0 if moved else self._quiet + 1
-        self._count_step()
+        self._quiet = 0 if numbers != self._last_numbers else self._quiet + 1
+        self._last_numbers = numbers
         if self._quiet < self._limit() and not (first and self._attached):
-            self._stack_after = 0
-            self._retire(set())
-            self._write_stack([])
-            return False
+            return self._moves()
         flying = self._in_flight(groups)
         self._write_progress(numbers)
         if first and not any(time.monotonic_ns() - e[1] > _LONG_NS for e in flying.values()):
@@ -86,11 +91,12 @@ class StallDetector:
         self._write(flying)
         return True
 
-    def _count_step(self) -> None:
-        self._checks_of_step += 1
-        if self._context.step != self._step:
-            self._checks_of_steps.append(self._checks_of_step)
-            self._step, self._checks_of_step = self._context.step, 0
+    def _moves(self) -> bool:
+        """Takes back what was written of a stall that is over. Returns that the rank is not stalled."""
+        self._stack_after = 0
+        self._retire(set())
+        self._write_stack([])
+        return False
 
     def _limit(self) -> int:
         """Returns how many checks without progress are a stall."""

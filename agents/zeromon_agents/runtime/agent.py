@@ -190,6 +190,7 @@ class Agent:
             torch=torch.__version__,
             python=sys.version.split()[0],
             agent=__version__,
+            attached=self.attachment is not None,
             device="cpu",
             argv=sys.argv[:20],
         )

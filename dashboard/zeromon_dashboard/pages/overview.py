@@ -11,6 +11,7 @@ from zeromon.focus import most_exposed
 from zeromon.levels import EXPOSED
 from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD
+from zeromon.readout.text import pause_seconds, pause_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 from zeromon_dashboard import charts, snapshot_figures
@@ -104,10 +105,9 @@ def _steps(run: RunSnapshot) -> Any:
     known = [rank.step_seconds for rank in run.ranks if rank.step_seconds]
     if not known:
         return card("Step time", "n/a", "no step yet")
-    slowest = max(known)
-    return card(
-        "Step time", human_seconds(slowest), f"{1 / slowest:.3g} steps/s; median of the last steps"
-    )
+    slowest, pause = max(known), pause_seconds(run)
+    rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
+    return card("Step time", human_seconds(slowest), f"{rate}; median of the last steps")
 
 
 def _agent(run: RunSnapshot) -> Any:

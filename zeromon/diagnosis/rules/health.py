@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.stalls import Stall, stalls, waits_for_data
-from zeromon.focus import DeathRole, death_roles, first_failed
+from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls
+from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Halt, Hang, RunSnapshot, Severity
 
 _MOST_STALLED = 4
 
@@ -42,10 +42,11 @@ _SEVERITY_OF_DEATH = {
 
 @rule("ZM002", severity=Severity.CRITICAL)
 def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
-    """A collective does not end."""
+    """A collective does not end; information while a missing rank is in an expected pause."""
     for hang in run.hangs:
         if hang.seconds:
-            yield Match(hang_text(run, hang), _blamed(hang))
+            severity = severity_of_pause(hang.pause, hang.seconds)
+            yield Match(hang_text(run, hang), _blamed(hang), severity=severity)
 
 
 @rule("ZM003", severity=Severity.CRITICAL)
@@ -64,21 +65,28 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     found = stalls(run)
     if not found:
         return
+    ended = any(stall.rank.recent for stall in found)
     lasts = f"no step has ended for {found[0].seconds:.0f} s"
-    unexplained = [stall for stall in found if not stall.explanation]
-    for stall in (unexplained or found)[:1]:
-        ranks = [f"rank {s.rank.rank} {_stalled_at(s)}" for s in found[:_MOST_STALLED]]
-        if len(found) > _MOST_STALLED:
-            ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
-        severity = Severity.CRITICAL if unexplained else Severity.INFO
-        yield Match(f"{lasts}: {'; '.join(ranks)}", stall.rank.rank, severity=severity)
+    if not ended:
+        lasts = f"no step has ended since the start, {found[0].seconds:.0f} s ago"
+    ranks = [f"rank {s.rank.rank} {_stalled_at(s)}" for s in found[:_MOST_STALLED]]
+    if len(found) > _MOST_STALLED:
+        ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
+    worst = min(found, key=lambda s: _severity(s).order)
+    yield Match(f"{lasts}: {'; '.join(ranks)}", worst.rank.rank, severity=_severity(worst))
+
+
+def _severity(stall: Stall) -> Severity:
+    """Critical without an expected pause; a process that may be in a long call is a warning first."""
+    pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
+    return severity_of_pause(pause, stall.seconds)
 
 
 def _stalled_at(stall: Stall) -> str:
-    if stall.explanation:
-        return f"{stall.explanation} (at {script_frame(stall.rank.stack)})"
-    batch = "waits for a batch of its DataLoader, " if waits_for_data(stall.rank) else "is "
-    return f"{batch}{doing(stall.rank)}"
+    rank = stall.rank
+    if rank.pause and rank.stack and rank.pause != STARTS:
+        return f"{rank.pause} (at {script_frame(rank.stack)})"
+    return f"is {doing(rank)}"
 
 
 def _blamed(hang: Hang) -> int:
