@@ -28,7 +28,7 @@ STRATEGIES = ("ddp", "ddp-compiled", "fsdp1", "fsdp2", "tp", "zero1", "zero2", "
 CAUSES = {
     "sleep": ("rank {rank} missing", "in asleep"),
     "loop": ("rank {rank} missing", "in spinning"),
-    "exit": ("rank {rank}: ", "exit code 7"),
+    "exit": ("rank {rank}: ", "exit code 7|without a final record"),
     "stop": ("rank {rank} missing", "suspended by a signal"),
     "loader": ("rank {rank} missing", "DataLoader"),
     "op": ("mismatched operations", "rank {rank}: broadcast"),
@@ -39,7 +39,7 @@ CAUSES = {
 """Fault -> what the first line must say; `idle` befalls all ranks."""
 MOMENTS = ("forward", "backward", "optimizer")
 PATIENCE_SECONDS = 90.0
-SEED = 2162
+SEED = 28420
 
 
 class Scenario(NamedTuple):
@@ -80,11 +80,11 @@ class Outcome(NamedTuple):
 
 def _is_right(scenario: Scenario, line: str) -> bool:
     words = (word.format(rank=scenario.rank) for word in CAUSES[scenario.fault])
-    return all(word in line for word in words)
+    return all(any(text in line for text in word.split("|")) for word in words)
 
 
 def drawn(count: int, seed: int = SEED) -> list[Scenario]:
-    """The first *count* scenarios of a seed; the first ten of SEED have each fault, and seven strategies."""
+    """The first *count* scenarios of a seed; the first nine of SEED have each fault and strategy."""
     pick = random.Random(seed)
     return [
         Scenario(

@@ -1,17 +1,14 @@
-"""Stragglers and hangs on real runs: `python tests/bench/bench_stragglers.py`.
+"""Stragglers on real runs: `python tests/bench/bench_stragglers.py`.
 
 Two ranks of FSDP2 on gloo, one of them slowed by 5 to 50 % of a step from step 10 on, in its data, in
 its forward, or at random: after how many steps it is named, and whether anybody else is. Healthy runs:
-how often somebody is accused. Then five kinds of hang: seconds from standstill to the right verdict.
+how often somebody is accused.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -22,7 +19,6 @@ from zeromon.snapshot import RunSnapshot
 
 HEALTHY_RUNS = 5
 FROM_STEP = 10
-PATIENCE_SECONDS = 60.0
 
 
 def slowed(where: str, share: float, steps: int) -> tuple[int | None, set[int], int]:
@@ -71,63 +67,5 @@ def stragglers() -> None:
     print(f"healthy: {accused} of {HEALTHY_RUNS} runs ({steps} steps) accused somebody")
 
 
-Verdict = Callable[[RunSnapshot], bool]
-
-
-def hung(kind: str) -> Verdict:
-    """Whether a snapshot says what is true of tests/programs/hang.py KIND."""
-
-    def mismatch(of: str) -> Verdict:
-        return lambda run: any(h.kind == f"mismatched {of}" for h in run.hangs)
-
-    verdicts: dict[str, Verdict] = {
-        "late": lambda run: any(h.missing == (1,) and h.waiting == (0,) for h in run.hangs),
-        "exit": lambda run: any(
-            r.rank == 1
-            and r.failed
-            and (r.ended == "exit code 7" or "without a final record" in r.ended)
-            for r in run.ranks
-        ),
-        "op": mismatch("operations"),
-        "size": mismatch("sizes"),
-        "deadlock": lambda run: any(h.kind == "deadlock of groups" for h in run.hangs),
-    }
-    return verdicts[kind]
-
-
-def until_verdict(kind: str) -> float | None:
-    """Seconds from the last sign of progress to the right verdict; None when there was none."""
-    right = hung(kind)
-    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    command = [*TORCHRUN, "2", str(PROGRAMS / "hang.py"), kind]
-    with (node.folder / "output").open("w") as output:
-        training = subprocess.Popen(
-            command, env=node.environment("r"), stdout=output, stderr=output
-        )
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    try:
-        while time.monotonic() < deadline:
-            node.collector.tick()
-            run = node.snapshot("r")
-            if run is not None and run.ranks and right(run):
-                still = [hang.seconds for hang in run.hangs if hang.seconds]
-                ended = [rank.last_event_ns for rank in run.ranks if rank.failed]
-                return max(still) if still else (run.taken_ns - min(ended)) / 1e9
-            time.sleep(0.25)
-        return None
-    finally:
-        training.terminate()
-        training.wait()
-        node.close()
-
-
-def hangs() -> None:
-    print("\nseconds from the standstill to the right verdict (a collective hangs after 10 s)")
-    for kind in ("late", "exit", "op", "size", "deadlock"):
-        took = until_verdict(kind)
-        print(f"  {kind:<9} {'none' if took is None else f'{took:.1f} s'}", flush=True)
-
-
 if __name__ == "__main__":
     stragglers()
-    hangs()

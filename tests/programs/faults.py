@@ -141,7 +141,9 @@ def train(strategy: str, fault: Fault) -> None:
     return None
 
 
-def loop(fault: Fault, model: Any, backward: Callable[[Any], Any], update: Callable[[], Any]) -> None:
+def loop(
+    fault: Fault, model: Any, backward: Callable[[Any], Any], update: Callable[[], Any]
+) -> None:
     """Steps of a tenth of a second."""
     for step, batch in enumerate(fault.batches(), 1):
         time.sleep(0.1)
@@ -199,11 +201,13 @@ def train_deepspeed(stage: int, fault: Fault) -> None:
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
     }  # fmt: skip
-    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[
+        0
+    ]
     loop(fault, lambda batch: engine(batch.bfloat16()), engine.backward, engine.step)
 
 
 if __name__ == "__main__":
     name, kind, *rest = sys.argv[1:]
-    step, moment, rank = [*rest, *("6", "forward", "1")[len(rest):]]
+    step, moment, rank = [*rest, *("6", "forward", "1")[len(rest) :]]
     train(name, Fault(kind, int(step), moment, int(rank)))

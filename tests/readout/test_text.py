@@ -118,7 +118,7 @@ def test_a_hang_says_who_waits_and_what_the_missing_do() -> None:
     assert "rank 0 is waiting" in text
     assert "rank 1 has not called it, it is in backward" in text
     assert hang_headline(one, _hang()) == (
-        "all_gather in world does not end: 1 wait, rank 1 missing"
+        "all_gather in world does not end: 1 wait, rank 1 missing: in backward"
     )
 
 

@@ -9,22 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
 
-from zeromon.cli import main
 from zeromon.collector.run import read_folder
-from zeromon.readout.text import STALLS, verdict
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import Kind
-from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import collector_address, runs_at
 
 TINY = str(PROGRAMS / "tiny.py")
@@ -97,101 +91,6 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     snapshot = read_folder(folder)
     assert snapshot.ranks[1].failed
     assert snapshot.ranks[1].step >= 20
-
-
-HANGS = {
-    "late": ("a member has not come", (0,), (1,)),
-    "op": ("mismatched operations", (0,), ()),
-    "deadlock": ("deadlock of groups", (0,), (1,)),
-}
-
-
-class Hung(NamedTuple):
-    """A run that hangs, and its first snapshot with a finding about that."""
-
-    node: Node
-    snapshot: RunSnapshot
-
-
-@pytest.fixture(scope="module")
-def hung() -> Iterator[dict[str, Hung]]:
-    """A run of each kind. All hang at once, for a collective has to wait for ten seconds."""
-    programs = {kind: ["hang.py", kind] for kind in (*HANGS, "asleep")}
-    programs["ddp"] = ["hang_ddp.py"]
-    nodes = {kind: Node(Path(tempfile.mkdtemp(prefix="zeromon-test-"))) for kind in programs}
-    runs = [
-        start([*LAUNCH, "2", str(PROGRAMS / name), *words], node.environment("r"))
-        for node, (name, *words) in zip(nodes.values(), programs.values(), strict=True)
-    ]
-    found: dict[str, Hung] = {}
-
-    def all_found() -> bool:
-        for kind, node in nodes.items():
-            node.collector.tick()
-            snapshot = node.snapshot("r")
-            rules = {f.rule for f in snapshot.findings} if snapshot else set()
-            if snapshot is not None and rules & STALLS:
-                found.setdefault(kind, Hung(node, snapshot))
-        return len(found) == len(nodes)
-
-    try:
-        wait_for(all_found)
-        yield found
-    finally:
-        for run in runs:
-            run.terminate()
-        for run, node in zip(runs, nodes.values(), strict=True):
-            run.wait(60)
-            node.close()
-
-
-def test_ranks_that_sleep_are_stalled(hung: dict[str, Hung]) -> None:
-    """Nothing is in flight and all processes live; the verdict does not say that the run runs."""
-    node, snapshot = hung["asleep"]
-    finding = next(f for f in snapshot.findings if f.rule == "stalled")
-    assert finding.severity == "critical" and finding.text.count("hang.py:") == 2
-    assert 15 <= float(finding.text.split()[5]) < 25
-    assert verdict(snapshot) == "stalled after step 3"
-    # the rank is the one whose last step ended first
-    findings = node.metrics("r")["zeromon_finding"]
-    assert any(labels[1:] == ("stalled", "critical") for labels in findings), findings
-
-
-def test_a_hang_in_the_reducer_of_ddp_is_named(hung: dict[str, Hung]) -> None:
-    """The collective that C++ issued, the rank that waits, and the line at which the other rank is."""
-    hang = hung["ddp"].snapshot.hangs[0]
-    assert (hang.op, hang.waiting, hang.missing) == ("all_reduce", (0,), (1,))
-    assert hang.nbytes == (64 * 64 + 64) * 4
-    finding = next(f for f in hung["ddp"].snapshot.findings if f.rule == "collective_in_flight")
-    assert finding.rank == 1 and "in oversleep" in finding.text
-
-
-@pytest.mark.parametrize("kind", HANGS)
-def test_a_hung_collective_is_visible_while_it_hangs(
-    hung: dict[str, Hung], kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Within seconds: which one, who waits, who has not come; as a finding, a metric, by the doctor."""
-    node, snapshot = hung[kind]
-    hang = next(h for h in snapshot.hangs if h.group == "world")
-    # who sends a broadcast may be out of it already, or not
-    waiting = tuple(rank for rank in hang.waiting if rank == 0 or kind != "op")
-    assert (hang.kind, waiting, hang.missing) == HANGS[kind]
-    # of two operations that is named which was called first
-    assert hang.op == "all_reduce" or (kind == "op" and hang.op == "broadcast")
-    assert (hang.sequence, hang.nbytes) == (4, 64)
-    assert 10 < hang.seconds < 15
-    metrics = node.metrics("r")
-    assert metrics["zeromon_collective_in_flight_seconds"]["0",] > 10
-    roles = {
-        (rank, role)
-        for rank, group, named, op, role in metrics["zeromon_hang"]
-        if (group, named, op) == (hang.group, hang.kind, hang.op)
-    }
-    assert {("0", "waiting")} <= roles
-    assert (("1", "missing") in roles) == (kind != "op")
-    assert main(["doctor", node.address]) == 1
-    text = capsys.readouterr().out
-    assert hang.kind in text and "Python stack of rank" in text
 
 
 @pytest.mark.parametrize("where", ["full", "unwritable"])

@@ -6,7 +6,7 @@ beginning), the pid of a rank, or host:port: that run only.
 
 For a run without progress it names the hanging collective, the waiting ranks and the missing ranks; with
 py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
-briefly. Exit code 1 when something hangs or a problem of this machine affects runs, else 0.
+briefly. Exit code 1 when a finding is critical or a problem of this machine affects runs, else 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from zeromon.cli.machine import Fact, survey
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, stall_finding, verdict
-from zeromon.snapshot import Hang, NodeView, RunSnapshot
+from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource, find, node_runs, only
 from zeromon.units import human_seconds
 
@@ -89,7 +89,13 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
         sys.stdout.write(as_text(run, found, stacks))
-    return int(bool(found) or stall_finding(run) is not None)
+    return int(bool(_severe(run)) or any(not hang.pause for hang in found))
+
+
+def _severe(run: RunSnapshot) -> list[Finding]:
+    """The critical findings that no hang of the list says as well."""
+    told = {"collective_in_flight", "collective_mismatch"} if run.hangs else set()
+    return [f for f in run.findings if f.severity is Severity.CRITICAL and f.rule not in told]
 
 
 def _suspects(found: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]]:
@@ -143,12 +149,10 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     """The hangs, what each rank does, and the stacks."""
     lines = [f"run {run.run}: {verdict(run)}"]
     where = {rank.rank: doing(rank) for rank in run.ranks}
-    stalled = stall_finding(run)
-    if not found and stalled is not None:
-        lines.append(f"!! {finding_text(stalled)}")
-    elif not found:
+    lines += [f"!! {finding_text(finding)}" for finding in _severe(run)]
+    if not found and stall_finding(run) is None:
         lines.append("no collective hangs")
-    lines += [f"!! {hang_text(run, hang)}" for hang in found]
+    lines += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in found]
     if run.nodes:
         lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     lines += [f"  {run.nodes_note}"] if run.nodes_note else []

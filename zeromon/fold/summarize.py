@@ -90,8 +90,10 @@ def vitals(
 
 
 def _median_step_seconds(state: RankState) -> float | None:
+    """Returns the median of the last steps; the process's first step, which warms up, only alone."""
     recent = list(state.history)[-_WINDOW:]
-    return statistics.median(step.seconds for step in recent) if recent else None
+    usual = recent[1:] if 1 < state.steps <= len(recent) else recent
+    return statistics.median(step.seconds for step in usual) if usual else None
 
 
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
@@ -362,13 +364,16 @@ def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
 def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     """The oldest collectives in flight.
 
-    The Flight Recorder numbers collectives otherwise than the hooks of a launched rank. So its entries
-    count only in groups where no hook has seen a collective that is still in flight.
+    The Flight Recorder numbers collectives as the group does, and the hooks of a launched rank number
+    those from Python. Where C++ has issued some, only the group's numbers can be compared between ranks.
     """
-    hooked = {e.group for e in state.in_flight.values() if not e.flags & _INFERRED}
-    counted = [
-        e for e in state.in_flight.values() if not e.flags & _INFERRED or e.group not in hooked
-    ]
+    entries = state.in_flight.values()
+    inferred = {e.group for e in entries if e.flags & _INFERRED}
+    hooked = {e.group for e in entries if not e.flags & _INFERRED}
+    by_group = {
+        group for group in inferred if group not in hooked or _issued_from_cpp(state, group)
+    }
+    counted = [e for e in entries if bool(e.flags & _INFERRED) == (e.group in by_group)]
     oldest = sorted(counted, key=lambda e: e.t_ns)[:16]
     return tuple(
         InFlight(
@@ -383,6 +388,11 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         )
         for e in oldest
     )
+
+
+def _issued_from_cpp(state: RankState, group: int) -> bool:
+    """Whether the group has counted more collectives than the hooks."""
+    return state.sequences.get(group, (-1, 0))[0] > state.last_issued.get(group, NONE_ISSUED)[0]
 
 
 def _stack(state: RankState) -> tuple[str, ...]:
@@ -405,9 +415,8 @@ def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
 
 def _group_row(state: RankState, group: int) -> GroupProgress:
     sequence, op, nbytes = state.last_issued.get(group, NONE_ISSUED)
-    counted = state.sequences.get(group, (-1, 0))[0]
-    if counted > sequence:  # steps with idle hooks report only the group's own count
-        sequence, op, nbytes = counted, Op.NONE, 0
+    if _issued_from_cpp(state, group):  # as steps with idle hooks do
+        sequence, op, nbytes = state.sequences[group][0], Op.NONE, 0
     return GroupProgress(
         group_id=group_id(state, group),
         label=group_label(state, group),

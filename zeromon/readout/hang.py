@@ -45,7 +45,7 @@ def hang_kind(hang: Hang) -> str:
 
 
 def _title(hang: Hang) -> str:
-    return f"{hang.op} in {hang.group} does not end"
+    return f"{hang.op} in {hang.group} {'does not end' if hang.seconds else 'broke off'}"
 
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:

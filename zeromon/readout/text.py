@@ -143,7 +143,9 @@ def script_frame(stack: Sequence[str]) -> str:
     return (own or list(stack))[-1]
 
 
-_NOT_THE_SCRIPT = ("/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
+_NOT_THE_SCRIPT = (
+    "/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>",
+)  # fmt: skip
 
 
 def host_evidence(rank: RankSnapshot) -> str:

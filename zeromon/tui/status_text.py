@@ -18,7 +18,7 @@ from zeromon.readout.text import (
     stall_finding,
     verdict,
 )
-from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot import HangKind, RankSnapshot, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -57,6 +57,9 @@ def head(run: RunSnapshot) -> Line:
 def risk(run: RunSnapshot, width: int = 200) -> Line:
     """The most important fact about the run, as one sentence that fits in *width*."""
     dead = [rank for rank in run.ranks if rank.failed]
+    broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
+    if dead and broken is not None:  # what the ranks died of
+        return [(" ✖ ", "bad"), (clean(hang_headline(run, broken)), "bad")]
     if dead:
         first = first_failed(dead).rank
         severe = [f for f in run.findings if f.severity == Severity.CRITICAL]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls
+from zeromon.focus import DeathRole, death_roles, first_failed
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
