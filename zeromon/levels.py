@@ -74,6 +74,9 @@ CPU_WAIT = Level(0.15, 0.25)
 IN_FLIGHT_SECONDS = Level(5.0, 30.0)
 """The age of a collective that has not ended."""
 
+UNTIMED = 0.10
+"""The share of collectives without times above which a figure of exposed communication is unknown."""
+
 POOR_OVERLAP = 0.3
 """Below this share of hidden communication, overlap is poor."""
 

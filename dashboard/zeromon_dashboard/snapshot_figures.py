@@ -200,7 +200,7 @@ def own_time(run: RunSnapshot) -> dict[str, Any] | None:
         rank.rank: {
             step.step: (step.end_ns - step.start_ns - step.exposed_ns) / 1e6
             for step in rank.recent[-2 * _STEPS_OF_HEAT :]
-            if not step.idle
+            if step.timed
         }
         for rank in run.ranks
     }

@@ -251,7 +251,7 @@ def compare(analysis: Sequence[RankTrace], ranks: Sequence[TracedRank]) -> dict[
         rank = by_rank.get(traced.rank)
         if rank is None:
             continue
-        live = {step.step: step for step in rank.recent if not step.idle}
+        live = {step.step: step for step in rank.recent if step.timed}
         both = [step for step in traced.steps if step.step in live]
         if not both:
             continue

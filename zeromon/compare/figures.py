@@ -17,7 +17,7 @@ from zeromon.memory import plan
 from zeromon.memory.reconcile import Described, micro_batch, read_facts, role_bytes
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.step import IDLE
+from zeromon.snapshot.step import NOT_TIMED
 from zeromon.stats.bandwidth import BUS_FACTOR
 from zeromon.stats.noise import Estimate, estimate, half_width, typical
 
@@ -95,7 +95,9 @@ def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
     return RunFigures(
         snapshot=snapshot,
         seconds=tuple(steps),
-        exposed=tuple((waits, step) for waits, step, flags in exposed if not int(flags) & IDLE),
+        exposed=tuple(
+            (waits, step) for waits, step, flags in exposed if not int(flags) & NOT_TIMED
+        ),
         data_waits=tuple(zip(seconds("data_wait_us"), steps, strict=True)),
         offload_waits=tuple(seconds("offload_blocked_us")),
         payload=tuple(column("collective_bytes")),

@@ -29,7 +29,7 @@ from zeromon.ring.events import (
     PhaseSpan,
 )
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE, SKIPPED
+from zeromon.storage.step_history import IDLE, NOT_TIMED, SKIPPED, UNTIMED
 
 if TYPE_CHECKING:
     import polars as pl
@@ -115,20 +115,21 @@ def _named(what: str, rank: int, thread: int, **args: Any) -> TraceEvent:
 # ---- the history -----------------------------------------------------------------------------------
 
 
+_FLAGS = (("idle", IDLE), ("skipped", SKIPPED), ("untimed", UNTIMED))
+
+
 def step_events(row: dict[str, Any], first_us: int) -> Iterator[TraceEvent]:
     """Yields the slice of a step and its counters. A row of many steps has no slice."""
     start, rank = row["start_us"] - first_us, row["rank"]
     if row["steps"] == 1:
         args = {name: row[name] for name in _ARGUMENTS}
-        args |= {
-            name: True for name, bit in (("idle", IDLE), ("skipped", SKIPPED)) if row["flags"] & bit
-        }
+        args |= {name: True for name, bit in _FLAGS if row["flags"] & bit}
         one = (start, row["duration_us"], f"step {row['step']}", args)
         yield _slice(rank, _STEPS, "step", one)
     memory = {name: row[name] for name in _MEMORY if row[name] >= 0}
     if memory:
         yield _counter(rank, "memory, most of a step (bytes)", start, memory)
-    if not row["flags"] & IDLE:
+    if not row["flags"] & NOT_TIMED:
         waits = {"exposed_us": row["exposed_us"]}
         yield _counter(rank, "exposed communication (us a step)", start, waits)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE, NAMES, SKIPPED
+from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
 from zeromon.units import no_formula
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
     import polars as pl
 
     strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
-    flags = {"idle": IDLE, "skipped": SKIPPED}
+    flags = {"idle": IDLE, "skipped": SKIPPED, "untimed": UNTIMED}
     rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
     return pl.concat(pieces).select(
         pl.lit(no_formula(run.run)).alias("run"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zeromon.errors import ExportError
 from zeromon.readout.breakdown import PHASES
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE
+from zeromon.storage.step_history import NOT_TIMED
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,13 +42,13 @@ _SUFFIX = ".zeromon"
 
 def scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """(tag, value) of a row, in seconds and bytes; what is unknown is left out."""
-    idle = row["flags"] & IDLE
+    untimed = row["flags"] & NOT_TIMED
     for tag, column in _SCALARS:
         value = row[column]
-        if value < 0 or (idle and column in _ONLY_TIMED):
+        if value < 0 or (untimed and column in _ONLY_TIMED):
             continue
         yield tag, value / 1e6 if column.endswith("_us") else value
-    if row["duration_us"] and not idle:
+    if row["duration_us"] and not untimed:
         yield "communication/exposed_share", row["exposed_us"] / row["duration_us"]
 
 

@@ -72,6 +72,7 @@ def _fold_done(state: RankState, e: Done) -> None:
     totals = row.totals
     duration = e.t_ns - e.issued_ns if e.t_ns > e.issued_ns else 0
     totals.timed += 1
+    state.window.timed += 1
     totals.duration_ns += duration
     totals.exposed_ns += e.blocked_ns
     totals.recent_bytes += e.nbytes
@@ -108,6 +109,7 @@ def _fold_done(state: RankState, e: Done) -> None:
 @folds(Counted)
 def _fold_counted(state: RankState, e: Counted) -> None:
     state.untimed[e.group] = state.untimed.get(e.group, 0) + e.calls
+    state.window.collectives += e.calls
     if e.op is Op.NONE:
         state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.calls
         return
@@ -122,7 +124,6 @@ def _fold_counted(state: RankState, e: Counted) -> None:
         engine = state.engines[e.engine]
         engine.collectives += e.calls
         engine.nbytes += e.nbytes
-    state.window.collectives += e.calls
     state.window.nbytes += e.nbytes
 
 

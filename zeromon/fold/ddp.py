@@ -37,6 +37,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     window.communication.append((e.start_ns, e.t_ns))
     window.blocked.append((max(e.compute_end_ns, e.start_ns), e.t_ns))
     window.phase_exposed_ns[Phase.BACKWARD] += exposed
+    window.timed += e.buckets
     if last is not None and belongs_to_last:
         communication = union(window.communication)
         waits = intersection(union(window.blocked), communication)
@@ -45,6 +46,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
             communication_ns=length(communication),
             exposed_ns=length(waits),
             phase_exposed_ns=tuple(window.phase_exposed_ns),
+            untimed=max(0, window.collectives - window.timed),
         )
 
 

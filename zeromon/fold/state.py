@@ -120,6 +120,7 @@ class Window:
     phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
     phase_exposed_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
     collectives: int = 0
+    timed: int = 0
     nbytes: int = 0
     stall_ns: int = 0
     allocated: int = -1

@@ -106,6 +106,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         phase_exposed_ns=tuple(window.phase_exposed_ns),
         late_gather_ns=window.late_ns,
         other_bytes=_other_bytes(state),
+        untimed=max(0, window.collectives - window.timed),
     )
 
 
@@ -140,6 +141,7 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         ),
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
         other_bytes=max(first.other_bytes, second.other_bytes),
+        untimed=first.untimed + second.untimed,
     )
 
 

@@ -98,7 +98,9 @@ def _median_step_seconds(state: RankState) -> float | None:
 
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    timed = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
+    last = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
+    timed = [s for s in last if s.timed]
+    collectives = sum(s.collectives for s in last)
     communication = sum(s.communication_ns for s in timed)
     exposed = sum(s.exposed_ns for s in timed)
     spent = sum(s.end_ns - s.start_ns for s in timed)
@@ -133,6 +135,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         collectives=_collective_rows(state),
         untimed=_by_label(state, state.untimed),
         unattributed=_by_label(state, state.unattributed),
+        untimed_ratio=sum(s.untimed for s in last) / collectives if collectives else None,
         overlap_ratio=overlap_ratio(communication, exposed),
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,

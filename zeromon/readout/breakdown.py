@@ -35,7 +35,7 @@ def step_parts(step: StepSummary) -> dict[str, int]:
     """
     parts = dict.fromkeys(PARTS, 0)
     parts.update(zip(RECORDED, step.phase_ns, strict=False))
-    if step.phase_exposed_ns and not step.idle:
+    if step.phase_exposed_ns and step.timed:
         for label, exposed in zip(RECORDED, step.phase_exposed_ns, strict=False):
             waits = min(parts[label], exposed)
             parts[label] -= waits
@@ -66,7 +66,7 @@ def exposed_is_known(rank: RankSnapshot) -> bool:
 
 
 def _timed(steps: Iterable[StepSummary]) -> list[StepSummary]:
-    return [step for step in steps if not step.idle and step.phase_exposed_ns]
+    return [step for step in steps if step.timed and step.phase_exposed_ns]
 
 
 def _mean_parts(steps: Sequence[StepSummary]) -> dict[str, float]:

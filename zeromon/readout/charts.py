@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zeromon.readout import figures
 from zeromon.snapshot import Pool, RankSnapshot, Risk, StepSummary
-from zeromon.snapshot.step import IDLE
+from zeromon.snapshot.step import NOT_TIMED
 
 
 class StepRow(NamedTuple):
@@ -37,9 +37,9 @@ class StepRow(NamedTuple):
     other_bytes: int
 
     @property
-    def idle(self) -> bool:
-        """Whether the timing hooks were idle."""
-        return bool(self.flags & IDLE)
+    def timed(self) -> bool:
+        """Whether the communication of the step is known."""
+        return not self.flags & NOT_TIMED
 
     @property
     def seconds(self) -> float:
@@ -182,13 +182,13 @@ def _resident(step: Step) -> float | None:
 
 
 def _exposed(step: Step) -> float | None:
-    """None for a step whose timing hooks were idle: its communication was not timed."""
-    return None if step.idle else step.exposed_ns / 1e9
+    """None for a step whose communication was not timed."""
+    return step.exposed_ns / 1e9 if step.timed else None
 
 
 def _exposed_share(step: Step) -> float | None:
     seconds = step.seconds
-    return None if step.idle or seconds <= 0 else step.exposed_ns / 1e9 / seconds
+    return step.exposed_ns / 1e9 / seconds if step.timed and seconds > 0 else None
 
 
 def _has_device(ranks: Sequence[RankSnapshot]) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from zeromon.focus import first_failed
 from zeromon.fold.pauses import waits_for_batch
+from zeromon.levels import UNTIMED
 from zeromon.snapshot import (
     NOT_SEEN,
     Capture,
@@ -129,6 +130,18 @@ def doing(rank: RankSnapshot) -> str:
             parts.append("waiting for a batch of its DataLoader")
         parts.append(f"at {script_frame(rank.stack)}")
     return ", ".join(parts)
+
+
+def exposed_unknown(rank: RankSnapshot) -> str:
+    """Why the exposed communication of *rank* is unknown; "" where it is known."""
+    if rank.exposed_ratio is not None:
+        return ""
+    if rank.untimed_ratio is not None and rank.untimed_ratio > UNTIMED:
+        return (
+            f"{human_ratio(rank.untimed_ratio)} of its collectives are not timed: C++ or compiled code"
+            " issues them"
+        )
+    return "no step has been timed yet"
 
 
 def state_text(rank: RankSnapshot) -> str:

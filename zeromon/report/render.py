@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zeromon.readout.breakdown import PART_NAMES, PHASES, WINDOW
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text, state_text, verdict
+from zeromon.readout.text import exposed_unknown, finding_text, state_text, verdict
 from zeromon.report.communication import checked, communication, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import deaths
@@ -71,7 +71,14 @@ def _ranks(run: RunSnapshot) -> str:
     more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
+    tail += _why_unknown(_shown(run))
     return f"Steps (median of the last {WINDOW})\n{table(header, rows)}{tail}"
+
+
+def _why_unknown(ranks: Sequence[RankSnapshot]) -> str:
+    """Why exposed communication is n/a, once for the first rank where it is."""
+    why = next(((rank, text) for rank in ranks if (text := exposed_unknown(rank))), None)
+    return f"\n  exposed communication of rank {why[0].rank} is n/a: {why[1]}" if why else ""
 
 
 def spreads(run: RunSnapshot) -> str:

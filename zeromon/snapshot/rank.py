@@ -146,6 +146,8 @@ class RankSnapshot:
     """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
     halted: Halt = Halt.NONE
     """Why the rank runs no Python, as seen from outside its process."""
+    untimed_ratio: float | None = None
+    """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None
     """None in a record of an older version, and from Prometheus, which has the label alone."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zeromon.levels import UNTIMED as UNTIMED_LEVEL
 from zeromon.stats.bandwidth import overlap_ratio
 
 RECENT_STEPS = 512
 """So many of a rank's last steps a snapshot has."""
 
-IDLE, SKIPPED = 1, 2
-"""Bits of a step's flags in a step history: :attr:`StepSummary.idle`, :attr:`StepSummary.skipped`."""
+IDLE, SKIPPED, UNTIMED = 1, 2, 4
+"""Bits of a step's flags in a step history: :attr:`StepSummary.idle`, :attr:`StepSummary.skipped`, and
+that too many collectives were not timed."""
+NOT_TIMED = IDLE | UNTIMED
+"""With any of these bits, the communication of a step is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,13 @@ class StepSummary:
     """Of :attr:`phase_ns`, what was spent waiting for communication."""
     late_gather_ns: int = 0
     """How long it stood still for parameters that were asked for only when they were needed."""
+    untimed: int = 0
+    """How many of the collectives were not timed, such as those that C++ or compiled code issues."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether the communication of the step is known."""
+        return not self.idle and self.untimed <= UNTIMED_LEVEL * self.collectives
 
     @property
     def seconds(self) -> float:
@@ -53,7 +64,7 @@ class StepSummary:
     @property
     def overlap(self) -> float | None:
         """|C ∩ K| / |C|, None without timed communication."""
-        return None if self.idle else overlap_ratio(self.communication_ns, self.exposed_ns)
+        return None if not self.timed else overlap_ratio(self.communication_ns, self.exposed_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

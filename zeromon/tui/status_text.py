@@ -11,6 +11,7 @@ from zeromon.levels import EXPOSED, OOM, Level
 from zeromon.memory.reconcile import read_facts
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
+    exposed_unknown,
     finding_text,
     pause_seconds,
     risk_headline,
@@ -85,9 +86,10 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     if not run.ranks:
         return [(f" · {clean(run.note) or 'waiting for the first rank'}", "dim")]
     known = highest(run.ranks, lambda rank: rank.exposed_ratio)
-    calm = f"exposed communication {human_ratio(known)} of a step" if known is not None else ""
+    unknown = f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
+    calm = unknown if known is None else f"exposed communication {human_ratio(known)} of a step"
     if worst is None and run.ended:  # nothing is at risk any more
-        return [(" · ", "dim"), (calm or "nothing is known of its communication", "dim")]
+        return [(" · ", "dim"), (calm, "dim")]
     if worst is None:
         return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
     return [(" · ", "good"), ("no memory is running out; " + calm, "")]

@@ -272,7 +272,7 @@ def _phase(index: int) -> Callable[[RankStep], float | None]:
 
 
 def _timed(read: Callable[[StepSummary], int]) -> Callable[[RankStep], float | None]:
-    return lambda s: None if s.step.idle else read(s.step) / 1e9
+    return lambda s: read(s.step) / 1e9 if s.step.timed else None
 
 
 def _seconds(name: str, value: Callable[[RankStep], float | None]) -> Column[RankStep]:

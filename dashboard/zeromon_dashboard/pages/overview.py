@@ -11,7 +11,7 @@ from zeromon.focus import most_exposed
 from zeromon.levels import EXPOSED
 from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD
-from zeromon.readout.text import pause_seconds, pause_text
+from zeromon.readout.text import exposed_unknown, pause_seconds, pause_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 from zeromon_dashboard import charts, snapshot_figures
@@ -89,7 +89,8 @@ def _notes(run: RunSnapshot) -> list[Any]:
 def _waits(run: RunSnapshot) -> Any:
     worst = most_exposed(run.ranks)
     if worst is None or worst.exposed_ratio is None:
-        return card("Exposed communication", "n/a", "no communication has been timed yet")
+        why = exposed_unknown(worst) if worst is not None else "no rank has reported yet"
+        return card("Exposed communication", "n/a", why)
     share = worst.exposed_ratio
     colour = SEVERITY_COLOURS[EXPOSED.severity(share)]
     note = f"{human_seconds(worst.exposed_seconds)} a step on rank {worst.rank}"

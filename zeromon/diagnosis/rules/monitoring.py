@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
+from zeromon.levels import UNTIMED
+from zeromon.readout.text import exposed_unknown
 from zeromon.snapshot import RunSnapshot, Severity
 
 _MANY_BACKWARDS = 64
@@ -70,7 +72,10 @@ def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Collectives issued from C++ have no times."""
     for rank in run.ranks:
         unknown, known = sum(rank.unattributed.values()), sum(c.count for c in rank.collectives)
-        if unknown > _MANY_UNTIMED * (known + unknown):
+        if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
+            text = f"exposed communication is unknown: {exposed_unknown(rank)}"
+            yield Match(text, rank.rank)
+        elif unknown > _MANY_UNTIMED * (known + unknown):
             yield Match(
                 f"{unknown} of {known + unknown} collectives were issued from C++ and are "
                 "counted, not timed",

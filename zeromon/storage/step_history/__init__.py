@@ -7,7 +7,9 @@ times, maxima of bytes, and the number of steps in each row.
 """
 
 from zeromon.snapshot.step import IDLE as IDLE
+from zeromon.snapshot.step import NOT_TIMED as NOT_TIMED
 from zeromon.snapshot.step import SKIPPED as SKIPPED
+from zeromon.snapshot.step import UNTIMED as UNTIMED
 from zeromon.storage.step_history.log import RECORD_SIZE as RECORD_SIZE
 from zeromon.storage.step_history.log import pack as pack
 from zeromon.storage.step_history.log import read_log as read_log

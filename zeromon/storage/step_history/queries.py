@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeromon.snapshot import StepRange
-from zeromon.snapshot.step import IDLE
+from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history.log import read_log, segments
 from zeromon.storage.step_history.parquet import frame, with_all_columns
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series
@@ -185,7 +185,7 @@ def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
     if first is None or last is None:
         return []
     each = max(1, -(-(last - first + 1) // count))
-    timed = (pl.col("flags") & IDLE) == 0
+    timed = (pl.col("flags") & NOT_TIMED) == 0
     rows, _ = collect(
         paths,
         lambda rows: (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zeromon.ring.events import Phase
 from zeromon.snapshot import StepSummary
-from zeromon.snapshot.step import IDLE, SKIPPED
+from zeromon.snapshot.step import IDLE, SKIPPED, UNTIMED
 
 COLUMNS = (
     ("rank", "I"), ("step", "I"), ("steps", "I"), ("flags", "I"), ("start_us", "q"),
@@ -45,12 +45,17 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         for spent in (step.phase_ns, step.phase_exposed_ns)
     )
     return (
-        rank, step.step, 1, IDLE * step.idle | SKIPPED * step.skipped,
+        rank, step.step, 1, _flags(step),
         (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns), *phases,
         _us(step.communication_ns), _us(step.exposed_ns), _us(step.offload_blocked_ns),
         step.collectives, step.micro_steps, step.collective_bytes, step.allocated_bytes,
         step.reserved_bytes, step.rss_bytes, step.other_bytes, *exposed,
     )  # fmt: skip
+
+
+def _flags(step: StepSummary) -> int:
+    untimed = not step.timed and not step.idle
+    return IDLE * step.idle | SKIPPED * step.skipped | UNTIMED * untimed
 
 
 _NO_PHASES = (0,) * len(_PHASES)
@@ -82,6 +87,7 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         offload_blocked_ns=1000 * values["offload_blocked_us"],
         micro_steps=values["micro_steps"],
         collectives=values["collectives"],
+        untimed=values["collectives"] if values["flags"] & UNTIMED else 0,
         collective_bytes=values["collective_bytes"],
         allocated_bytes=values["allocated_bytes"],
         reserved_bytes=values["reserved_bytes"],

@@ -36,7 +36,7 @@ def communication(
     """Returns the communication of each step: hidden behind compute, then exposed."""
     halves = bytearray(width * 2)
     for step in _visible(recent, first_ns, last_ns):
-        if not step.idle:
+        if step.timed:
             hidden = max(0, step.communication_ns - step.exposed_ns)
             parts = [("hidden", hidden), ("exposed", step.exposed_ns)]
             _fill(halves, step, parts, first_ns, last_ns)

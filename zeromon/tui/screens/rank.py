@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.levels import OOM
 from zeromon.readout import charts
-from zeromon.readout.text import doing
+from zeromon.readout.text import doing, exposed_unknown
 from zeromon.report import communication, configuration, memory
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -103,6 +103,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
                ("step", human_seconds(rank.step_seconds)),
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
                ("overlap", human_ratio(rank.overlap_ratio))),
+        *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
                ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
         _pairs(("agent cost", _cost(rank)), ("errors in hooks", human_count(rank.errors)),

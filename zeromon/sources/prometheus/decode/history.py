@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from zeromon.ring.events import Phase
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import key_of
-from zeromon.storage.step_history import IDLE, LEAST, MEDIAN, MOST, NAMES, Series
+from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, UNTIMED, Series
 
 _INSTEAD = {"most": MOST, "median": MEDIAN, "least": LEAST}
 
@@ -79,7 +79,7 @@ def _row(
     made = dict.fromkeys(NAMES, 0)
     made |= {
         "rank": rank, "step": step, "steps": max(1, round(interval / seconds)) if seconds else 1,
-        "flags": IDLE if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
+        "flags": UNTIMED if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
         "duration_us": round(1e6 * seconds), "communication_us": round(1e6 * communication),
         "exposed_us": round(1e6 * spent), "allocated_bytes": int(row.get("memory_allocated_bytes", -1)),
         "reserved_bytes": int(row.get("memory_reserved_bytes", -1)),

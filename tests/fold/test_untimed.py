@@ -1,0 +1,113 @@
+"""Communication that is not timed is unknown in every view and metric, and never 0."""
+
+from __future__ import annotations
+
+from builders import MS, collective, folded, run, series, span, step
+
+from zeromon.compare.figures import METRIC, figures_of
+from zeromon.diagnosis.engine import advise
+from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.trackers import scalars
+from zeromon.fold.summarize import summarize
+from zeromon.readout.breakdown import exposed_is_known, rank_parts
+from zeromon.readout.charts import CHARTS
+from zeromon.readout.text import exposed_unknown
+from zeromon.report.render import render
+from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.step import NOT_TIMED
+from zeromon.storage.step_history import NAMES, row_of, step_of
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.plain import step_line
+from zeromon.tui.status_text import risk
+
+UNKNOWN = "82.4 % of its collectives are not timed"
+
+
+def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
+    """Twelve steps of 100 ms, in each some collectives of 2 ms, and some that C++ issues."""
+    events: list[Event] = []
+    for number in range(1, 13):
+        begin = number * 100.0
+        for call in range(timed):
+            at = begin + 3 * call
+            events += collective(at, at + 2, 2, sequence=number * timed + call)
+        events += [
+            span(Phase.FORWARD, begin, begin + 60),
+            Counted(round((begin + 99) * MS), op, Phase.OTHER, 1, untimed, 0, False),
+            step(number, begin, begin + 100),
+        ]
+    return summarize(folded(events))
+
+
+def test_a_share_is_unknown_while_a_noticeable_part_of_collectives_is_untimed() -> None:
+    """As of tensor parallelism, and of compiled DDP, in which nothing is timed."""
+    for one in (partly_timed(3, 14), partly_timed(0, 14), partly_timed(0, 2, Op.ALL_REDUCE)):
+        assert (one.exposed_ratio, one.exposed_seconds, one.overlap_ratio) == (None, None, None)
+        assert not exposed_is_known(one)
+        assert rank_parts(one)["exposed"] == 0  # it is in its phase, and the bars do not name it
+        assert rank_parts(one)["forward"] > 0
+    for known in (partly_timed(20, 1), partly_timed(3, 0), partly_timed(0, 0)):
+        assert known.exposed_ratio is not None
+        assert exposed_unknown(known) == ""
+
+
+def test_every_view_says_that_it_is_unknown_and_why() -> None:
+    one = partly_timed(3, 14)
+    snapshot = run(one)
+    assert exposed_unknown(one).startswith(UNKNOWN)
+    report = render(snapshot)
+    assert f"exposed communication of rank 0 is n/a: {UNKNOWN}" in report
+    (row,) = [line.split() for line in report.splitlines() if line.split()[:2] == ["0", "12"]]
+    assert row.count("n/a") == 3
+    told = "".join(text for text, _ in risk(snapshot))
+    assert f"exposed communication n/a: {UNKNOWN}" in told
+    assert "exposed n/a" in step_line(snapshot, 11, DisplayOptions())
+    (found,) = [f for f in advise(snapshot) if f.rule == "untimed_collectives"]
+    assert UNKNOWN in found.text
+    charts = [chart for chart in CHARTS if chart.name == "exposed"]
+    assert [chart.read(one.recent[-1]) for chart in charts] == [None]
+
+
+def test_no_metric_of_what_is_unknown_is_zero() -> None:
+    one = partly_timed(0, 14, Op.ALL_REDUCE)
+    text = Writer().write([run(one)], None, openmetrics=False).decode()
+    assert 'zeromon_collectives_untimed_ratio{run="train-1",rank="0"} 1.0\n' in text
+    for name in (
+        "exposed_communication_ratio",
+        "overlap_ratio",
+        "collective_exposed_seconds_total",
+        "collective_seconds_total",
+    ):
+        assert f"zeromon_{name}{{" not in text
+
+
+def test_the_history_keeps_it() -> None:
+    """And so compare, trackers and exports do not show a zero either."""
+    step_of_run = partly_timed(3, 14).recent[-1]
+    row = row_of(0, step_of_run, 0)
+    assert dict(zip(NAMES, row, strict=True))["flags"] & NOT_TIMED
+    assert not step_of(row, 0).timed
+    assert step_of(row_of(0, partly_timed(3, 0).recent[-1], 0), 0).timed
+    tags = dict(scalars(dict(zip(NAMES, row, strict=True))))
+    assert "time/step_seconds" in tags
+    assert not any("exposed" in tag for tag in tags)
+    figures = figures_of(run(partly_timed(3, 14)), series([0.1] * 40, flags=4))
+    assert METRIC["exposed_share"].find(figures) == "no communication was timed"
+
+
+def test_ddps_buckets_count_as_timed_once_the_reducer_has_told_their_times() -> None:
+    """That is in the next forward: until then the newest step is unknown, and not without exposure."""
+    events: list[Event] = []
+    for number in range(1, 4):
+        begin = number * 100
+        if number > 1:  # of the step before
+            end = (begin - 10) * MS
+            events.append(BackwardComm(end, 1, end - 30 * MS, end - 10 * MS, 2))
+        events += [
+            Counted((begin + 99) * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, False),
+            step(number, begin, begin + 100),
+        ]
+    one = summarize(folded(events))
+    assert [s.timed for s in one.recent] == [True, True, False]
+    assert one.exposed_ratio == 0.1
