@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from zeromon.focus import first_counted
 from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text, verdict
+from zeromon.readout.text import finding_text, has_died, verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon_dashboard import charts, snapshot_figures
 from zeromon_dashboard.charts import MOST_POINTS, Chart, Series
@@ -83,8 +83,7 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
 
 
 def _head(run: RunSnapshot) -> str:
-    failed = any(rank.failed for rank in run.ranks)
-    colour = _SEVERITIES[Severity.CRITICAL] if failed else "inherit"
+    colour = _SEVERITIES[Severity.CRITICAL] if has_died(run) else "inherit"
     first = run.ranks[0] if run.ranks else None
     facts = [f"<code>{escape(' '.join(run.command))}</code>"] if run.command else []
     if first is not None:

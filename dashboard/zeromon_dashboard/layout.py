@@ -13,6 +13,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from zeromon.readout.text import (
+    has_died,
     pause_seconds,
     pause_text,
     stall_finding,
@@ -59,15 +60,16 @@ def _head(known: Known) -> Parts:
         state, colour = "recorded", "gray"
     elif (pause := pause_seconds(run)) is not None:
         state, colour = pause_text(pause), "orange"
+    elif run.detached:
+        state, colour = "detached", "gray"
     else:
         state, colour = "live", "teal"
-    failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)
     return {
         "facts": {"children": facts},
         "state": {"children": state, "color": colour},
         "verdict": {
             "children": verdict(run),
-            "c": "red" if failed or stall_finding(run) is not None else "inherit",
+            "c": "red" if has_died(run) or stall_finding(run) is not None else "inherit",
         },
     }
 

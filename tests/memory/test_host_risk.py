@@ -27,7 +27,9 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
     assert risk is not None and risk.cause == "growth"
     assert risk.steps_left == pytest.approx(60, abs=2)
     said = risk_text(risk, ranks[0])
-    assert "of 34.0 GiB, all ranks together" in said and said.startswith("host memory runs out")
+    assert "now 22.0 GiB in use by all ranks, 12.0 GiB available" in said and said.startswith(
+        "host memory runs out"
+    )
     one = replace(ranks[0], risks=(risk,))
     line = "".join(text for text, _ in sentence(run(one)))
     assert "host" in line and "rank 0" not in line  # the host's memory is that of all

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tui.snapshots import GIB, snapshot
 
+from zeromon.diagnosis.engine import advise
 from zeromon.focus import most_exposed_of
 from zeromon.readout.breakdown import PARTS, rank_parts, step_parts
-from zeromon.snapshot import Finding, InFlight, RankSnapshot, Remedy
+from zeromon.readout.text import verdict
+from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.storage.recorder import KnownFinding
 from zeromon.tui import plots, status_text, tables
 from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
@@ -448,6 +450,46 @@ def test_of_ranks_that_died_the_first_is_named() -> None:
     gone = replace(snapshot(2), ended=True, ranks=(first, second), findings=died)
     assert plain(status_text.risk(gone)) == " ✖ rank 1: 1 is dead"
     assert "died: rank 1 (and 1 more)" in plain(status_text.head(gone))
+
+
+def test_a_run_that_its_user_stopped_is_no_failure() -> None:
+    """Ctrl-C: no red sign, nothing critical in the log."""
+    live = snapshot(2)
+    first, second = (
+        replace(one, alive=False, failed=True, ended="exception", exception="KeyboardInterrupt: ")
+        for one in live.ranks
+    )
+    stopped = replace(live, ended=True, ranks=(first, second), findings=())
+    assert not [finding for finding in advise(stopped) if finding.rule == "rank_died"]
+    line = status_text.head(stopped)
+    assert "■" in plain(line) and "stopped by Ctrl-C after step" in plain(line)
+    assert not {tone for text, tone in [*line, *status_text.risk(stopped)]} & {"bad", "good"}
+    assert not {note.tone for note in changes(live, stopped)} & {"bad"}
+
+
+def test_a_detached_run_is_not_said_to_run() -> None:
+    """What its ranks do is not known: nothing is green or live."""
+    live = snapshot(2)
+    left = replace(live, ranks=tuple(replace(r, ended=DETACHED, risks=()) for r in live.ranks))
+    line = status_text.head(left)
+    assert "detached after step" in plain(line) and "running" not in plain(line)
+    assert "is not known" in plain(status_text.risk(left))
+    assert not {tone for text, tone in [*line, *status_text.risk(left)]} & {"bad", "good"}
+    model = ViewModel(
+        run=left, ranks=left.ranks, look=DisplayOptions(), trends=plots.Trends(),
+        newest_wall=left.taken_wall,
+    )  # fmt: skip
+    assert plain(status(model, left.taken_wall)).strip() == "detached"
+    assert any("the agent has left" in note.text for note in changes(live, left))
+    ranks = tuple(replace(r, ended="detached, then finished", alive=False) for r in left.ranks)
+    assert "the run has ended since" in verdict(replace(left, ranks=ranks, ended=True))
+
+
+def test_the_hosts_memory_has_no_limit_that_moves_with_its_neighbours() -> None:
+    """What is available is named as that, and a risk without a cause names none."""
+    risk = Risk(pool="host", ratio=0.0, cause="none", used_bytes=GIB, capacity_bytes=9 * GIB)
+    text = status_text.level_and_cause(risk, DisplayOptions())
+    assert text == "1.0 GiB in use by all ranks, 8.0 GiB available"
 
 
 def _warning(rule: str, number: int, severity: str = "warning") -> Finding:

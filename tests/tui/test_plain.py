@@ -17,7 +17,8 @@ from zeromon.cli.attach import again
 from zeromon.collector.http import start_server
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.live import LiveSource
+from zeromon.sources import live
+from zeromon.sources.live import LiveRun, LiveSource
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
@@ -155,3 +156,21 @@ def test_a_run_is_found_again(address: str) -> None:
     assert again("old", False) is None
     assert isinstance(again("old", True), StoreSource)
     assert again("unknown", True) is None
+
+
+def test_a_live_run_wins_over_an_ended_one_of_the_same_beginning(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second `--name zero3` is called zero3-2 while the first has ended."""
+
+    def known(*ended: bool) -> None:
+        runs = [LiveRun(address, name, over, 1, 1, (), ())
+                for name, over in zip(("zero3", "zero3-2", "other"), ended, strict=True)]  # fmt: skip
+        monkeypatch.setattr(live, "node_runs", lambda: runs)
+
+    known(True, False, False)
+    assert [run.run for run in live.find("zero3")] == ["zero3-2"]
+    known(False, False, False)
+    assert [run.run for run in live.find("zero3")] == ["zero3"]
+    known(True, True, False)
+    assert [run.run for run in live.find("zero3")] == ["zero3"]

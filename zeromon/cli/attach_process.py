@@ -111,7 +111,7 @@ def watched_pids() -> dict[int, str]:
         if not run.ended:
             with suppress(ZeromonError):
                 for rank in LiveSource(run.address, run.run).latest().ranks:
-                    if rank.alive and rank.ended != "detached":
+                    if rank.alive and not rank.detached:
                         watched[rank.pid] = run.run
     return watched
 

@@ -19,7 +19,7 @@ from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, decode
-from zeromon.snapshot import Disk, Halt, HostMemory, Pressure
+from zeromon.snapshot import DETACHED, Disk, Halt, HostMemory, Pressure
 from zeromon.storage.step_history import Row, row_of
 
 SETTLING_POLLS = 3
@@ -131,7 +131,10 @@ class RankFollower:
         """Returns how the rank ended ("" while it runs), and whether it failed."""
         last_event, status = self.state.exit, self.process.status()
         if self.alive:
-            return ("detached", False) if self.was_detached else ("", False)
+            return (DETACHED, False) if self.was_detached else ("", False)
+        if self.was_detached:
+            text = "ended" if status is None else describe_status(status)
+            return f"{DETACHED}, then {text}", text not in ("ended", "finished")
         if last_event is not None and last_event.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:

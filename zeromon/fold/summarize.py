@@ -30,6 +30,7 @@ from zeromon.ring.model_metadata import (
 )
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
+    DETACHED,
     CaptureState,
     CollectiveRow,
     DeviceMemory,
@@ -107,6 +108,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     cost = overhead(state.idle_pairs)
     meta = state.meta
     roles, models = _role_rows(state), _models(state)
+    is_watched = not observed.ended.startswith(DETACHED)  # else what it does now is not known
     return RankSnapshot(
         rank=state.rank,
         local_rank=int(meta.get("local_rank", 0)),
@@ -120,7 +122,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         ended=observed.ended,
         failed=observed.failed,
         exception=_exception(state),
-        stack=_stack(state),
+        stack=_stack(state) if is_watched else (),
         evaluating=state.meta.get("evaluating") is True,
         pause=_pause(state, observed),
         halted=observed.halted,
@@ -139,7 +141,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         overlap_ratio=overlap_ratio(communication, exposed),
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
-        in_flight=_in_flight_rows(state),
+        in_flight=_in_flight_rows(state) if is_watched else (),
         units=_unit_rows(state),
         memory=_device_memory(state),
         rss_bytes=state.host.rss_bytes if state.host else -1,
@@ -194,7 +196,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         links=observed.links,
         wait_seconds=observed.wait_seconds,
         late_seconds=observed.late_seconds,
-        risks=observed.risks,
+        risks=observed.risks if is_watched else (),
         check=observed.check,
     )
 

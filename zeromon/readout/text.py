@@ -5,10 +5,10 @@ A finding's own sentence stands with its rule. Names come from the run: a view c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from zeromon.focus import first_failed
+from zeromon.focus import DeathRole, death_roles, first_failed
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.snapshot import (
@@ -46,11 +46,23 @@ def verdict(run: RunSnapshot) -> str:
         return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
     if all(rank.silent for rank in run.ranks):
         return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
+    if run.detached:
+        since = "the run has ended since" if run.ended else "the run goes on, and is not watched"
+        return f"detached after step {human_count(steps)}; {since}"
     if run.ended:
         return f"finished after {human_count(steps)} steps"
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
     return f"running, step {human_count(steps)}"
+
+
+def has_died(run: RunSnapshot) -> bool:
+    """Whether a rank failed, and not because somebody stopped the run."""
+    failed = [rank for rank in run.ranks if rank.failed]
+    if not failed:
+        return run.fleet is not None and run.fleet.failed > 0
+    elsewhere = any(rank.failed for rank in run.away)
+    return DeathRole.STOPPED not in death_roles(failed, elsewhere=elsewhere).values()
 
 
 STALLS = frozenset(("collective_in_flight", "stalled"))
@@ -117,6 +129,8 @@ def doing(rank: RankSnapshot) -> str:
     """What a rank was last seen doing: ``in backward, unit layers.3, all_gather #451 in flight``."""
     if rank.halted is not Halt.NONE:
         return str(rank.halted)
+    if rank.detached and rank.alive:
+        return "not watched any more"
     if not rank.phase:
         return "running"  # read from Prometheus, which does not know more
     parts = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
@@ -185,12 +199,11 @@ UNATTRIBUTED_NAMES = {
 
 def risk_text(risk: Risk, rank: RankSnapshot) -> str:
     """``host memory runs out at about step 1,840 (in 231 steps, 12 min; ...): it grows ... a step``."""
-    level = f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
-    if risk.pool == Pool.HOST:  # which the ranks share
-        level += ", all ranks together"
+    level = risk_level(risk)
     if risk.steps_left is None:
         why = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
-        return f"{risk.pool} memory: {level} in use{why}"
+        in_use = "" if risk.pool == Pool.HOST else " in use"
+        return f"{risk.pool} memory: {level}{in_use}{why}"
     left = risk.steps_left
     details = [f"in {human_count(left)} steps"]
     if rank.step_seconds:
@@ -210,6 +223,19 @@ _CAUSES = {
 }
 _OTHERS = "what others hold"
 _TRENDS = {RiskCause.GROWTH: "it", RiskCause.FRAGMENTATION: "what is reserved and not used"}
+
+
+def risk_level(risk: Risk, size: Callable[[int], str] = human_bytes) -> str:
+    """How much of a memory is in use.
+
+    Of the host, what is available beside it: that changes with the use of other processes, so the sum is
+    no limit.
+    """
+    if risk.pool != Pool.HOST:
+        return f"{size(risk.used_bytes)} of {size(risk.capacity_bytes)}"
+    left = max(0, risk.capacity_bytes - risk.used_bytes)
+    available = size(left) if risk.capacity_bytes >= 0 else "n/a"
+    return f"{size(risk.used_bytes)} in use by all ranks, {available} available"
 
 
 def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str:

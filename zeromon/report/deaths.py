@@ -6,6 +6,7 @@ from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.text import UNATTRIBUTED_NAMES, doing, host_evidence
 from zeromon.report.table import table
 from zeromon.snapshot import (
+    CTRL_C,
     KILLED_FOR_MEMORY,
     RankSnapshot,
     RunSnapshot,
@@ -18,7 +19,7 @@ def deaths(run: RunSnapshot) -> str:
     """How each failed rank ended, and what its memory was before; "" where none failed."""
     lines = []
     for rank in run.ranks:
-        if not rank.failed:
+        if not rank.failed or rank.stopped == CTRL_C:
             continue
         lines.append(
             f"  rank {rank.rank}: {rank.ended}; last seen in step {rank.step + 1}, {doing(rank)}"

@@ -134,6 +134,9 @@ from zeromon.snapshot.rank import (
     CTRL_C as CTRL_C,
 )
 from zeromon.snapshot.rank import (
+    DETACHED as DETACHED,
+)
+from zeromon.snapshot.rank import (
     NOT_SEEN as NOT_SEEN,
 )
 from zeromon.snapshot.rank import (

@@ -33,6 +33,8 @@ from zeromon.snapshot.step import StepSummary
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
 
+DETACHED = "detached"
+"""The beginning of :attr:`RankSnapshot.ended` of a process from which the agent was removed."""
 CTRL_C = "Ctrl-C"
 """What :attr:`RankSnapshot.stopped` says of a rank that its user interrupted."""
 
@@ -175,6 +177,11 @@ class RankSnapshot:
     def silent(self) -> bool:
         """Whether the present state of the rank is unknown."""
         return self.ended.startswith(NOT_SEEN)
+
+    @property
+    def detached(self) -> bool:
+        """Whether the agent was removed: what the process did since is not known."""
+        return self.ended.startswith(DETACHED)
 
     @property
     def stopped(self) -> str:

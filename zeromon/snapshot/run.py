@@ -43,6 +43,12 @@ class RunSnapshot:
     nodes_note: str = ""
     """Why ranks of other nodes are not seen, "" where they are."""
 
+    @property
+    def detached(self) -> bool:
+        """Whether the agent was removed from all ranks that live, or of an ended run from all."""
+        ranks = [rank for rank in self.ranks if rank.alive] or self.ranks
+        return bool(ranks) and all(rank.detached for rank in ranks)
+
     def node_of(self, rank: int) -> str:
         """The node of a rank of another node; "" for one of this node, or where it is not known."""
         found = next((node for node in self.nodes if node.has(rank)), None)

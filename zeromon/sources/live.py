@@ -237,9 +237,9 @@ def find(target: str | None) -> list[LiveRun]:
         if target and target.isdigit():
             candidates = [run for run in candidates if int(target) in run.pids]
         elif target:
-            exact = [run for run in candidates if run.run == target]
-            candidates = exact or [run for run in candidates if run.run.startswith(target)]
+            candidates = [run for run in candidates if run.run.startswith(target)]
     candidates = [run for run in candidates if not run.ended] or candidates
+    candidates = [run for run in candidates if run.run == target] or candidates
     if not candidates:
         what = f"no run matches {target}" if target else "no run is live on this node"
         raise RunNotFound(what, "`zeromon report` and `zeromon replay` show runs that have ended.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from zeromon.readout.text import capture_text, finding_text, subject
+from zeromon.readout.text import capture_text, finding_text, has_died, subject
 from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.recorder import KnownFinding
 from zeromon.tui.line import clean
@@ -84,13 +84,14 @@ def _of_ranks(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
             for text in _of_rank(old.get(rank.rank), rank):
                 same.setdefault(text, []).append(rank)
     for text, ranks in same.items():
-        failed = any(rank.failed for rank in ranks) and text.startswith("ended")
+        failed = has_died(after) and any(rank.failed for rank in ranks) and text.startswith("ended")
         yield f"{_named(ranks)} {text}", "bad" if failed else "warn" if "errors" in text else ""
 
 
 def _of_rank(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
     if new.ended and (old is None or not old.ended):
-        yield f"ended: {new.ended}" + (f"; {new.exception}" if new.exception else "")
+        how = "the agent has left" if new.detached and new.alive else f"ended: {new.ended}"
+        yield how + (f"; {new.exception}" if new.exception else "")
     errors = new.errors - (old.errors if old is not None else 0)
     if errors > 0:
         yield f"agent: {human_count(errors)} errors in hooks; training is not affected"

@@ -111,7 +111,8 @@ def plot_of(
         ticks=(0.0, capacity / 2, capacity) if shows_limit else (0.0, high / 2, high),
         foot=(f"step {human_count(first)}", human_count(end)),
     )  # fmt: skip
-    title = f"{spec.title}; limit {look.size(capacity)}" if capacity else spec.title
+    limit_name = "used and available" if spec.shared else "limit"  # of the host: it moves
+    title = f"{spec.title}; {limit_name} {look.size(capacity)}" if capacity else spec.title
     a_step = "" if spec.share is None else "share of a step" if look.shares else "a step"
     return TitledPlot(plot, title, a_step)
 

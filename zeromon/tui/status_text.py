@@ -13,13 +13,15 @@ from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
+    has_died,
     pause_seconds,
     risk_headline,
+    risk_level,
     silent_text,
     stall_finding,
     verdict,
 )
-from zeromon.snapshot import HangKind, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot import HangKind, RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -38,9 +40,9 @@ _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "",
 
 def head(run: RunSnapshot) -> Line:
     """The first line: run, state, strategy, ranks, node and device."""
-    failed = any(rank.failed for rank in run.ranks) or bool(run.fleet and run.fleet.failed)
-    failed = failed or stall_finding(run) is not None
-    sign, tone = ("✖", "bad") if failed else ("■", "dim") if run.ended else ("●", "good")
+    failed = has_died(run) or stall_finding(run) is not None
+    past = run.ended or run.detached
+    sign, tone = ("✖", "bad") if failed else ("■", "dim") if past else ("●", "good")
     line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold"), (f" {sign} ", tone)]
     line.append((clean(verdict(run)), tone if failed else ""))
     if run.ranks:
@@ -58,6 +60,8 @@ def head(run: RunSnapshot) -> Line:
 def risk(run: RunSnapshot, width: int = 200) -> Line:
     """The most important fact about the run, as one sentence that fits in *width*."""
     dead = [rank for rank in run.ranks if rank.failed]
+    if dead and not has_died(run):
+        return [(" ■ ", "dim"), (clean(verdict(run)), "")]
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if dead and broken is not None:  # what the ranks died of
         return [(" ✖ ", "bad"), (clean(hang_headline(run, broken)), "bad")]
@@ -77,6 +81,11 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     silent = [rank for rank in run.ranks if rank.silent]
     if silent and not run.ended:
         return [(" ▲ ", "warn"), (clean(silent_text(run, silent)), "warn")]
+    if run.detached:
+        return [
+            (" · ", "dim"),
+            ("what the ranks do now is not known; figures are the last ones", "dim"),
+        ]
     worst = nearest_oom(run.ranks)
     if worst is not None and (worst[1].ratio >= OOM.warning or worst[1].steps_left is not None):
         tone = tone_of(worst[1].ratio, OOM)
@@ -93,6 +102,12 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     if worst is None:
         return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
     return [(" · ", "good"), ("no memory is running out; " + calm, "")]
+
+
+def level_and_cause(risk: Risk, look: DisplayOptions) -> str:
+    """How much of a memory is in use, and what a risk comes from where there is one."""
+    level = risk_level(risk, look.size)
+    return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 
 def highest(

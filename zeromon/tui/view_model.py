@@ -76,6 +76,8 @@ def status(model: ViewModel, now: float) -> Line:
         return [*line, (f" ⏸ paused {at}, {ago(behind)} behind ", "warn")]
     if model.run.ended:
         return [*line, (f" ended {at} ", "dim")]
+    if model.run.detached:
+        return [*line, (" detached ", "dim")]
     old = age > STALE_SECONDS + 2 * max(0.0, model.run.every_seconds - 1)
     pause = pause_seconds(model.run)
     if not old and pause is not None:

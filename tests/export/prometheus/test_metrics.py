@@ -16,7 +16,9 @@ from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.export.prometheus.metrics import METRICS, collect
 from zeromon.readout.text import verdict
-from zeromon.snapshot import CTRL_C
+from zeromon.snapshot import CTRL_C, DETACHED
+from zeromon.sources.prometheus.client import Sample
+from zeromon.sources.prometheus.decode import gathered, rank_of
 
 
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:
@@ -78,8 +80,19 @@ def test_gauges_end_with_the_run() -> None:
     assert by_client == set(values(text))
     kinds = {spec.name: spec.kind for spec in METRICS}
     gauges = {name for name in values(text) if kinds.get(name) == "gauge"}
-    assert gauges == {"zeromon_rank_up", "zeromon_rank_failed"}
+    assert gauges == {"zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached"}
     assert {"zeromon_steps_total", "zeromon_rank_info", "zeromon_step_seconds_sum"} <= by_client
+
+
+def test_gauges_of_a_rank_end_when_the_agent_leaves_it() -> None:
+    """What the process does is not known any more; it lives."""
+    left = replace(full_run().ranks[0], ended=DETACHED)
+    found = values(Writer().write((run(left),), None, openmetrics=False).decode())
+    assert "zeromon_exposed_communication_ratio" not in found
+    assert "zeromon_steps_total" in found
+    facts = gathered([Sample({"__name__": f"zeromon_{name}", "rank": "0"}, (0.0, "1"))
+                      for name in ("rank_up", "rank_detached")], [])  # fmt: skip
+    assert rank_of(*next(iter(facts.items())), now=10.0, run_step=3).detached
 
 
 def dead(number: int, ended: str, **facts: Any) -> Any:

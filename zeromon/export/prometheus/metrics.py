@@ -54,7 +54,7 @@ class Spec(NamedTuple):
     own: Callable[[Health], float] | None = None
     """Of one that is the collector's own, and has no labels."""
     lasting: bool = False
-    """A gauge that says how a rank ended; any other describes the present, and ends with the run."""
+    """A gauge about the process of a rank; any other is of the present, and ends with the run."""
 
     @property
     def family(self) -> str:
@@ -69,9 +69,9 @@ class Spec(NamedTuple):
 
 
 def rows_of(spec: Spec, run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    """The rows of *spec* for a rank of *run*; none of a gauge where the run has no present any more."""
-    over = run.ended and spec.kind == "gauge" and not spec.lasting
-    return () if over else spec.rows(run, rank)
+    """The rows of *spec* for a rank of *run*; none of a gauge where the present is over or unknown."""
+    over = run.ended or rank.detached
+    return () if over and spec.kind == "gauge" and not spec.lasting else spec.rows(run, rank)
 
 
 def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
@@ -215,6 +215,8 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _ended, lasting=True),
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
          (), _one(lambda r: int(r.failed)), lasting=True),
+    Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
+         (), _one(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),

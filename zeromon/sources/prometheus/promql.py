@@ -25,9 +25,10 @@ _AGGREGATED = (STEP, RISK)
 _SPREAD = tuple(m for f in OVER_RANKS if f not in _AGGREGATED for m in f.metrics)
 _OF_NODES = tuple(m for f in ON_NODES if f is not STEP for m in f.metrics)
 _CORE = (
-    "rank_info", "rank_up", "rank_failed", "rank_death", "steps_total", "steps_skipped_total",
-    "micro_steps_total", "overlap_ratio", "exposed_communication_ratio", "collectives_untimed_ratio",
-    "collective_in_flight_seconds", "wait_for_late_rank_seconds", "late_seconds", "hang", "finding",
+    "rank_info", "rank_up", "rank_failed", "rank_death", "rank_detached", "steps_total",
+    "steps_skipped_total", "micro_steps_total", "overlap_ratio", "exposed_communication_ratio",
+    "collectives_untimed_ratio", "collective_in_flight_seconds", "wait_for_late_rank_seconds",
+    "late_seconds", "hang", "finding",
     "memory_allocated_bytes", "memory_active_bytes", "memory_reserved_bytes",
     "memory_inactive_split_bytes", "memory_capacity_bytes", "memory_headroom_bytes",
     "memory_allocation_retries_total", "memory_out_of_memory_total",

@@ -16,7 +16,13 @@ from zeromon.ring.paths import is_run_id
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.playback import Playback
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.decode import findings_of, hangs_of, rank_of, stragglers_of
+from zeromon.sources.prometheus.decode import (
+    findings_of,
+    hangs_of,
+    rank_of,
+    stragglers_of,
+    with_host_use,
+)
 from zeromon.sources.prometheus.history import History
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.rank_details import Details, Wanted
@@ -132,6 +138,8 @@ class PrometheusSource:
             rank_of(key, facts, now, reached, silent_seconds=reading.silent.get(key, 0.0))
             for key, facts in sorted(reading.facts.items())
         ]
+        if reading.fleet is None:
+            ranks = with_host_use(ranks)
         wanted = self._wanted.ranks()
         if at is None:
             ranks = [

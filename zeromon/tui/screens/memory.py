@@ -241,11 +241,10 @@ def _host(rank: RankSnapshot, look: DisplayOptions) -> list[Line]:
 
 def _risk(risk: Risk, look: DisplayOptions) -> Line:
     tone = status_text.tone_of(risk.ratio, OOM)
-    used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
     return [
         (fit(f"{risk.pool} risk", 15), "dim"),
         (human_ratio(risk.ratio), tone),
-        (f"  {used}, {risk.cause}", "dim"),
+        (f"  {status_text.level_and_cause(risk, look)}", "dim"),
     ]
 
 

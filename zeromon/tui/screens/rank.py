@@ -122,12 +122,11 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         )
     for risk in rank.risks:
         tone = status_text.tone_of(risk.ratio, OOM)
-        used = f"{look.size(risk.used_bytes)} of {look.size(risk.capacity_bytes)}"
         lines.append(
             [
                 (f"{risk.pool} risk  ", "dim"),
                 (human_ratio(risk.ratio), tone),
-                (f"  {used}, {risk.cause}", ""),
+                (f"  {status_text.level_and_cause(risk, look)}", ""),
             ]
         )
     if rank.in_flight:

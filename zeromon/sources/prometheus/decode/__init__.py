@@ -15,6 +15,7 @@ from zeromon.sources.prometheus.decode.history import series_of as series_of
 from zeromon.sources.prometheus.decode.history import whole_series_of as whole_series_of
 from zeromon.sources.prometheus.decode.ranks import on_our_clock as on_our_clock
 from zeromon.sources.prometheus.decode.ranks import rank_of as rank_of
+from zeromon.sources.prometheus.decode.ranks import with_host_use as with_host_use
 from zeromon.sources.prometheus.decode.samples import Key as Key
 from zeromon.sources.prometheus.decode.samples import RankSamples as RankSamples
 from zeromon.sources.prometheus.decode.samples import dedupe_jobs as dedupe_jobs

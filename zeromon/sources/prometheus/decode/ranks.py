@@ -5,12 +5,14 @@ What is not in the samples is unknown: None, -1, or empty.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zeromon.focus import HOST_OOM
 from zeromon.readout.text import silent_for
 from zeromon.ring.events import Phase
 from zeromon.snapshot import (
+    DETACHED,
     KILLED_FOR_MEMORY,
     CollectiveRow,
     CollectiveStatsRow,
@@ -46,7 +48,8 @@ def rank_of(
     seconds = facts.rates.get("spent", 0.0) / rate if rate > 0 else None
     exposed = facts.number("exposed_communication_ratio")
     now_ns, steps = round(now * 1e9), facts.count("steps_total")
-    ended = "" if up else _ended(facts) if failed else "finished"
+    alive_text = DETACHED if facts.number("rank_detached") == 1 else ""
+    ended = alive_text if up else _ended(facts) if failed else "finished"
     if silent_seconds:
         ended = silent_for(silent_seconds)
     point = point_of(facts, run_step, now_ns, seconds) if seconds else None
@@ -147,18 +150,33 @@ def _risks(facts: RankSamples) -> tuple[Risk, ...]:
             continue  # of another version
         cause, steps = left.get(pool, ("none", None))
         device = pool == Pool.DEVICE
-        used = facts.whole("memory_reserved_bytes" if device else "host_memory_rss_bytes")
-        limit = facts.whole("memory_capacity_bytes" if device else "host_memory_limit_bytes")
+        used = facts.whole("memory_reserved_bytes") if device else -1  # see with_host_use
+        limit = facts.whole("memory_capacity_bytes") if device else -1
+        room = limit - used if device else facts.whole("host_memory_headroom_bytes")
+        growth = room / steps if steps and room > 0 else None
         found.append(
             Risk(pool=Pool(pool), ratio=ratio, cause=RiskCause(cause), steps_left=steps, used_bytes=used,
-                 capacity_bytes=limit, growth_bytes_per_step=_growth(used, limit, steps))
+                 capacity_bytes=limit, growth_bytes_per_step=growth)
         )  # fmt: skip
     return tuple(found)
 
 
-def _growth(used: int, limit: int, steps: float | None) -> float | None:
-    """Bytes a step that fill *limit* in *steps* steps; None where that is unknown."""
-    return (limit - used) / steps if steps and 0 <= used < limit else None
+def with_host_use(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
+    """*ranks*, all of a run, with the memory that the ranks of each node use together."""
+    used: dict[str, int] = {}
+    for rank in ranks:
+        used[rank.node] = used.get(rank.node, 0) + max(0, rank.rss_bytes)
+    return [
+        replace(rank, risks=tuple(_of_node(risk, rank, used) for risk in rank.risks))
+        for rank in ranks
+    ]
+
+
+def _of_node(risk: Risk, rank: RankSnapshot, used: Mapping[str, int]) -> Risk:
+    room = rank.host.headroom_bytes if rank.host is not None else -1
+    if risk.pool != Pool.HOST or room < 0:
+        return risk
+    return replace(risk, used_bytes=used[rank.node], capacity_bytes=used[rank.node] + room)
 
 
 def _in_flight(facts: RankSamples, now_ns: int) -> tuple[InFlight, ...]:
