@@ -13,6 +13,7 @@ NAMES = (
     "bench_exposition.py",
     "bench_forecast.py",
     "bench_prediction.py",
+    "truth/ours.py",
     "bench_exposed.py",
     "bench_advice.py",
     "bench_tui.py",

@@ -1,0 +1,97 @@
+"""Every figure of the first screen beside an independent count: `python tests/bench/truth/ours.py`.
+
+Figures, charts and parts of a step are those that the terminal's overview and the page's take from
+zeromon/readout. Simulated ranks are counted by arithmetic (simulated.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scores import Case, Readings, Row, percent, rows, table, worst
+from simulated import RANKS, STEPS, WINDOW, simulation
+
+from zeromon.collector.daemon import Collector
+from zeromon.readout.breakdown import PARTS, rank_parts
+from zeromon.readout.charts import charts_of
+from zeromon.readout.figures import FIGURES
+from zeromon.snapshot import RankSnapshot
+from zeromon.storage.run_store import Store
+
+OURS = "zeromon"
+SEEDS = range(1, 21)
+
+FIRST_SCREEN = (
+    *(figure.name for figure in FIGURES),
+    *(f"part {part}" for part in PARTS),
+    "chart step-time",
+    "chart memory",
+    "chart exposed",
+)
+"""Names of all figures. Of the others steps/s is 1 / step, tokens/s and MFU need what only the user
+knows, and what watching costs needs runs without zeromon (bench_step.py)."""
+
+
+def readings(ranks: Sequence[RankSnapshot], steps: int = WINDOW) -> Readings:
+    """What the first screen shows of *ranks*; of charts the last so many *steps*."""
+    found: dict[str, dict[int, list[float | None]]] = {name: {} for name in FIRST_SCREEN}
+    for rank in ranks:
+        for figure in FIGURES:
+            found[figure.name][rank.rank] = [figure.of_rank(rank)]
+        parts: Mapping[str, float] = rank_parts(rank)
+        for part in PARTS:
+            found[f"part {part}"][rank.rank] = [parts.get(part)]
+        for chart in charts_of(ranks):
+            found[f"chart {chart.name}"][rank.rank] = [*map(chart.read, rank.recent[-steps:])]
+    return found
+
+
+def simulated(seed: int) -> tuple[Case, Readings]:
+    """One simulation, through rings, collector and snapshot."""
+    with tempfile.TemporaryDirectory() as folder:
+        rings = Path(folder) / "rings" / "run"
+        rings.mkdir(mode=0o700, parents=True)
+        collector = Collector(rings.parent, Store(Path(folder) / "store"))
+        made = simulation(seed)
+        made.write(rings)
+        collector.tick()
+        (run,) = collector.view
+        assert len(run.ranks) == RANKS and {rank.step for rank in run.ranks} == {STEPS}
+        return made.case(seed), readings(run.ranks)
+
+
+def summary(found: Sequence[Row], monitors: Sequence[str] = (OURS,)) -> str:
+    """The largest error of each figure, and where."""
+    lines = []
+    for monitor in monitors:
+        largest = worst(found, monitor)
+        lines.append(f"Largest error of each figure, {monitor}")
+        for name in FIRST_SCREEN:
+            row = largest.get(name)
+            said = f"{percent(row.errors[monitor])} ({row.case})" if row else "no independent count"
+            lines.append(f"  {name:<20} {said}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The tables, and JSON on the last line."""
+    found: list[Row] = []
+    for seed in SEEDS:
+        case, shown = simulated(seed)
+        made = rows(case, {OURS: shown})
+        found += made
+        if seed == SEEDS[0]:
+            print(table(made, (OURS,)) + "\n", flush=True)
+    print(f"{len(SEEDS)} simulated runs of {RANKS} ranks and {STEPS} steps")
+    print(summary(found))
+    print(json.dumps([row._asdict() for row in found]))
+
+
+if __name__ == "__main__":
+    main()
