@@ -8,7 +8,10 @@ COMPILED := TORCH_EXTENSIONS_DIR="$(CURDIR)/$(VENV)/torch_extensions"
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) $(BIN)/python -m pytest
 HERE   := not gpu and not nvme and not bench and not quiet and not long
 SLOWEST := --durations 20 --durations-min 1
+# The files that have a test which must be alone: collecting all others takes ten seconds.
+ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
 READY  := $(VENV)/.ready
+COMPILED_OP := $(VENV)/.compiled
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # uv installs in half a minute what takes pip five. It reads no configuration of pip: what that says of
 # where packages are is handed on.
@@ -17,7 +20,7 @@ INDEX   = i="$${PIP_INDEX_URL:-$$($(call CONFIG,index-url))}"; [ -z "$$i" ] || e
 UV     := env UV_FIND_LINKS="$${PIP_FIND_LINKS:-$$($(call CONFIG,find-links))}" $$($(INDEX)) \
           $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: help demo test check test-long test-quiet test-nvme recordings bench clean
+.PHONY: help demo test static check test-long test-quiet test-nvme recordings bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -37,31 +40,34 @@ $(READY): pyproject.toml constraints.txt
 	$(UV) torch==2.13.0 numpy
 	$(UV) -c constraints.txt -e '.[dev]'
 	DS_BUILD_OPS=0 $(UV) -c constraints.txt --no-build-isolation deepspeed
+	touch $(READY)
+
+# What DeepSpeed's CPU backend compiles at its first use, beside the checks that need one core.
+$(COMPILED_OP): $(READY)
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) DS_ACCELERATOR=cpu $(BIN)/python -c \
 	  "from deepspeed.comm.torch import build_shm_op; build_shm_op()" >/dev/null 2>&1
-	touch $(READY)
+	touch $(COMPILED_OP)
 
 demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/demo.py
 
-check: $(READY)
+static: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
+
+check: static
 	$(PYTEST) tests -m "$(HERE) and not alone and not trains" --ignore tests/agents --ignore tests/runs --ignore tests/nodes \
 	  --ignore tests/dashboard/test_browser.py --ignore tests/sources/prometheus/test_source.py \
 	  --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
+	$(MAKE) --no-print-directory --jobs 2 static $(COMPILED_OP)
 	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SLOWEST); together=$$?; \
-	  $(PYTEST) -m "$(HERE) and alone" $(SLOWEST) && exit $$together
+	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$together
 
-test-long: $(READY)
+test-long: $(COMPILED_OP)
 	$(PYTEST) -m long
 
 test-quiet: $(READY)

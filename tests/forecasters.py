@@ -10,17 +10,29 @@ from zeromon.memory.forecast import device_risk
 from zeromon.snapshot import StepSummary
 
 
+_made: tuple[Series, dict[int, StepSummary]] | None = None
+"""The newest series, and its summaries by step."""
+
+
 def summaries(series: Series, step: int) -> list[StepSummary]:
-    """The series as the collector keeps it."""
+    """The series up to *step* as the collector keeps it."""
+    global _made
+    if _made is None or _made[0] is not series:
+        _made = series, _summaries(series)
+    made = _made[1]
+    return [made[s] for s, _ in window(series.allocated, step)]
+
+
+def _summaries(series: Series) -> dict[int, StepSummary]:
     reserved, others = dict(series.reserved), dict(series.others)
-    return [
-        StepSummary(
+    return {
+        s: StepSummary(
             step=s, start_ns=0, end_ns=0, idle=False, micro_steps=1, phase_ns=(), collectives=0,
             collective_bytes=0, communication_ns=0, exposed_ns=0, allocated_bytes=used,
             reserved_bytes=reserved.get(s, used), rss_bytes=-1, other_bytes=others.get(s, -1),
         )
-        for s, used in window(series.allocated, step)
-    ]  # fmt: skip
+        for s, used in series.allocated
+    }  # fmt: skip
 
 
 def zeromon(series: Series, step: int) -> bool:

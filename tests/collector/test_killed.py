@@ -21,7 +21,7 @@ from zeromon.storage import snapshot_log
 from zeromon.storage.recorder import Past
 from zeromon.storage.step_history import load
 
-ROUNDS = int(os.environ.get("ZEROMON_TEST_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("ZEROMON_TEST_ROUNDS", "3"))
 
 
 def keys(history: Path) -> set[tuple[int, int]]:

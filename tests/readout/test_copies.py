@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,13 +31,22 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def _texts(tree: ast.AST) -> Iterator[str]:
+@functools.cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a module, flat."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def _texts(path: Path) -> list[str]:
     """Every string, parts of f-strings included, that is no docstring."""
-    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in documents:
-            yield str(node.value)  # type: ignore[attr-defined]
+    documents = {id(node.value) for node in _nodes(path) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in _nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if id(node) not in documents
+    ]
 
 
 def _numbers(node: ast.AST) -> set[float]:
@@ -49,7 +59,7 @@ def _numbers(node: ast.AST) -> set[float]:
 
 def _judged(path: Path) -> Iterator[tuple[str, set[float]]]:
     """Comparisons of a share or risk with a number."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.Compare):
             text, numbers = ast.unparse(node), _numbers(node)
             if numbers and re.search(r"ratio|share|risk|exposed|overlap", text):
@@ -120,8 +130,7 @@ def test_a_sentence_stands_in_one_module(part: str) -> None:
     found = [
         _name(path)
         for path in PRODUCT
-        if _name(path).startswith(packages)
-        and any(part in text for text in _texts(ast.parse(path.read_text())))
+        if _name(path).startswith(packages) and any(part in text for text in _texts(path))
     ]
     assert len(found) == 1, found
 
@@ -147,7 +156,7 @@ def test_the_order_of_phases_stands_once() -> None:
     """As a sequence; the columns of the step history are the layout of a file."""
     found = []
     for path in PRODUCT:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, (ast.Tuple, ast.List)):
                 names = [p.value for p in node.elts if isinstance(p, ast.Constant)]
                 if {"forward", "backward", "optimizer"} <= set(map(str, names)):
@@ -166,7 +175,7 @@ def test_severities_are_ordered_in_one_place() -> None:
     """The configuration checks have errors in place of critical findings, and an order of their own."""
     found = []
     for path in PRODUCT:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, (ast.Tuple, ast.List)):
                 names = {p.value for p in node.elts if isinstance(p, ast.Constant)}
                 if {"critical", "warning"} <= {str(name) for name in names}:

@@ -165,7 +165,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("rounds", [15, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_any_moment_no_acknowledged_row_is_lost(tmp_path: Path, rounds: int) -> None:
     """Each writer goes on where the one before was killed, also in the middle of closing a segment.
 

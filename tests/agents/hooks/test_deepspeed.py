@@ -23,12 +23,12 @@ from zeromon.snapshot import RankSnapshot
 STEPS = 6
 RANKS = 2
 CASES = [
-    (config, 2) for config in ("zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")
+    (config, 2) for config in ("zero0", "zero1", "zero2", "zero2-offload", "zero3-offload")
 ] + [("zero0-fp32", 1), ("zero2-fp16", 1), ("zero3", 1), ("zero3-hpz", 1)]
 LONG = [
     pytest.param(config, 1, marks=pytest.mark.long)
     for config in ("zero0", "zero1", "zero2", "zero3-offload")
-]
+] + [pytest.param("zero3", 2, marks=pytest.mark.long)]
 
 
 @dataclass

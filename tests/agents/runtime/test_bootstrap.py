@@ -42,7 +42,7 @@ def zeromon_run(node: Node, command: list[str], **extra: str) -> subprocess.Comp
 @pytest.mark.parametrize(
     "command",
     [
-        [*RUN, TINY],
+        pytest.param([*RUN, TINY], marks=pytest.mark.long),
         pytest.param([*RUN, "--no-python", PYTHON, TINY], marks=pytest.mark.long),
         ["bash", "-c", f"{' '.join(RUN)} -m tests.programs.tiny"],
         pytest.param(
@@ -213,7 +213,7 @@ def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
     assert [r.steps for r in result.snapshot.ranks] == [5, 5]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_data_workers_do_not_become_ranks(node: Node, context: str) -> None:
     """Forked or spawned, they write no ring of their own and none of their parent's."""
     result = node.run([PYTHON, TINY], WORKERS="2", CONTEXT=context)
