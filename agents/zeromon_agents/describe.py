@@ -1,10 +1,12 @@
-"""Builds the model that `zeromon plan` got as module:factory, and prints its units as JSON.
+"""Builds the model of `zeromon plan`, a module:factory or a config.json, and prints its units as JSON.
 
 It runs in a process of its own, because the core imports neither torch nor a user's code. It calls the
 factory under the meta device, so the model takes no memory. With --trace, one step runs under fake
 tensors and fake ranks, and torch's FSDPMemTracker returns the bytes that the step would take.
 
-The factory returns a Module, or (Module, tuple of example inputs) where the input is not token ids.
+The factory returns a Module, or (Module, tuple of example inputs) where the input is not token ids. The
+model of a config.json is the one that transformers makes: nothing is downloaded, and no code of the
+model's repository runs.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,8 @@ def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
 
     Raises TypeError where the factory returns something else.
     """
+    if is_config(entry):
+        return hub_model(entry)[0], None
     name, _, attribute = entry.partition(":")
     made = getattr(importlib.import_module(name), attribute)()
     inputs = None
@@ -37,6 +43,57 @@ def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
     if not isinstance(made, nn.Module):
         raise TypeError(f"{entry} returned {type(made).__name__}, not a torch.nn.Module")
     return made, inputs
+
+
+def is_config(entry: str) -> bool:
+    """Returns whether *entry* is a configuration of transformers."""
+    return Path(entry).is_file()
+
+
+_SEQ_TO_SEQ = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+)  # fmt: skip
+_HEADS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "MODEL_FOR_MASKED_LM_MAPPING", "MODEL_MAPPING",
+)  # fmt: skip
+"""transformers' tables of classes, for a configuration that names none."""
+
+
+def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
+    """Returns the model of a config.json, and what `zeromon plan` needs of its configuration.
+
+    Raises ValueError for a model that transformers does not have.
+    """
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    transformers = importlib.import_module("transformers")
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    # the kernel of the attention may not be installed here; it has no parameters
+    content = {k: v for k, v in content.items() if "attn_implementation" not in k}
+    kind, named = content.get("model_type"), content.get("architectures") or []
+    version = f"transformers {transformers.__version__}"
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ValueError(f"{version} has no model type {kind!r}")
+    config = transformers.CONFIG_MAPPING[kind].from_dict(content)
+    made = getattr(transformers, str(named[0]), None) if named else None
+    if named and not isinstance(made, type):
+        raise ValueError(
+            f"{version} has no {named[0]}, and code of a model's repository never runs"
+        )
+    heads = _SEQ_TO_SEQ + _HEADS if config.is_encoder_decoder else _HEADS
+    tables = (getattr(transformers, name, {}) for name in heads)
+    made = made or next((table[type(config)] for table in tables if type(config) in table), None)
+    if made is None:
+        raise ValueError(f"{version} has no model for the model type {kind!r}")
+    model = made(config)
+    model.tie_weights()
+    notes = [f"counted on the {made.__name__} of {version}"]
+    if content.get("quantization_config"):
+        notes.append("quantization_config is not applied: all parameters have the plan's precision")
+    text = config.get_text_config()
+    sizes = text.to_dict() | {own: getattr(text, own, None) for own in text.attribute_map}
+    numbers = {name: size for name, size in sizes.items() if isinstance(size, (int, float))}
+    return model, {"config": numbers, "notes": notes}
 
 
 def blocks(model: Any) -> list[tuple[str, Any]]:
@@ -129,12 +186,14 @@ def main() -> None:
     options = parser.parse_args()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
+        described: dict[str, Any] = {}
         with torch.device("meta"):
-            model, _ = build(options.entry)
-        described: dict[str, Any] = {
-            "units": list(units(model)),
-            "buffer_bytes": sum(b.nbytes for b in model.buffers()),
-        }
+            if is_config(options.entry):
+                model, described = hub_model(options.entry)
+            else:
+                model, _ = build(options.entry)
+        described["units"] = list(units(model))
+        described["buffer_bytes"] = sum(b.nbytes for b in model.buffers())
         if options.trace:
             described["traced"] = trace(options.entry, options)
             wanted = ("Activation", "Temp")

@@ -23,7 +23,7 @@ from zeromon.check.runner import check
 from zeromon.check.schema import schema
 from zeromon.cli import main
 from zeromon.diagnosis.pages import pages
-from zeromon.memory.spec import from_config, from_count
+from zeromon.memory.models import from_config, from_count
 
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "configs"
 SNAPSHOT = Path(__file__).with_name("check_snapshot.json")

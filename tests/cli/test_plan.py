@@ -9,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,15 @@ from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot import RoleRow
 
 GIB = 1 << 30
+MODELS = ROOT / "tests/data/models.jsonl"
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data"))
 CONFIGS = sorted((SHARED / "configs").glob("*")) if SHARED.is_dir() else []
+
+
+@pytest.fixture
+def no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where transformers is not installed: a config.json is counted here, not by a child process."""
+    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -67,6 +75,7 @@ def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]
     assert main(["plan", *arguments, "lots"]) == 2
 
 
+@pytest.mark.usefixtures("no_transformers")
 def test_nothing_fits_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One layer of it is larger than the device."""
     shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80,
@@ -88,6 +97,7 @@ def test_the_text_names_what_takes_the_bytes(capsys: pytest.CaptureFixture[str])
     assert "optimizer state" in text
 
 
+@pytest.mark.usefixtures("no_transformers")
 def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """GPT-2 in a folder as transformers saves it; activations and the largest micro-batch."""
     (tmp_path / "config.json").write_text(json.dumps(
@@ -104,6 +114,44 @@ def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert kept[0] > 1.5 * kept[1]
     assert by_stage[0]["largest_micro_batch"] < small[0]["largest_micro_batch"]
     assert by_stage[0]["largest_micro_batch"] <= by_stage[3]["largest_micro_batch"]
+
+
+def test_a_config_json_is_counted_on_transformers_own_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek-V3 was 38.6 B, and fitted; its latent attention has no formula of activations."""
+    row = next(r for r in map(json.loads, MODELS.read_text().splitlines())
+               if r["config"]["model_type"] == "deepseek_v3")  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(row["config"]))
+    arguments = (str(tmp_path), "--devices", "8", "--memory", "h100", "--micro-batch", "1")
+    _, found = planned(capsys, *arguments)
+    assert found["params"] == 671_026_404_352
+    assert not any(r["fits"] for r in found["rows"] if r["optimizer_on"] == "device")
+    assert any("DeepseekV3ForCausalLM of transformers" in note for note in found["notes"])
+    assert any("activations are not counted" in note for note in found["notes"])
+    assert {r["largest_micro_batch"] for r in found["rows"]} <= {None, 0}
+    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
+    assert main(["plan", *arguments]) == 2
+    assert "'deepseek_v3' cannot be counted without transformers" in capsys.readouterr().err
+
+
+def test_a_model_that_transformers_does_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of its repository never runs."""
+    from zeromon_agents.describe import hub_model
+
+    known = SimpleNamespace(from_dict=lambda _: None)
+    library = SimpleNamespace(__version__="5.0.0", CONFIG_MAPPING={"llama": known})
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    config = {"model_type": "llama", "architectures": ["OwnForCausalLM"], "auto_map": {"x": "y"}}
+    for change, says in (
+        ({}, "has no OwnForCausalLM"),
+        ({"model_type": "own"}, "no model type 'own'"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=says):
+            hub_model(str(tmp_path / "config.json"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)

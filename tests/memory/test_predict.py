@@ -7,6 +7,7 @@ import math
 import pytest
 
 from zeromon.errors import PlanError
+from zeromon.memory.models import from_config, from_count
 from zeromon.memory.predict import (
     Batch,
     During,
@@ -25,8 +26,6 @@ from zeromon.memory.spec import (
     Transformer,
     Unit,
     ZeroStage,
-    from_config,
-    from_count,
     optimizer,
 )
 

@@ -1,8 +1,9 @@
 """Predicts the memory of a model on the given devices under every ZeRO stage, and recommends one.
 
 MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python
-entry module:factory, which zeromon builds on the meta device. --config takes a DeepSpeed JSON or an
-accelerate YAML.
+entry module:factory, which zeromon builds on the meta device. So it does with a config.json where
+transformers is installed, and counts the model exactly; without transformers only some families can
+be counted. --config takes a DeepSpeed JSON or an accelerate YAML.
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -33,6 +35,7 @@ from zeromon.cli import positive
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes, deepspeed_changes
+from zeromon.memory.models import from_config, from_count, from_units
 from zeromon.memory.predict import ACTIVATION, Batch
 from zeromon.memory.spec import (
     FRAMEWORKS,
@@ -42,9 +45,6 @@ from zeromon.memory.spec import (
     ModelSpec,
     ShardPlan,
     ZeroStage,
-    from_config,
-    from_count,
-    from_units,
 )
 from zeromon.probes.host_memory import capacity
 from zeromon.report.table import table
@@ -157,11 +157,14 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
     """The setup of a model on the command line."""
     if not options.model:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
-    traced: dict[str, Any] = {}
-    is_entry = ":" in options.model and not Path(options.model).exists()
-    if options.trace and not is_entry:
-        raise PlanError("--trace needs a model that can be built: module:factory")
-    model = None if is_entry else read_model(options.model)
+    path = config_path(options.model)
+    is_entry = path is None and ":" in options.model
+    if options.trace and not (is_entry or (path is not None and _builds())):
+        raise PlanError(
+            "--trace needs a model that can be built: module:factory",
+            "Or a config.json, with transformers installed.",
+        )
+    model = None if is_entry or options.trace else read_model(options.model)
     hidden = model.architecture.hidden if model is not None and model.architecture else 0
     found = read_changes(options, hidden)
     micro = options.micro_batch or found.pop("micro_batch", None)
@@ -175,10 +178,11 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
             checkpointing=options.checkpointing,
             fused_attention=not options.no_fused_attention,
         )
+    measured = None
     if model is None:
-        traced = describe(options, batch, chosen.ranks)
-        model = from_units(options.model, traced["units"], traced["buffer_bytes"])
-    measured = traced.get("activation_bytes")
+        described = describe(str(path or options.model), options, batch, chosen.ranks)
+        measured = described.get("activation_bytes")
+        model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
     return plan.Setup(
@@ -204,13 +208,24 @@ def _base(found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
     return ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, **chosen)
 
 
+def config_path(text: str) -> Path | None:
+    """Returns the config.json that *text* names, itself or by its folder; None for other models."""
+    path = Path(text)
+    path = path / "config.json" if path.is_dir() else path
+    return path if path.is_file() else None
+
+
 def read_model(text: str) -> ModelSpec:
     """A number of parameters, or a config.json."""
-    path = Path(text)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        return from_config(read_config(path), name=str(path))
+    path = config_path(text)
+    if path is not None:
+        config = read_config(path)
+        if _builds():
+            return described_model(describe(str(path)), str(path))
+        model = from_config(config, name=str(path))
+        kind = config.get("model_type")
+        note = f"counted by a formula that equals transformers' own model for {kind}"
+        return replace(model, notes=(*model.notes, note))
     count = plan.parse_count(text)
     if count is None:
         raise PlanError(
@@ -218,6 +233,20 @@ def read_model(text: str) -> ModelSpec:
             hint="Like: 7B, path/to/config.json, mymodel:build",
         )
     return from_count(count, name=text)
+
+
+def _builds() -> bool:
+    """Returns whether a child process can build the model of a config.json. Imports neither package."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+
+
+def described_model(
+    described: Mapping[str, Any], name: str, *, measured: bool = False
+) -> ModelSpec:
+    """The model that a child process described; *measured*: with its activations."""
+    config = None if measured else described.get("config")
+    notes = tuple(described.get("notes", ()))
+    return from_units(name, described["units"], described["buffer_bytes"], config, notes)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -277,10 +306,15 @@ def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespa
     return replace(base, **fields)
 
 
-def describe(options: argparse.Namespace, batch: Batch | None, ranks: int) -> dict[str, Any]:
+def describe(
+    entry: str,
+    options: argparse.Namespace | None = None,
+    batch: Batch | None = None,
+    ranks: int = 1,
+) -> dict[str, Any]:
     """Builds the model in a separate process: the core never imports torch or user code."""
-    command = [sys.executable, "-m", "zeromon_agents.describe", options.model]
-    if options.trace and batch is not None:
+    command = [sys.executable, "-m", "zeromon_agents.describe", entry]
+    if options is not None and options.trace and batch is not None:
         command += ["--trace", "--micro-batch", str(batch.sequences)]
         command += ["--length", str(batch.length), "--ranks", str(ranks)]
         command += ["--checkpointing"] if options.checkpointing else []
@@ -293,8 +327,9 @@ def describe(options: argparse.Namespace, batch: Batch | None, ranks: int) -> di
         lines = done.stderr.strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise PlanError(
-            f"cannot build {options.model}: {reason}",
-            hint="It must be importable from here, and return a torch.nn.Module; torch is needed.",
+            f"cannot build {entry}: {reason}",
+            hint="A Python entry must be importable from here, and return a torch.nn.Module; torch is "
+            "needed. A config.json must be of a model that the installed transformers has.",
         )
     found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
     return found
