@@ -965,7 +965,7 @@ def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixt
                 "--devices",
                 "8",
                 "--memory",
-                "80",
+                "80GiB",
                 "--host-memory",
                 "here",
             ],

@@ -316,10 +316,56 @@ def test_counts(text: str, count: int | None) -> None:
 
 
 def test_sizes() -> None:
-    assert parse_size("80GiB") == parse_size("H100") == 80 << 30
-    assert parse_size("80GB") == 80 * 10**9
+    assert parse_size("80GiB") == parse_size("H100") == parse_size("80") == 80 << 30
+    assert parse_size("80GB") == parse_size("8e10") == 80 * 10**9
+    assert (parse_size("0.5"), parse_size("4096"), parse_size("4097")) == (GIB // 2, 4 << 40, 4097)
     with pytest.raises(PlanError):
         parse_size("GiB")
+
+
+@pytest.mark.parametrize("verb", ["plan 7B", "check ds.json --model 7B"])
+def test_a_plain_number_is_one_size_in_every_verb(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--memory 80 was 80 bytes in plan, and 80 GiB in check."""
+    monkeypatch.chdir(tmp_path)
+    ds = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_batch_size": 8}
+    (tmp_path / "ds.json").write_text(json.dumps(ds))
+    said = []
+    for size in ("80", "80GiB", "85899345920"):
+        code = main([*verb.split(), "--devices", "8", "--memory", size, "--host-memory", "2048"])
+        out, err = capsys.readouterr()
+        said.append((code, out))
+        assert ("--memory " + size + " is read as 80.0 GiB" in err) is size.isdigit()
+        assert "--host-memory 2048 is read as 2.0 TiB" in err
+    assert said[0] == said[1] == said[2]
+
+
+SMALL = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 32000,
+         "num_attention_heads": 16, "intermediate_size": 5504}  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_transformers")
+def test_the_best_is_what_the_user_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 2."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    common = (str(tmp_path), "--memory", "24GiB", "--length", "2048")
+    _, free = planned(capsys, *common)
+    assert free["recommended"] == "ZeRO-2"
+    most = {r["label"]: r["largest_micro_batch"] for r in free["rows"]}
+    assert most["ZeRO-2"] >= 2 * most["ZeRO-0"] > 0
+    assert (
+        f"ZeRO-2, which send as many bytes, it takes the most sequences, {most['ZeRO-2']}"
+        in free["why"]
+    )
+    _, given = planned(capsys, *common, "--micro-batch", "1")
+    assert given["recommended"] == "ZeRO-0"
+    instead = f"ZeRO-2 sends as many bytes, and takes {most['ZeRO-2']} sequences instead of"
+    assert instead in given["why"]
+    _, sums = planned(capsys, *common, "--accumulation", "4")  # ZeRO-2 reduces in each micro-step
+    assert sums["recommended"] == "ZeRO-1"
 
 
 def test_a_picture(tmp_path: Path) -> None:

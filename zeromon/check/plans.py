@@ -29,7 +29,7 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
     rows = plan.table(setup)
     mine = next(row for row in rows if row.plan == setup.plan)
     path = _stage_path(config)
-    best, why = plan.recommended(rows)
+    best, why = plan.recommended(rows, micro_batch_given=False)
     if not mine.fits_host:
         ranks = -(-mine.plan.ranks // setup.hosts)
         takes = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"

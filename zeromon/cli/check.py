@@ -25,13 +25,11 @@ from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
 from zeromon.cli import positive
+from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import CheckError, PlanError
-from zeromon.memory.plan import parse_size
 from zeromon.memory.spec import ModelSpec
-from zeromon.probes.host_memory import capacity
 
 _COLOURS = {"error": "31", "warning": "33", "info": "36"}
-_GIB_AT_MOST = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--model", metavar="SPEC", help="7B, or a Hugging Face config.json")
     machine.add_argument("--devices", type=positive, metavar="N", help="number of devices")
     machine.add_argument(
-        "--memory", metavar="GIB", help="memory of one device: 80, 80GiB, h100, ..."
+        "--memory", metavar="SIZE", help="memory of one device: 80 (GiB), 80GB, h100, ..."
     )
     machine.add_argument(
         "--host-memory",
-        metavar="GIB",
-        help="memory of one host: 512, 1TiB; here: that of this machine",
+        metavar="SIZE",
+        help="memory of one host: 512 (GiB), 1TiB; here: that of this machine",
     )
     machine.add_argument(
         "--hosts", type=positive, metavar="N",
@@ -87,28 +85,11 @@ def _machine(options: argparse.Namespace) -> Machine:
         raise CheckError("--host-memory is compared with a model", "Add --model 7B --memory h100.")
     return Machine(
         devices=options.devices,
-        device_bytes=_memory(options.memory) if options.memory else None,
+        device_bytes=memory_size("--memory", options.memory) if options.memory else None,
         model=_model(options.model) if options.model else None,
-        host_bytes=_host_memory(options.host_memory) if options.host_memory else None,
+        host_bytes=host_memory(options.host_memory),
         hosts=options.hosts,
     )
-
-
-def _memory(text: str) -> int:
-    """A plain number is GiB here."""
-    is_gib = text.isdigit() and 0 < int(text) <= _GIB_AT_MOST
-    try:
-        return parse_size(f"{text}GiB" if is_gib else text)
-    except PlanError as error:
-        raise CheckError(str(error), error.hint) from error
-
-
-def _host_memory(text: str) -> int:
-    """Of this machine for "here"."""
-    nbytes = capacity(os.getpid()) if text == "here" else _memory(text)
-    if nbytes < 0:
-        raise CheckError("the memory size of this machine is unknown", "Give a size.")
-    return nbytes
 
 
 def _model(text: str) -> ModelSpec:

@@ -32,6 +32,7 @@ import msgspec
 
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli import positive
+from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes, deepspeed_changes
@@ -46,7 +47,6 @@ from zeromon.memory.spec import (
     ShardPlan,
     ZeroStage,
 )
-from zeromon.probes.host_memory import capacity
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_params
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         default=None,
-        help="of one device: 80GiB, h100, ... (default: a100)",
+        help="of one device: 80 (GiB), 80GB, h100, ... (default: a100)",
     )
     machine.add_argument(
         "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
@@ -107,21 +107,11 @@ def add_host_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options of the hosts."""
     group.add_argument(
         "--host-memory", metavar="SIZE",
-        help="memory of one host, shared by its ranks: 512GiB; here: that of this machine",
+        help="memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
     group.add_argument(
         "--hosts", type=positive, metavar="N", help="number of hosts (default: one for 8 devices)"
     )
-
-
-def host_memory(text: str | None) -> int | None:
-    """The size in *text*; raises :class:`PlanError` for anything else."""
-    if text is None:
-        return None
-    nbytes = capacity(os.getpid()) if text == "here" else plan.parse_size(text)
-    if nbytes < 0:
-        raise PlanError("the memory size of this machine is unknown", "Give --host-memory 512GiB.")
-    return nbytes
 
 
 DESCRIBED = "zeromon: "
@@ -139,7 +129,7 @@ def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
     setup = from_run(options) if options.run else from_model(options)
     rows = plan.table(setup)
-    best, why = plan.recommended(rows)
+    best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
     found = as_json(setup, rows, best, why)
     if options.html:
         write_html(found, options.html)
@@ -188,8 +178,9 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
     return plan.Setup(
         model=model,
         plan=chosen,
-        device_bytes=plan.parse_size(options.memory or "a100"),
+        device_bytes=memory_size("--memory", options.memory or "a100"),
         batch=batch,
+        micro_batch_given=micro is not None,
         measured_activation_bytes=measured,
         measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
         reserve=options.reserve,
@@ -359,7 +350,9 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         base,
         model=model,
         plan=chosen,
-        device_bytes=plan.parse_size(options.memory) if options.memory else base.device_bytes,
+        device_bytes=memory_size("--memory", options.memory)
+        if options.memory
+        else base.device_bytes,
         batch=batch,
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),

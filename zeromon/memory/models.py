@@ -47,7 +47,7 @@ def from_units(
     if config is not None and shape is None:
         notes += (
             "activations are not counted: there is no formula for these layers; "
-            "--trace runs the model on fake tensors and counts them",
+            "--trace counts them where the model runs on fake tensors",
         )
     return ModelSpec(
         name=name,

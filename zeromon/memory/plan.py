@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from zeromon.errors import PlanError
@@ -19,7 +19,7 @@ from zeromon.memory.predict import (
     transformer_activations,
 )
 from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
-from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
@@ -58,6 +58,8 @@ class Setup:
     """Bytes per element in that measurement; 0: the precision of *plan*."""
     known: Sizes | None = None
     """The sizes of the model that a rank of a run reported; replaces the sizes of *model*."""
+    micro_batch_given: bool = True
+    """Whether the user chose the micro-batch; else the plan with the most room for one is best."""
     reserve: float = RESERVE
     host_bytes: int | None = None
     """Memory of one host, which its ranks share; None: unknown, and the host always fits."""
@@ -259,8 +261,12 @@ def table(setup: Setup) -> list[Row]:
     return [row(setup, plan) for plan in plans]
 
 
-def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
-    """Returns the fitting row with the lowest cost, None if nothing fits, and the reason in words."""
+def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple[Row | None, str]:
+    """Returns the best row that fits, None if nothing fits, and the reason in words.
+
+    Offload costs most, then the bytes that a rank sends. Among equal rows the lowest stage is best for
+    a micro-batch that is given, because it fits; else the row with the most room for one.
+    """
     ordered = list(rows)
     fitting = [r for r in ordered if r.fits]
     if not fitting and any(r.fits_device for r in ordered):
@@ -275,31 +281,57 @@ def recommended(rows: Iterable[Row]) -> tuple[Row | None, str]:
             f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
             "more devices, a smaller micro-batch or activation checkpointing would help"
         )
-    best = min(fitting, key=_cost)
+    cost = min(_cost(r) for r in fitting)
+    equal = [r for r in fitting if _cost(r) == cost]
+    roomiest = max(equal, key=lambda r: (r.largest_micro_batch or 0, -r.device_bytes))
+    best = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
     reasons = []
     if best.plan.optimizer_on != "device":
         reasons.append("nothing fits without offload")
-    elif best.plan.stage:
-        reasons.append("no lower stage fits")
-    else:
+    elif not best.plan.stage:
         reasons.append("everything fits without partitioning")
-    lower = [r for r in ordered if not r.fits_device and _cost(r) < _cost(best)]
+    elif all(r.plan.stage >= best.plan.stage for r in fitting):
+        reasons.append("no lower stage fits")
+    places = _moved(best), best.plan.stage
+    lower = [r for r in ordered if not r.fits_device and (_moved(r), r.plan.stage) < places]
     if lower:
         needs = human_bytes(lower[-1].device_bytes)
         reasons.append(f"{lower[-1].plan.label} would need {needs}")
+    reasons += _compared(best, roomiest, equal)
     reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
     return best, "; ".join(reasons)
 
 
-def _cost(r: Row) -> tuple[int, int, int]:
-    """Returns the sort key of a row: offload counts most, then sharded parameters, then the stage."""
-    places = ("device", "host", "nvme")
-    moved = places.index(r.plan.optimizer_on) + places.index(r.plan.params_on)
-    return moved, r.plan.stage == ZeroStage.PARAMETERS, int(r.plan.stage)
+def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
+    """Yields how *best* compares with the other rows of equal cost."""
+    others = [r.plan.label for r in equal if r is not best]
+    most, mine = roomiest.largest_micro_batch, best.largest_micro_batch
+    if roomiest is best and others:
+        takes = "the least memory" if mine is None else f"the most sequences, {mine}"
+        yield f"of {', '.join([*others, best.plan.label])}, which send as many bytes, it takes {takes}"
+    elif most is not None and mine is not None and most > mine:
+        yield f"{roomiest.plan.label} sends as many bytes, and takes {most} sequences instead of {mine}"
+
+
+def _moved(r: Row) -> int:
+    """Returns how far the model states are from the device."""
+    return PLACES.index(r.plan.optimizer_on) + PLACES.index(r.plan.params_on)
+
+
+def _cost(r: Row) -> tuple[int, int]:
+    """Returns what a row costs: offload counts most, then the bytes that a rank sends."""
+    return _moved(r), r.communication_bytes
+
+
+GIB_AT_MOST = 4096
+"""A size without a unit is in GiB up to this number; a larger one is in bytes."""
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes of ``80GiB``, ``80GB``, ``h100`` or plain bytes; else raises PlanError."""
+    """Returns the bytes of ``80GiB``, ``80GB``, ``h100`` or a plain number; else raises PlanError.
+
+    A plain number is in GiB up to :data:`GIB_AT_MOST`, a larger one in bytes.
+    """
     key = text.strip().lower()
     if key in DEVICES:
         return DEVICES[key]
@@ -312,6 +344,8 @@ def parse_size(text: str) -> int:
         nbytes = float(key.removesuffix(unit)) * units[unit]
     except ValueError:
         nbytes = -1.0
+    if not unit and 0 < nbytes <= GIB_AT_MOST:
+        nbytes *= 1 << 30
     if 1 <= nbytes < 1e18:
         return round(nbytes)
     raise PlanError(

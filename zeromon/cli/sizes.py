@@ -1,0 +1,32 @@
+"""Sizes of memory on the command line, read alike by every verb."""
+
+from __future__ import annotations
+
+import os
+
+from zeromon.cli import say
+from zeromon.errors import PlanError
+from zeromon.memory.plan import parse_size
+from zeromon.probes.host_memory import capacity
+from zeromon.units import human_bytes
+
+
+def memory_size(option: str, text: str) -> int:
+    """Returns the bytes of the *text* of *option*, and says how a number without a unit was read.
+
+    Raises :class:`PlanError` for anything but a size.
+    """
+    nbytes = parse_size(text)
+    if not text.strip()[-1].isalpha() and not text.strip()[:1].isalpha():
+        say(f"{option} {text} is read as {human_bytes(nbytes)}")
+    return nbytes
+
+
+def host_memory(text: str | None) -> int | None:
+    """Returns the bytes of --host-memory; "here" is the memory of this machine."""
+    if text is None:
+        return None
+    nbytes = capacity(os.getpid()) if text == "here" else memory_size("--host-memory", text)
+    if nbytes < 0:
+        raise PlanError("the memory size of this machine is unknown", "Give --host-memory 512GiB.")
+    return nbytes
