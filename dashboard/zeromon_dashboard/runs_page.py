@@ -8,15 +8,8 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.compare.comparison import (
-    Column,
-    Comparison,
-    Row,
-    format_change,
-    format_figure,
-    grouped,
-    letter,
-)
+from zeromon.compare.comparison import Column, Comparison, Row, letter
+from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
 from zeromon.units import human_count
 from zeromon_dashboard.hub import Item
@@ -151,12 +144,13 @@ def _compared_cell(row: Row, number: int) -> Any:
         [
             html.Span(format_figure(cell.value, row.unit), className="figure"),
             dmc.Text(
-                format_change(row, number),
+                format_change(row, number) + ("?" if cell.doubtful else ""),
                 size="xs",
                 c=colour,
                 span=True,
                 ml=8,
                 fw=700 if cell.marked else 400,
             ),
-        ]
+        ],
+        title=NOT_COMPARABLE if cell.doubtful else None,
     )

@@ -16,7 +16,7 @@ from command_line import zeromon
 from zeromon.cli.compare import as_text, find
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Pressure, RunSnapshot
 from zeromon.storage.run_store import Store, encode
 from zeromon.storage.step_history import Writer, row_of
 
@@ -53,6 +53,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recorded(folder, "again", 100)
     recorded(folder, "slow", 112, rss=1200 << 20)
     recorded(folder, "dead", 90, failed=True, ended="exit code 1")
+    starved = Pressure(cpu_wait_ratio=0.0, major_faults_per_second=0, steps_cpu_wait_ratio=0.4)
+    recorded(folder, "starved", 130, pressure=starved)
     return folder
 
 
@@ -72,6 +74,19 @@ def test_the_table_says_what_differs_and_which_to_take(home: Path) -> None:
     assert "as fast as" in done.stdout or "any of A (base), B (again)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
+
+
+def test_what_the_machine_may_explain_is_not_marked(home: Path) -> None:
+    """30 % slower, and its ranks had no CPU for 40 % of the time."""
+    done = zeromon(home, "compare", "base", "starved")
+    line = next(x for x in done.stdout.splitlines() if "step time" in x)
+    assert line.endswith(" %?") and "*" not in line
+    assert "? not comparable: the machine may be the reason; give 3 repeats of each" in done.stdout
+    assert "ranks had no CPU for up to 40.0 % of the time" in done.stdout
+    judged = zeromon(home, "compare", "base", "starved", "--json", "--fail-on", "step_time>+5%")
+    content = json.loads(judged.stdout)
+    assert judged.returncode == 2 and content["broken"] == []
+    assert content["undecided"][0].startswith("step_time>+5% cannot be judged: B (starved) has 13")
 
 
 def test_json_has_every_figure_in_base_units(home: Path) -> None:
@@ -97,6 +112,8 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
         (["base", "slow", "--fail-on", "peak_memory>+5%"], 1, "1.2 GiB (+17.2 %, noise 3.0 %)"),
         (["base", "slow", "again", "--fail-on", "step_time>+5%"], 1, "B (slow)"),
         (["base", "dead", "--fail-on", "step_time>+5%"], 1, "B (dead) died: rank 0"),
+        (["base", "starved", "--fail-on", "step_time>+5%"], 2, "give 3 repeats of each"),
+        (["base", "starved", "slow", "--fail-on", "step_time>+5%"], 1, "B (starved) has"),
         (["base", "slow", "--fail-on", "step_time>5%"], 2, "Its limits are in"),
         (["base", "slow", "--fail-on", "nothing>+5%"], 2, "Known are peak_memory, step_time"),
         (["base", "slow", "--fail-on", "headroom<10%"], 2, "the run used no device"),

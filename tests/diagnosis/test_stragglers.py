@@ -231,6 +231,22 @@ def test_the_most_of_a_minute_is_kept_for_so_long(tmp_path: Path) -> None:
     assert most[80] == 0.0
 
 
+def test_the_wait_of_all_steps_leaves_out_start_up_and_pauses(tmp_path: Path) -> None:
+    """Half of the time without a CPU in the steps; all of it before, and none while no step ends."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "stat").write_text(f"7 (a) {' '.join(['S', *'123456789'[:8], '0', '0'])}\n")
+    reader, waited, steps = PressureReader(7, tmp_path), 0.0, 0
+    for second in range(120):
+        started, paused = second >= 20, 60 <= second < 80
+        steps += 10 if started and not paused else 0
+        waited += 0.0 if paused else 0.5 if started else 1.0
+        (folder / "schedstat").write_text(f"5 {round(waited * 1e9)} 9\n")
+        found = reader.read(second * 10**9, steps)
+        assert found is None or started or found.steps_cpu_wait_ratio is None
+    assert found is not None and found.steps_cpu_wait_ratio == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "cpus"),
     [

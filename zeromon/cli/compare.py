@@ -7,10 +7,13 @@ with the first. Separate repeats of one program by commas: the noise is then the
   zeromon compare base.1,base.2,base.3 new.1,new.2,new.3
   zeromon compare main.json new --fail-on "step_time>+10%" --fail-on "peak_memory>+5%"
 
-A * marks a difference that is larger than the noise. A threshold is METRIC, > or <, and an amount: +5%
+A * marks a difference that is larger than the noise, a ? one that a lack of CPUs or a neighbour on the
+machine may explain. A threshold is METRIC, > or <, and an amount: +5%
 or -5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or 20% of the figure
 itself. It is exceeded when the figure is beyond it by more than the noise; the same runs always give
-the same answer. An unknown figure is an error. A run that died exceeds every threshold.
+the same answer. A threshold that cannot be judged does not pass: the figure is unknown, the noise is
+larger than the limit, or ranks lacked CPUs; the message gives the repeats that would do. A run that died
+exceeds every threshold.
 """
 
 from __future__ import annotations
@@ -25,19 +28,10 @@ from collections.abc import Sequence
 import msgspec
 
 from zeromon.cli.report import recent, snapshot_of
-from zeromon.compare.comparison import (
-    Column,
-    Comparison,
-    Row,
-    compare,
-    format_change,
-    format_figure,
-    grouped,
-    has_content,
-    letter,
-)
+from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
-from zeromon.compare.thresholds import NAMES, exceeded, parse
+from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped, has_content
+from zeromon.compare.thresholds import NAMES, Verdict, judge, parse
 from zeromon.errors import CompareError
 from zeromon.report.table import table
 from zeromon.storage.run_store import Store
@@ -53,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or repeats of one: a,b,c")
     parser.add_argument(
         "--fail-on", action="append", default=[], metavar="LIMIT",
-        help="exit code 1 when the threshold is exceeded; may be repeated",
+        help="exit code 1 when the threshold is exceeded, 2 when it cannot be judged; may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
     parser.epilog = (
         f"metrics for thresholds:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
-        "exit code: 0 success, 1 a threshold is exceeded, 2 wrong usage or an unknown figure"
+        "exit code: 0 success, 1 a threshold is exceeded, 2 one cannot be judged, or wrong usage"
     )
 
 
@@ -69,17 +63,19 @@ def call(options: argparse.Namespace) -> int:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     limits = [parse(text) for text in options.fail_on]
     found = compare([[find(name) for name in names.split(",")] for names in options.runs])
-    failures = list(exceeded(found, limits)) if limits else []
+    verdict = judge(found, limits) if limits else Verdict((), ())
     if options.json:
-        content = {"comparison": found, "broken": failures}
+        content = {
+            "comparison": found, "broken": verdict.exceeded, "undecided": verdict.undecided
+        }  # fmt: skip
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
         width = shutil.get_terminal_size().columns
         coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         sys.stdout.write(as_text(found, width, coloured=coloured))
-    for failure in failures:
-        sys.stderr.write(f"zeromon: {printable(failure)}\n")
-    return 1 if failures else 0
+    for sentence in (*verdict.exceeded, *verdict.undecided):
+        sys.stderr.write(f"zeromon: {printable(sentence)}\n")
+    return 1 if verdict.exceeded else 2 if verdict.undecided else 0
 
 
 def find(name: str) -> RunFigures:
@@ -102,6 +98,8 @@ def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
     parts = [_runs(found), *_tables(found, width, coloured=coloured)]
     if any(cell.marked for row in found.rows for cell in row.cells):
         parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
+    if any(cell.doubtful for row in found.rows for cell in row.cells):
+        parts[-1] += f"\n  ? {NOT_COMPARABLE}"
     notes = _unknown(found)
     if notes:
         parts.append("Not known\n" + "\n".join(_wrapped(note, "  ", width) for note in notes))
@@ -182,7 +180,7 @@ def _line(label: str, row: Row, columns: Sequence[int], *, detailed: bool) -> li
     cells: list[Text] = [(label, "")]
     for number in columns:
         cell = row.cells[number]
-        mark = "*" if cell.marked else " "
+        mark = "*" if cell.marked else "?" if cell.doubtful else " "
         colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
         value = format_figure(cell.value, row.unit)
         if not number:

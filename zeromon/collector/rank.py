@@ -180,7 +180,7 @@ class RankFollower:
     def pressure(self) -> Pressure | None:
         """Returns the process's waits for CPU and pages; for a dead rank the last reading."""
         if self.alive:
-            self._pressure = self._pressure_reader.read(time.monotonic_ns())
+            self._pressure = self._pressure_reader.read(time.monotonic_ns(), self.state.steps)
         return self._pressure
 
     def _disk_path(self) -> str:

@@ -24,16 +24,16 @@ from zeromon.compare.figures import (
     samples_per_step,
     tokens_per_step,
 )
+from zeromon.compare.machine import Machine, doubt, machine_of, slack, span
 from zeromon.errors import CompareError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import micro_batch
 from zeromon.readout.text import verdict
 from zeromon.stats.noise import Estimate, half_width, pooled
-from zeromon.units import human_bytes, human_count, human_params, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_params, human_ratio
 
 _TIGHT = plan.RESERVE
 _WORTH_A_NOTE = 0.1
-_TIMES_AS_MUCH = 9.995
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,15 @@ class Cell:
     """Figure minus the figure of the first column; None where unknown."""
     noise: float | None = None
     """The noise that the difference must exceed; None where unknown."""
+    error: float | None = None
+    """The standard error of the figure; None where unknown."""
+    slack: float = 0.0
+    """By how much a lack of CPUs may have made the figure worse."""
+    low: float | None = None
+    high: float | None = None
+    """The least and the most that the difference may be without what the machine added."""
+    doubtful: bool = False
+    """The difference exceeds the noise, and the machine may be the reason."""
     marked: bool = False
     """Whether the difference is significant."""
     better: bool = False
@@ -85,6 +94,10 @@ class Column:
     died: bool
     steps: int
     """Number of steps that the figures cover."""
+    lacked: float | None = None
+    """The largest share of the time of its steps that a rank had no CPU; None where unknown."""
+    doubt: str = ""
+    """What makes its times and those of the first column not comparable; "" where nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +134,19 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
     Raises :class:`CompareError` for runs in one column that are not repeats of one program.
     """
     figures = {metric.name: [_figure(metric, runs) for runs in columns] for metric in METRICS}
-    made = tuple(_column(runs) for runs in columns)
+    machines = [machine_of(runs) for runs in columns]
+    rows = {metric.name: row_of(metric, figures[metric.name], machines) for metric in METRICS}
+    steps = rows["step_time"].cells
+    doubts = [
+        doubt(machines[0], machine) if cell.doubtful else ""
+        for machine, cell in zip(machines, steps, strict=True)
+    ]
+    made = tuple(
+        replace(_column(runs), lacked=machine.lacked, doubt=why)
+        for runs, machine, why in zip(columns, machines, doubts, strict=True)
+    )
     return Comparison(
-        columns=made,
-        rows=tuple(row_of(metric, figures[metric.name]) for metric in METRICS),
-        advice=advise(made, figures),
+        columns=made, rows=tuple(rows.values()), advice=advise(made, figures, machines)
     )
 
 
@@ -135,10 +156,11 @@ def _figure(metric: Metric, runs: Sequence[RunFigures]) -> Figure:
     return unknown[0] if unknown else pooled([f for f in figures if isinstance(f, Estimate)])
 
 
-def row_of(metric: Metric, figures: Sequence[Figure]) -> Row:
-    """Returns the row of a metric; *figures*: one for each column."""
-    first, *others = figures
-    cells = [_cell(metric, None, first), *(_cell(metric, first, figure) for figure in others)]
+def row_of(metric: Metric, figures: Sequence[Figure], machines: Sequence[Machine]) -> Row:
+    """Returns the row of a metric; *figures* and *machines*: one for each column."""
+    cells = [_cell(metric, None, figures[0], machines[0], machines[0])]
+    for figure, machine in zip(figures[1:], machines[1:], strict=True):
+        cells.append(_cell(metric, figures[0], figure, machines[0], machine))
     return Row(
         name=metric.name,
         label=metric.label,
@@ -148,19 +170,32 @@ def row_of(metric: Metric, figures: Sequence[Figure]) -> Row:
     )
 
 
-def _cell(metric: Metric, first: Figure | None, figure: Figure) -> Cell:
+def _cell(
+    metric: Metric, first: Figure | None, figure: Figure, of_first: Machine, machine: Machine
+) -> Cell:
     if isinstance(figure, str):
         return Cell(value=None, why=figure)
-    if not isinstance(first, Estimate):
-        return Cell(value=figure.value, half_width=half_width(figure))
-    difference, marked = figure.value - first.value, metric.differ(first, figure)
-    return Cell(
+    own = Cell(
         value=figure.value,
         half_width=half_width(figure),
+        error=figure.error,
+        slack=slack(metric, machine, figure.value),
+    )
+    if not isinstance(first, Estimate):
+        return own
+    difference, noise = figure.value - first.value, metric.noise(first, figure)
+    low, high = span(metric, of_first, machine, first.value, figure.value)
+    differs = metric.differ(first, figure)
+    marked = differs and noise is not None and (low > noise or high < -noise)
+    return replace(
+        own,
         difference=difference,
-        noise=metric.noise(first, figure),
+        noise=noise,
+        low=low,
+        high=high,
         marked=marked,
         better=marked and (difference > 0) is metric.more_is_better,
+        doubtful=differs and not marked,
     )
 
 
@@ -195,86 +230,6 @@ def _strategy(m: RunFigures) -> str:
     return m.described.plan.label + (" + sharded optimizer" if shards else "")
 
 
-# ---- as text --------------------------------------------------------------------------------------
-
-
-def format_figure(value: float | None, unit: str) -> str:
-    """Returns a figure as text with its unit; ``n/a`` for None."""
-    if value is None:
-        return "n/a"
-    if unit == "s":
-        return human_seconds(value)
-    if unit == "bytes":
-        return human_bytes(value)
-    if unit == "ratio":
-        return human_ratio(value)
-    if unit == "count" or value >= 1000:
-        return human_count(value)
-    return f"{value:#.3g}".rstrip(".")
-
-
-def format_change(row: Row, number: int) -> str:
-    """Returns a column's difference to the first, ``+12.3 %``, ``+5.2 pp`` or ``+3``; "" if unknown."""
-    cell, base = row.cells[number], row.cells[0].value
-    return "" if cell.difference is None else _signed(cell.difference, base or 0.0, row.unit)
-
-
-def format_cell(row: Row, number: int) -> str:
-    """Returns the figure of a column with its difference: ``52.0 ms (+12.3 %, noise 1.1 %)``."""
-    cell, base = row.cells[number], row.cells[0].value or 0.0
-    text = format_figure(cell.value, row.unit)
-    if cell.difference is None or cell.noise is None:
-        return text
-    noise = _signed(cell.noise, base, row.unit).lstrip("+")
-    return f"{text} ({format_change(row, number)}, noise {noise})"
-
-
-def _signed(difference: float, base: float, unit: str) -> str:
-    if unit == "ratio":
-        return f"{difference * 100:+.1f} pp"
-    if unit == "count":
-        return f"{difference:+,.0f}" if difference else "0"
-    if not base:
-        sign = "-" if difference < 0 else "+"
-        return sign + format_figure(abs(difference), unit) if difference else "0"
-    share = difference / base
-    return f"{share * 100:+.1f} %" if share < _TIMES_AS_MUCH else f"x {1 + share:,.0f}"
-
-
-_GROUPS = (
-    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
-              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
-    ("Moved", ("sent_bytes", "offload_bytes")),
-    ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
-                "largest_micro_batch")),
-)  # fmt: skip
-_ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
-
-
-def grouped(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:
-    """Yields each group of rows with content, with the title of the group."""
-    by_name = {row.name: row for row in comparison.rows}
-    for title, names in _GROUPS:
-        yield title, [by_name[name] for name in names if has_content(by_name[name])]
-    roles = [row for row in comparison.rows if "." in row.name and has_content(row)]
-    places = {row.name.partition(".")[0] for row in roles}
-    if len(places) == 1:
-        (place,) = places
-        yield (
-            f"Memory by role ({place})",
-            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
-        )
-    elif roles:
-        yield "Memory by role", roles
-
-
-def has_content(row: Row) -> bool:
-    """Returns whether a row has content: a role with bytes, or a known figure in a column."""
-    if "." in row.name or row.name in _ONLY_WHERE_THERE:
-        return any(cell.value for cell in row.cells)
-    return any(cell.value is not None for cell in row.cells)
-
-
 # ---- recommendation -------------------------------------------------------------------------------
 
 
@@ -292,7 +247,11 @@ def names_of(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def advise(columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]]) -> Advice:
+def advise(
+    columns: Sequence[Column],
+    figures: Mapping[str, Sequence[Figure]],
+    machines: Sequence[Machine],
+) -> Advice:
     """Returns the recommended column: one that finished and whose advantage exceeds the noise."""
     names = names_of(columns)
     living = [i for i, column in enumerate(columns) if not column.died]
@@ -304,7 +263,7 @@ def advise(columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]]) -
         return Advice(
             take=None, fastest=None, smallest=None, text=f"take none: {why}", reasons=(*deaths,)
         )
-    contest = _contest(columns, figures, living)
+    contest = _contest(columns, figures, living, machines)
     take, text = contest.winner()
     reasons = [*contest.reasons(take), *deaths]
     ranks = sorted({columns[i].ranks for i in living})
@@ -313,6 +272,7 @@ def advise(columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]]) -
         reasons.append(
             f"speeds are totals over all ranks, and the number of ranks differs ({counts})"
         )
+    reasons += [f"{names[i]}: {columns[i].doubt}" for i in living if columns[i].doubt]
     if take is not None:
         reasons += [*_skipped(names[take], columns[take], figures["skipped_steps"][take])]
         reasons.append(_limit(names[take], take, figures))
@@ -339,6 +299,7 @@ class _Contest:
     peak: Metric
     memory: Mapping[int, Estimate]
     headroom: Mapping[int, float]
+    machines: Sequence[Machine]
 
     def fast(self, among: Mapping[int, Estimate]) -> list[int]:
         """Returns the column with the fastest median step, and the columns within its noise."""
@@ -348,9 +309,16 @@ class _Contest:
         return [best, *(i for i in among if i != best and not self._slower(i, best))]
 
     def _slower(self, one: int, best: int) -> bool:
-        """Returns whether column *one* is slower than *best* by more than the noise, pauses included."""
-        overall = self.achieved[one].value <= self.achieved[best].value
-        return SPEED.differ(self.speeds[best], self.speeds[one]) and overall
+        """Returns whether column *one* is slower than *best* by more than the noise, pauses included.
+
+        What a lack of CPUs or a neighbour may have added to its steps is not counted.
+        """
+        if self.achieved[one].value > self.achieved[best].value:
+            return False
+        fast, slow = self.speeds[best], self.speeds[one]
+        noise = SPEED.noise(fast, slow)
+        most = span(SPEED, self.machines[best], self.machines[one], fast.value, slow.value).high
+        return SPEED.differ(fast, slow) and noise is not None and most < -noise
 
     def small(self, among: Mapping[int, Estimate]) -> list[int]:
         """Returns the column with the lowest peak, and the columns within its noise."""
@@ -435,7 +403,10 @@ def _alone(best: Sequence[int]) -> int | None:
 
 
 def _contest(
-    columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]], living: Sequence[int]
+    columns: Sequence[Column],
+    figures: Mapping[str, Sequence[Figure]],
+    living: Sequence[int],
+    machines: Sequence[Machine],
 ) -> _Contest:
     def known(name: str) -> dict[int, Estimate]:
         return {i: f for i in living if isinstance(f := figures[name][i], Estimate)}
@@ -457,6 +428,7 @@ def _contest(
         peak=peak,
         memory=of_all(peak.name),
         headroom={i: f.value for i, f in known("headroom").items()},
+        machines=machines,
     )
 
 

@@ -1,18 +1,26 @@
 """Thresholds on the differences of runs, for CI: ``peak_memory>+5%``, ``exposed_share>+5pp``. Pure.
 
-A run exceeds a threshold when the figure is beyond the bound by more than the noise. The result is
-deterministic: the same runs exceed the same thresholds.
+A run exceeds a threshold when the figure is beyond the bound by more than the noise and by more than the
+machine may have added. It passes when the figure is not, and the noise is small enough to find a figure
+twice beyond the bound; else the threshold is undecided, and does not pass. The same runs always get the
+same answer.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from zeromon.compare.comparison import Column, Comparison, Row, format_cell, letter
+from zeromon.compare.comparison import Cell, Column, Comparison, Row, letter
 from zeromon.compare.figures import METRIC, METRICS, PEAK_MEMORY
+from zeromon.compare.machine import REPEATS
+from zeromon.compare.text import format_cell
 from zeromon.errors import CompareError
+from zeromon.stats.noise import Estimate, half_width
+from zeromon.units import human_ratio
 
 _LIMIT = re.compile(r"\s*([a-z_.]+)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
@@ -75,35 +83,135 @@ def parse(text: str) -> Threshold:
     )
 
 
-def exceeded(comparison: Comparison, limits: Iterable[Threshold]) -> Iterator[str]:
-    """Yields a sentence for each threshold that a run after the first exceeds, and for each dead run.
+class Verdict(NamedTuple):
+    """What thresholds say of a comparison: a sentence for each that does not hold."""
 
-    Raises :class:`CompareError` for an unknown figure: a threshold that cannot be checked must not pass.
+    exceeded: tuple[str, ...]
+    undecided: tuple[str, ...]
+    """Thresholds that cannot be judged, which therefore do not pass."""
+
+
+def judge(comparison: Comparison, limits: Iterable[Threshold]) -> Verdict:
+    """Returns which thresholds the runs after the first exceed, and which cannot be judged.
+
+    A run that died exceeds, whatever its figures are.
     """
-    for number, column in enumerate(comparison.columns[1:], 1):
-        if column.died:
-            yield f"{_name(number, column)} {column.ended}"
+    others = list(enumerate(comparison.columns[1:], 1))
+    exceeded = [f"{_name(n, column)} {column.ended}" for n, column in others if column.died]
+    undecided = []
     for limit in limits:
         row = comparison.row(limit.metric)
-        for number, column in enumerate(comparison.columns[1:], 1):
-            if not column.died and _is_exceeded(limit, row, number, _name(number, column)):
-                yield f"{limit.text}: {_name(number, column)} has {format_cell(row, number)}"
+        for number, column in others:
+            if not column.died:
+                case = _Case(limit, row, comparison.columns, number)
+                if why := case.unknown():
+                    undecided.append(why)
+                elif case.is_exceeded():
+                    exceeded.append(f"{limit.text}: {case.name} has {format_cell(row, number)}")
+                elif case.is_undecided():
+                    undecided.append(case.needs())
+    return Verdict(tuple(exceeded), tuple(undecided))
 
 
 def _name(number: int, column: Column) -> str:
     return f"{letter(number)} ({column.runs[0]})"
 
 
-def _is_exceeded(limit: Threshold, row: Row, number: int, name: str) -> bool:
-    first, cell = row.cells[0], row.cells[number]
-    for one, whose in ((first, "the first run"), (cell, name)):
-        if one.value is None and (limit.relative or one is cell):
-            raise CompareError(f"{limit.text} cannot be judged for {whose}: {one.why}")
-    figure, noise = (
-        (cell.difference, cell.noise) if limit.relative else (cell.value, cell.half_width)
-    )
-    if figure is None or noise is None:
-        hint = "About 50 steps are needed to estimate the noise."
-        raise CompareError(f"{limit.text} cannot be judged: {name} has too few steps", hint)
-    amount = limit.amount * abs(first.value or 0.0) if limit.share else limit.amount
-    return figure - noise > amount if limit.above else figure + noise < amount
+_MOST_REPEATS = 30
+_FEW_STEPS = "about 50 steps are needed to estimate the noise"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One threshold, judged for one column."""
+
+    limit: Threshold
+    row: Row
+    columns: Sequence[Column]
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The column as sentences call it."""
+        return _name(self.number, self.columns[self.number])
+
+    @property
+    def _cells(self) -> tuple[Cell, Cell]:
+        return self.row.cells[0], self.row.cells[self.number]
+
+    def unknown(self) -> str:
+        """Returns why figure or noise are unknown; "" where they are known."""
+        first, cell = self._cells
+        for one, whose in ((first, "the first run"), (cell, self.name)):
+            if one.value is None and (self.limit.relative or one is cell):
+                return f"{self.limit.text} cannot be judged for {whose}: {one.why}"
+        if (cell.noise if self.limit.relative else cell.half_width) is None:
+            return (
+                f"{self.limit.text} cannot be judged: {self.name} has too few steps; {_FEW_STEPS}"
+            )
+        return ""
+
+    @property
+    def _bounds(self) -> tuple[float, float, float]:
+        """The least and the most that the figure may be without what the machine added; its noise."""
+        _, cell = self._cells
+        value = cell.value or 0.0
+        if self.limit.relative:
+            return cell.low or 0.0, cell.high or 0.0, cell.noise or 0.0
+        low, high = (0.0, cell.slack) if self.row.more_is_better else (-cell.slack, 0.0)
+        return value + low, value + high, cell.half_width or 0.0
+
+    @property
+    def _amount(self) -> float:
+        first, limit = self.row.cells[0], self.limit
+        return limit.amount * abs(first.value or 0.0) if limit.share else limit.amount
+
+    def is_exceeded(self) -> bool:
+        """Whether the figure is beyond the bound, whatever the noise and the machine added."""
+        low, high, noise = self._bounds
+        return low - noise > self._amount if self.limit.above else high + noise < self._amount
+
+    def is_undecided(self) -> bool:
+        """Whether the figure may be beyond the bound, and one twice beyond would not be found."""
+        low, high, noise = self._bounds
+        may = high + noise > self._amount if self.limit.above else low - noise < self._amount
+        return may and noise + high - low > self._resolution
+
+    @property
+    def _resolution(self) -> float:
+        """The noise up to which the threshold is judged: its amount, or what is noise of any run."""
+        metric, first = METRIC[self.row.name], self.row.cells[0].value or 0.0
+        least = metric.least * (1.0 if self.row.unit == "ratio" else abs(first))
+        return max(abs(self._amount), least)
+
+    def needs(self) -> str:
+        """Returns the sentence of an undecided case: what hides the answer, and what would give it."""
+        noise = self._bounds[2]
+        has = format_cell(self.row, self.number)
+        head = f"{self.limit.text} cannot be judged: {self.name} has {has}"
+        if noise <= self._resolution:
+            lacked = [one for c in self.columns if (one := c.lacked)]
+            why = self.columns[self.number].doubt or (
+                f"ranks had no CPU for up to {human_ratio(max(lacked))} of the time"
+                if lacked
+                else "the steps of the runs are spread differently"
+            )
+            return f"{head}, and {why}; give {REPEATS} repeats of each, in turns: a.1,a.2,..."
+        count = self._repeats()
+        if count is None:
+            return f"{head}, and more than {_MOST_REPEATS} repeats of each would be needed"
+        return (
+            f"{head}, and the noise is larger than the limit; by this noise {count} repeats of each "
+            "would do, in turns: a.1,a.2,..."
+        )
+
+    def _repeats(self) -> int | None:
+        """Returns how many repeats of each column bring the noise to the limit; None for too many."""
+        cells = self._cells if self.limit.relative else self._cells[1:]
+        runs = [len(self.columns[n].runs) for n in (0, self.number)][-len(cells) :]
+        spread = sum((cell.error or 0.0) ** 2 * n for cell, n in zip(cells, runs, strict=True))
+        for count in range(max(2, *runs), _MOST_REPEATS + 1):
+            error, freedom = math.sqrt(spread / count), len(cells) * (count - 1)
+            if (half_width(Estimate(0.0, error, freedom)) or 0.0) <= self._resolution:
+                return count
+        return None

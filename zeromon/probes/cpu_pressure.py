@@ -14,6 +14,8 @@ from zeromon.snapshot import Pressure
 _KEPT = 11
 """Number of readings, one a second: figures cover the last ten seconds."""
 _MINUTE = 60
+_WARM_UP = 5
+"""Steps that the figure of all steps leaves out."""
 
 
 class PressureReader:
@@ -26,13 +28,23 @@ class PressureReader:
         """(time ns, ns on a run queue, major faults) of each reading."""
         self._waits: deque[float] = deque(maxlen=_MINUTE)
         self._cpus = cpus_of(pid, proc, cgroup)
+        self._steps = 0
+        self._waited_ns = self._stepped_ns = 0
+        """On a run queue, and in all, between readings with steps in between."""
 
-    def read(self, now_ns: int) -> Pressure | None:
-        """Returns the means of the last ten readings; None before the second, or without ``/proc``."""
+    def read(self, now_ns: int, steps: int = 0) -> Pressure | None:
+        """Returns the means of the last ten readings; None before the second, or without ``/proc``.
+
+        *steps*: those that the process has taken. Start-up and warm-up are left out of the run's share.
+        """
         with suppress(OSError, ValueError, IndexError):
             waited = int((self._folder / "schedstat").read_text().split()[1])
             # the name in parentheses may contain spaces
             fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+            if self._readings and steps > self._steps >= _WARM_UP:
+                self._waited_ns += waited - self._readings[-1][1]
+                self._stepped_ns += now_ns - self._readings[-1][0]
+            self._steps = steps
             self._readings.append((now_ns, waited, int(fields[9])))
         if len(self._readings) < 2:
             return None
@@ -45,6 +57,7 @@ class PressureReader:
             cpu_wait_ratio=max(0.0, (waited - waited_then) / spent),
             major_faults_per_second=max(0, faults - faults_then) / spent * 1e9,
             cpus=self._cpus,
+            steps_cpu_wait_ratio=self._waited_ns / self._stepped_ns if self._stepped_ns else None,
         )
         self._waits.append(pressure.cpu_wait_ratio)
         return replace(pressure, most_cpu_wait_ratio=max(self._waits))

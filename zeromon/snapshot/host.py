@@ -36,6 +36,8 @@ class Pressure:
     """The largest of such shares in the last minute."""
     cpus: float | None = None
     """That the process may use; None where unknown."""
+    steps_cpu_wait_ratio: float | None = None
+    """The same share as *cpu_wait_ratio* over all steps that were watched; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

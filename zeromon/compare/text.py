@@ -1,0 +1,92 @@
+"""Figures, differences and rows of a comparison as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from zeromon.compare.comparison import Comparison, Row
+from zeromon.compare.machine import REPEATS
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+_TIMES_AS_MUCH = 9.995
+
+NOT_COMPARABLE = f"not comparable: the machine may be the reason; give {REPEATS} repeats of each"
+"""Of a difference that exceeds the noise and that a lack of CPUs or a neighbour may explain."""
+
+
+def format_figure(value: float | None, unit: str) -> str:
+    """Returns a figure as text with its unit; ``n/a`` for None."""
+    if value is None:
+        return "n/a"
+    if unit == "s":
+        return human_seconds(value)
+    if unit == "bytes":
+        return human_bytes(value)
+    if unit == "ratio":
+        return human_ratio(value)
+    if unit == "count" or value >= 1000:
+        return human_count(value)
+    return f"{value:#.3g}".rstrip(".")
+
+
+def format_change(row: Row, number: int) -> str:
+    """Returns a column's difference to the first, ``+12.3 %``, ``+5.2 pp`` or ``+3``; "" if unknown."""
+    cell, base = row.cells[number], row.cells[0].value
+    return "" if cell.difference is None else _signed(cell.difference, base or 0.0, row.unit)
+
+
+def format_cell(row: Row, number: int) -> str:
+    """Returns the figure of a column with its difference: ``52.0 ms (+12.3 %, noise 1.1 %)``."""
+    cell, base = row.cells[number], row.cells[0].value or 0.0
+    text = format_figure(cell.value, row.unit)
+    if cell.difference is None or cell.noise is None:
+        return text
+    noise = _signed(cell.noise, base, row.unit).lstrip("+")
+    return f"{text} ({format_change(row, number)}, noise {noise})"
+
+
+def _signed(difference: float, base: float, unit: str) -> str:
+    if unit == "ratio":
+        return f"{difference * 100:+.1f} pp"
+    if unit == "count":
+        return f"{difference:+,.0f}" if difference else "0"
+    if not base:
+        sign = "-" if difference < 0 else "+"
+        return sign + format_figure(abs(difference), unit) if difference else "0"
+    share = difference / base
+    return f"{share * 100:+.1f} %" if share < _TIMES_AS_MUCH else f"x {1 + share:,.0f}"
+
+
+_GROUPS = (
+    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
+              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
+    ("Moved", ("sent_bytes", "offload_bytes")),
+    ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
+                "largest_micro_batch")),
+)  # fmt: skip
+_ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
+
+
+def grouped(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:
+    """Yields each group of rows with content, with the title of the group."""
+    by_name = {row.name: row for row in comparison.rows}
+    for title, names in _GROUPS:
+        yield title, [by_name[name] for name in names if has_content(by_name[name])]
+    roles = [row for row in comparison.rows if "." in row.name and has_content(row)]
+    places = {row.name.partition(".")[0] for row in roles}
+    if len(places) == 1:
+        (place,) = places
+        yield (
+            f"Memory by role ({place})",
+            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
+        )
+    elif roles:
+        yield "Memory by role", roles
+
+
+def has_content(row: Row) -> bool:
+    """Returns whether a row has content: a role with bytes, or a known figure in a column."""
+    if "." in row.name or row.name in _ONLY_WHERE_THERE:
+        return any(cell.value for cell in row.cells)
+    return any(cell.value is not None for cell in row.cells)
