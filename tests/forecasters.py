@@ -9,7 +9,6 @@ from forecast_series import CAPACITY, Alarm, Score, Series, evaluate, labelled_s
 from zeromon.memory.forecast import device_risk
 from zeromon.snapshot import StepSummary
 
-
 _made: tuple[Series, dict[int, StepSummary]] | None = None
 """The newest series, and its summaries by step."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from zeromon.diagnosis.rules import all_rules
+from zeromon.readout.text import STALLS
 from zeromon.snapshot import Finding, RunSnapshot
 
 BY_SEVERITY = attrgetter("order")
@@ -29,14 +30,15 @@ class FindingDebouncer:
     def shown(self, holding: Iterable[Finding], now_ns: int) -> tuple[Finding, ...]:
         """*holding*, and what held less than :data:`LINGER_NS` ago, the most urgent first.
 
-        A rule that holds now for another rank is not shown for the rank that it held for before.
+        A rule that holds now for another rank is not shown for the rank that it held for before. A run
+        that makes progress again is not called stalled any more.
         """
         now = {(finding.rule, finding.rank): (now_ns, finding) for finding in holding}
         rules = {rule for rule, _ in now}
         before = {
             (rule, rank): item
             for (rule, rank), item in self._recent.items()
-            if rule not in rules and now_ns - item[0] < LINGER_NS
+            if rule not in rules and rule not in STALLS and now_ns - item[0] < LINGER_NS
         }
         self._recent = before | now
         return tuple(sorted((finding for _, finding in self._recent.values()), key=BY_SEVERITY))

@@ -7,11 +7,14 @@ expected: a checkpoint, a compilation, a debugger, and an evaluation without col
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zeromon.fold.pauses import STARTS
 from zeromon.levels import PAUSE_SECONDS, STALL_SECONDS, STALL_STEPS, START_SECONDS, Severity
 from zeromon.snapshot import Halt, RankSnapshot, RunSnapshot
+
+_LOOK_NS = 3_000_000_000
 
 
 class Stall(NamedTuple):
@@ -28,16 +31,22 @@ def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     Where one rank is stalled, the others that make no progress count, too: ranks end a step at nearly,
     and not exactly, the same time.
     """
-    quiet = [Stall(rank, _still(rank, run.taken_ns)) for rank in run.ranks if _is_quiet(rank)]
+    now = run.taken_ns
+    quiet = [Stall(rank, _still(rank, now)) for rank in run.ranks if _is_quiet(rank, now)]
     if run.ended or not any(map(_is_long, quiet)):
         return ()
     stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
     return tuple(sorted(stalled, key=lambda stall: (-stall.seconds, stall.rank.rank)))
 
 
-def _is_quiet(rank: RankSnapshot) -> bool:
-    """Whether the agent of *rank* sees no progress since its last step, or does not run at all."""
-    return rank.alive and (bool(rank.stack) or rank.halted is not Halt.NONE)
+def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
+    """Whether the agent of *rank* sees no progress since its last step, or does not run at all.
+
+    The agent looks once a second, so what it said may be older than the rank's newest event.
+    """
+    if not rank.alive or now_ns - rank.progress_ns < _LOOK_NS:
+        return False
+    return bool(rank.stack) or rank.halted is not Halt.NONE
 
 
 def _still(rank: RankSnapshot, now_ns: int) -> float:
@@ -48,6 +57,22 @@ def _is_long(stall: Stall) -> bool:
     if not stall.rank.recent:
         return stall.seconds >= START_SECONDS
     return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
+
+
+def worst_stall(found: Sequence[Stall]) -> tuple[Stall, Severity]:
+    """The stall of *found* that is most urgent, and how urgent it is.
+
+    A rank that waits in a collective waits for others: it does not count beside one that does not.
+    """
+    free = [stall for stall in found if not stall.rank.in_flight] or found
+    judged = [(stall, _severity(stall)) for stall in free]
+    return min(judged, key=lambda pair: pair[1].order)
+
+
+def _severity(stall: Stall) -> Severity:
+    """Critical without an expected pause; a process that may be in a long call is a warning first."""
+    pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
+    return severity_of_pause(pause, stall.seconds)
 
 
 def severity_of_pause(pause: str, seconds: float) -> Severity:

@@ -16,13 +16,18 @@ from zeromon.fold import steps as steps
 from zeromon.fold import units as units
 from zeromon.fold.registry import HANDLERS
 from zeromon.fold.state import RankState
-from zeromon.ring.events import Event
+from zeromon.ring.events import Event, GroupSequence, Heartbeat, HostSample, MemorySample
+
+_NO_PROGRESS = frozenset((GroupSequence, Heartbeat, HostSample, MemorySample))
+"""What the heartbeat's thread writes, also while the training thread stands still."""
 
 
 def fold(state: RankState, event: Event) -> RankState:
     """Folds *event* into *state* and returns it, the same object."""
     if event.t_ns > state.last_event_ns:
         state.last_event_ns = event.t_ns
+    if event.t_ns > state.progress_ns and type(event) not in _NO_PROGRESS:
+        state.progress_ns = event.t_ns
     if not state.first_event_ns:
         state.first_event_ns = event.t_ns
     HANDLERS[type(event)](state, event)

@@ -153,6 +153,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         overhead_noise_ratio=cost[1] if cost else None,
         started_ns=state.first_event_ns,
         last_event_ns=state.last_event_ns,
+        progress_ns=state.progress_ns,
         recent=tuple(state.history),
         micro_steps=state.micro_steps,
         backwards_since_step=state.window.micro_steps,
@@ -375,16 +376,14 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     entries = state.in_flight.values()
     inferred = {e.group for e in entries if e.flags & _INFERRED}
     hooked = {e.group for e in entries if not e.flags & _INFERRED}
-    by_group = {
-        group for group in inferred if group not in hooked or _issued_from_cpp(state, group)
-    }
+    by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}
     counted = [e for e in entries if bool(e.flags & _INFERRED) == (e.group in by_group)]
     oldest = sorted(counted, key=lambda e: e.t_ns)[:16]
     return tuple(
         InFlight(
             op=e.op.label,
             group=group_label(state, e.group),
-            sequence=e.sequence,
+            sequence=e.sequence + (0 if e.flags & _INFERRED else _from_cpp(state, e.group)),
             unit=state.units.get(e.unit, ""),
             phase=e.phase.label,
             nbytes=e.nbytes,
@@ -395,9 +394,13 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     )
 
 
-def _issued_from_cpp(state: RankState, group: int) -> bool:
-    """Whether the group has counted more collectives than the hooks."""
-    return state.sequences.get(group, (-1, 0))[0] > state.last_issued.get(group, NONE_ISSUED)[0]
+def _from_cpp(state: RankState, group: int) -> int:
+    """Returns how many collectives of *group* the hooks have not counted: C++ issued them.
+
+    The hooks of an attached agent number as the group does, so nothing is to be added there.
+    """
+    sequence, seen = state.sequences.get(group, (0, 0))
+    return 0 if state.meta.get("attached") else max(0, sequence - seen)
 
 
 def _stack(state: RankState) -> tuple[str, ...]:
@@ -420,8 +423,10 @@ def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
 
 def _group_row(state: RankState, group: int) -> GroupProgress:
     sequence, op, nbytes = state.last_issued.get(group, NONE_ISSUED)
-    if _issued_from_cpp(state, group):  # as steps with idle hooks do
-        sequence, op, nbytes = state.sequences[group][0], Op.NONE, 0
+    sequence += _from_cpp(state, group) if sequence >= 0 else 0
+    counted = state.sequences.get(group, (-1, 0))[0]
+    if counted > sequence:  # steps with idle hooks report only the group's own count
+        sequence, op, nbytes = counted, Op.NONE, 0
     return GroupProgress(
         group_id=group_id(state, group),
         label=group_label(state, group),

@@ -99,6 +99,8 @@ class RankSnapshot:
     overhead_noise_ratio: float | None
     started_ns: int
     last_event_ns: int
+    progress_ns: int = 0
+    """When the training thread was last seen to do something; 0 where that is not known."""
     recent: tuple[StepSummary, ...]
     risks: tuple[Risk, ...] = ()
     device_stats: Device | None = None

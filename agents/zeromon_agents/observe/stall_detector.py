@@ -102,7 +102,9 @@ class StallDetector:
         """Returns how many checks without progress are a stall."""
         if self._attached:
             return _QUIET_ATTACHED
-        return max(_QUIET_LAUNCHED, _USUAL_STEPS * max(self._checks_of_steps, default=0))
+        checks = sorted(self._checks_of_steps)
+        usual = checks[len(checks) // 2] if checks else 0
+        return max(_QUIET_LAUNCHED, _USUAL_STEPS * usual)
 
     def _number(self, group: Group, pg: Any) -> int:
         """Returns the number of the newest collective of *group*, as the records of this rank count."""
@@ -133,9 +135,10 @@ class StallDetector:
     def _write_progress(self, numbers: dict[int, int]) -> None:
         """Writes the sequence number of each group, and the main thread's stack."""
         now = time.monotonic_ns()
-        for group, number in numbers.items():
-            word = head(Kind.GROUP_SEQUENCE)
-            self._context.ring.write(now, word, place(group), number, 0, 0, 0)
+        for group in self._groups():
+            if group.id in numbers:
+                word, seen = head(Kind.GROUP_SEQUENCE), group.issued + group.extra
+                self._context.ring.write(now, word, place(group.id), numbers[group.id], seen, 0, 0)
         if self._attached or self._quiet >= self._stack_after:
             self._stack_after = self._quiet + min(self._quiet, _MOST_STACK_WAIT)
             self._write_stack(main_stack())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls
+from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
 from zeromon.focus import DeathRole, death_roles, first_failed
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Halt, Hang, RunSnapshot, Severity
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
 
 _MOST_STALLED = 4
 
@@ -73,14 +73,8 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     ranks = [f"rank {s.rank.rank} {_stalled_at(s)}" for s in found[:_MOST_STALLED]]
     if len(found) > _MOST_STALLED:
         ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
-    worst = min(found, key=lambda s: _severity(s).order)
-    yield Match(f"{lasts}: {'; '.join(ranks)}", worst.rank.rank, severity=_severity(worst))
-
-
-def _severity(stall: Stall) -> Severity:
-    """Critical without an expected pause; a process that may be in a long call is a warning first."""
-    pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
-    return severity_of_pause(pause, stall.seconds)
+    worst, severity = worst_stall(found)
+    yield Match(f"{lasts}: {'; '.join(ranks)}", worst.rank.rank, severity=severity)
 
 
 def _stalled_at(stall: Stall) -> str:
