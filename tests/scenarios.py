@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
     line: str
     """The first line at last."""
     snapshot: RunSnapshot | None
-    node: Node
+    node: Node | None
 
     @property
     def is_right_at_once(self) -> bool:
