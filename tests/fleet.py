@@ -131,7 +131,8 @@ class Moving:
         )  # fmt: skip
         failed = number in self.failed
         return replace(
-            one, step=steps, steps=steps, step_seconds=each, steps_seconds_total=seconds,
+            one, step=steps, steps=steps, step_seconds=each, step_mean_seconds=each,
+            steps_seconds_total=seconds,
             step_buckets=tuple(counts), recent=(last,), alive=not failed, failed=failed,
             ended="SIGKILL" if failed else "", exposed_ratio=exposed,
             exposed_seconds=exposed * each, overlap_ratio=0.6 + number % 8 / 50,

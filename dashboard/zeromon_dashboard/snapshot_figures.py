@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
-from zeromon.readout.figures import FIGURE
+from zeromon.readout.figures import FIGURE, mean_step_seconds
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -283,7 +283,7 @@ def _node_hover(node: FleetNode) -> list[str]:
 
 
 def _rank_hover(rank: RankSnapshot) -> list[str]:
-    facts = _step_and_exposed(rank.step_seconds, rank.exposed_ratio)
+    facts = _step_and_exposed(mean_step_seconds(rank), rank.exposed_ratio)
     return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
 
 

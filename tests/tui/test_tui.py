@@ -388,7 +388,7 @@ async def test_a_run_that_ends_shows_its_report(make: Make) -> None:
         ranks = tuple(replace(r, alive=False, ended="finished") for r in snapshot(2).ranks)
         source.answer = replace(snapshot(2), ended=True, ranks=ranks, taken_wall=1071.0)
         await until(pilot, lambda: "finished after 160 steps" in screen_text(app))
-        assert "Steps (median of the last 20)" in screen_text(app)
+        assert "Steps (mean of the last 20 timed steps" in screen_text(app)
         await pilot.press("escape", "7")
         await pilot.pause()
         assert "the run has ended" in screen_text(app)

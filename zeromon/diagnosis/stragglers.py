@@ -156,7 +156,8 @@ class ArrivalSkew:
         return self._mean_seconds(rank, lambda s: s.late)
 
     def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
-        last = list(self.steps.values())[-WINDOW:]
+        after_first = [s for step, s in self.steps.items() if step > 1]
+        last = (after_first or list(self.steps.values()))[-WINDOW:]
         return statistics.fmean(_length(read(s), rank) for s in last) / 1e9 if last else None
 
 

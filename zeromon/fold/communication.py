@@ -67,6 +67,10 @@ class CollectiveStats:
             self.best_busbw = max(self.best_busbw, self.busbw(self.past) or 0.0)
         return self.now
 
+    def forget(self) -> None:
+        """Drops the sums of what came before the first step."""
+        self.past, self.now = [0.0] * _FIELDS, [0.0] * _FIELDS
+
     def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
         if step >= self.step:

@@ -147,6 +147,8 @@ class RankState:
     step: int = 0
     steps: int = 0
     step_end_ns: int = 0
+    startup_ns: int = -1
+    """From the start of the process to the training loop; -1 while unknown."""
     phase: Phase = Phase.OTHER
     unit: int = 0
     first_event_ns: int = 0

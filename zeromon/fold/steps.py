@@ -12,7 +12,7 @@ from zeromon.fold.state import (
     recent_busbw,
 )
 from zeromon.fold.units import reshard_all
-from zeromon.ring.events import Flag, Outcome, Phase, PhaseSpan, StepMark
+from zeromon.ring.events import Flag, Outcome, Phase, PhaseSpan, Start, StepMark
 from zeromon.snapshot import StepSummary
 from zeromon.stats.intervals import intersection, length, union
 
@@ -27,6 +27,16 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
         state.window.micro_steps += 1
         reshard_all(state)
     state.phase = Phase.OTHER
+
+
+@folds(Start)
+def _fold_start(state: RankState, e: Start) -> None:
+    """What came before the training loop is no part of the first step."""
+    state.startup_ns = e.t_ns - e.process_start_ns
+    state.phase_ns = [a - b for a, b in zip(state.phase_ns, state.window.phase_ns, strict=True)]
+    state.window = Window()
+    for row in state.traffic.values():
+        row.forget()
 
 
 @folds(StepMark)

@@ -48,6 +48,7 @@ from zeromon.snapshot import (
     TransferRow,
     UnitRow,
 )
+from zeromon.snapshot.step import settled
 from zeromon.stats.bandwidth import overlap_ratio
 
 _WINDOW = 20
@@ -92,14 +93,13 @@ def vitals(
 
 def _median_step_seconds(state: RankState) -> float | None:
     """Returns the median of the last steps; the process's first step, which warms up, only alone."""
-    recent = list(state.history)[-_WINDOW:]
-    usual = recent[1:] if 1 < state.steps <= len(recent) else recent
+    usual = settled(list(state.history)[-_WINDOW:])
     return statistics.median(step.seconds for step in usual) if usual else None
 
 
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    last = [s for s in list(state.history)[-_WINDOW:] if not s.idle]
+    last = [s for s in settled(list(state.history)[-_WINDOW:]) if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)
     communication = sum(s.communication_ns for s in timed)
@@ -129,6 +129,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         step=state.step,
         steps=state.steps,
         step_seconds=_median_step_seconds(state),
+        step_mean_seconds=statistics.fmean(s.seconds for s in timed or last) if last else None,
+        startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
         steps_seconds_total=state.step_ns / 1e9,
         step_buckets=tuple(state.step_bucket_counts),
         phase=state.phase.label,

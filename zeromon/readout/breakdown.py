@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.step import settled
 
 WINDOW = 20
 """The number of last steps that means are taken over."""
@@ -48,21 +49,21 @@ def rank_parts(rank: RankSnapshot) -> dict[str, float]:
 
     Empty before the first step.
     """
-    recent = rank.recent[-WINDOW:]
-    return _mean_parts(_timed(recent) or list(recent))
+    recent = settled(rank.recent[-WINDOW:])
+    return _mean_parts(_timed(recent) or recent)
 
 
 def own_seconds(recent: Sequence[StepSummary]) -> Mapping[str, float]:
     """Phase -> seconds a step without waiting for communication; empty where none was timed by phase."""
     return {
-        part: seconds for part, seconds in _mean_parts(_timed(recent[-WINDOW:])).items()
+        part: seconds for part, seconds in _mean_parts(_timed(settled(recent[-WINDOW:]))).items()
         if part != "exposed"
     }  # fmt: skip
 
 
 def exposed_is_known(rank: RankSnapshot) -> bool:
     """Whether one of the last steps was timed by phase."""
-    return bool(_timed(rank.recent[-WINDOW:]))
+    return bool(_timed(settled(rank.recent[-WINDOW:])))
 
 
 def _timed(steps: Iterable[StepSummary]) -> list[StepSummary]:

@@ -97,8 +97,15 @@ def headroom_bytes(rank: RankSnapshot) -> int | None:
 STEPS = Figure(
     name="steps", label="steps", unit=COUNT, of_rank=lambda r: r.step, metrics=("steps_total",)
 )
+
+
+def mean_step_seconds(rank: RankSnapshot) -> float | None:
+    """The mean of the last timed steps, as of every figure of a rank's row; else the median."""
+    return rank.step_seconds if rank.step_mean_seconds is None else rank.step_mean_seconds
+
+
 STEP = Figure(
-    name="step", label="step time", unit=SECONDS, of_rank=lambda r: r.step_seconds,
+    name="step", label="step time, mean", unit=SECONDS, of_rank=mean_step_seconds,
     field="step_seconds", on_nodes=True, metrics=("step_seconds",), from_zero=False,
 )  # fmt: skip
 EXPOSED = Figure(

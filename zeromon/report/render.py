@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
-from zeromon.readout.breakdown import PART_NAMES, PHASES, WINDOW
+from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import exposed_unknown, finding_text, state_text, verdict
@@ -49,6 +50,10 @@ def _head(run: RunSnapshot) -> str:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first.world_size} ranks on {run.node}"
         lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
+    started = [rank.startup_seconds for rank in run.ranks if rank.startup_seconds is not None]
+    if started:
+        setup = human_seconds(max(started))
+        lines.append(f"  start-up  {setup} until the first step: imports, set-up, first batch")
     lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(lines)
 
@@ -72,13 +77,16 @@ def _ranks(run: RunSnapshot) -> str:
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     tail += _why_unknown(_shown(run))
-    return f"Steps (median of the last {WINDOW})\n{table(header, rows)}{tail}"
+    title = f"Steps (mean of the last {WINDOW} timed steps, without the first)"
+    return f"{title}\n{table(header, rows)}{tail}"
 
 
 def _why_unknown(ranks: Sequence[RankSnapshot]) -> str:
     """Why exposed communication is n/a, once for the first rank where it is."""
     why = next(((rank, text) for rank in ranks if (text := exposed_unknown(rank))), None)
-    return f"\n  exposed communication of rank {why[0].rank} is n/a: {why[1]}" if why else ""
+    if why is None:
+        return ""
+    return "\n" + _wrapped(f"exposed communication of rank {why[0].rank} is n/a: {why[1]}")
 
 
 def spreads(run: RunSnapshot) -> str:
@@ -110,20 +118,26 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
         for part in ranges
     ]
     header = ("steps", "step", "exposed", "RSS", "reserved")
-    return f"Over the whole run (median step; the most bytes on any rank)\n{table(header, rows)}"
+    title = "Over the whole run (mean step, without the first; the most bytes on any rank)"
+    return f"{title}\n{table(header, rows)}"
+
+
+_ALWAYS = {"forward", "backward", "optimizer", "data_wait", "other"}
 
 
 def _phases(run: RunSnapshot) -> str:
-    total: dict[str, float] = {}
-    for rank in run.ranks:
-        for phase, seconds in rank.phase_seconds.items():
-            total[phase] = total.get(phase, 0.0) + seconds
+    of_ranks = [rank_parts(rank) for rank in run.ranks]
+    total = {part: sum(parts.get(part, 0.0) for parts in of_ranks) for part in PARTS}
     spent = sum(total.values())
-    shown = [name for name in PHASES if name != "cpu_optimizer" or total.get(name)]
-    parts = [
-        f"{PART_NAMES[name]} {human_ratio(total.get(name, 0.0) / spent)}" for name in shown if spent
-    ]
-    return "Where the time of a step goes\n  " + (", ".join(parts) or "no step yet")
+    known = {"exposed"} if any(map(exposed_is_known, run.ranks)) else set()
+    shown = [part for part in PARTS if total[part] or part in known | _ALWAYS]
+    parts = [f"{PART_NAMES[part]} {human_ratio(total[part] / spent)}" for part in shown if spent]
+    head = f"Where the time of a step goes (mean of the last {WINDOW} timed steps)"
+    return f"{head}\n{_wrapped(', '.join(parts) or 'no step yet')}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="  ")
 
 
 def _findings(findings: Sequence[Finding]) -> str:

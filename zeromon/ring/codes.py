@@ -175,3 +175,4 @@ class Kind(IntEnum):
     TRANSFER = 18
     BUCKET = 19
     TRACE = 20
+    START = 21

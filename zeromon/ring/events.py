@@ -212,6 +212,18 @@ class StepMark(NamedTuple):
     engine: int = 0
 
 
+@record(Kind.START, "t, a")
+class Start(NamedTuple):
+    """Until now the process set up: imports, process groups, model, first batch.
+
+    The newest before the first step counts: the loop has begun with the batch or the forward that leads
+    to the first backward.
+    """
+
+    t_ns: int
+    process_start_ns: int
+
+
 @record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d")
 class UnitMark(NamedTuple):
     """An FSDP unit was unsharded, waited for or resharded."""

@@ -150,6 +150,10 @@ class RankSnapshot:
     """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
     halted: Halt = Halt.NONE
     """Why the rank runs no Python, as seen from outside its process."""
+    step_mean_seconds: float | None = None
+    """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
+    startup_seconds: float | None = None
+    """From the start of the process to its first step; None where that was not seen."""
     untimed_ratio: float | None = None
     """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zeromon.levels import UNTIMED as UNTIMED_LEVEL
@@ -67,6 +68,15 @@ class StepSummary:
         return None if not self.timed else overlap_ratio(self.communication_ns, self.exposed_ns)
 
 
+def settled(steps: Iterable[StepSummary]) -> list[StepSummary]:
+    """*steps* without the first one of the process; all of them where no other is known.
+
+    The first one compiles, allocates and connects what the others use.
+    """
+    known = list(steps)
+    return [step for step in known if step.step > 1] or known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRange:
     """Some of a run's steps, over all its ranks."""
@@ -74,7 +84,7 @@ class StepRange:
     first_step: int
     last_step: int
     step_seconds: float
-    """Median."""
+    """Mean."""
     exposed_ratio: float | None
     """Over the steps whose communication was timed."""
     rss_bytes: int

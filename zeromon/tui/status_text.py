@@ -9,6 +9,7 @@ from statistics import median
 from zeromon.focus import first_failed, nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
 from zeromon.memory.reconcile import read_facts
+from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
     exposed_unknown,
@@ -126,7 +127,7 @@ def lowest(
 
 def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
     """The step time of the median rank."""
-    known = [rank.step_seconds for rank in ranks if rank.step_seconds]
+    known = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
     return median(known) if known else None
 
 

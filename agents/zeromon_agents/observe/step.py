@@ -8,10 +8,14 @@ wait comes from the DataLoader's iterator.
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +34,8 @@ _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
 _MOST_LOADER_RECORDS = 32
 _MOST_COUNTS = 64
+_START_TICKS = 19
+"""The index of the start time among the fields of /proc/PID/stat that follow the program's name."""
 
 
 def control_step(step: int, before: int = 0) -> bool:
@@ -42,6 +48,17 @@ def control_step(step: int, before: int = 0) -> bool:
     if watched <= _SETTLED:
         return False
     return step % (_OFTEN if watched < _OFTEN_UNTIL else _SELDOM) == 0
+
+
+@functools.cache
+def process_start_ns() -> int:
+    """Returns CLOCK_MONOTONIC of the start of this process; now where /proc does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[_START_TICKS])
+        suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - suspended_ns
+    return time.monotonic_ns()
 
 
 def steps_taken(optimizer: Any) -> int:
@@ -72,7 +89,10 @@ class Steps:
         self._before_step_mark = before_step_mark
         now = time.monotonic_ns()
         self.step_start_ns = now
-        self._free_since = now
+        self._free_since = 0
+        """When the last batch, backward or step ended; 0 before the first."""
+        self._in_loop = False
+        """Whether the first backward has begun, and with it the training loop."""
         self._micro_steps = 0
         self._last_micro_steps = 0
         self._forward_from = 0
@@ -108,6 +128,14 @@ class Steps:
         self.on_backward: Callable[[], None] | None = None
         """Called when the first backward of a step begins, where activations are at their peak."""
 
+    # ---- the first step -----------------------------------------------------------------------
+
+    def _may_start(self, now: int) -> None:
+        """Begins the first step, again with each batch and forward until the first backward."""
+        if not self._in_loop and not self.attached_mid_step:
+            self.step_start_ns = now
+            self._context.write(now, Kind.START, 0, 0, 0, 0, 0, process_start_ns(), 0, 0, 0)
+
     # ---- forward ------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
@@ -118,6 +146,7 @@ class Steps:
         self.autocast = self.autocast or autocast_dtype()
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
+        self._may_start(self._forward_from)
         self._context.phase = Phase.FORWARD
 
     def forward_seen(self) -> None:
@@ -150,8 +179,11 @@ class Steps:
         now = time.monotonic_ns()
         if self._forward_from:
             self._close_forward()
-        elif not self._has_wrapper:
+        elif not self._has_wrapper and self._free_since:
             self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
+        elif not self._has_wrapper:
+            self._may_start(now)
+        self._in_loop = True
         self._backward_from = now
         self._context.phase = Phase.BACKWARD
 
@@ -288,7 +320,7 @@ class Steps:
     def _end_partial_step(self, now: int, taken: int) -> None:
         """Ends the step during which the agent was attached: the next step is seen whole."""
         context = self._context
-        self.attached_mid_step = False
+        self.attached_mid_step, self._in_loop = False, True
         context.step = context.steps_before = taken
         context.add_metadata(steps_before=taken)
         self._before_first_step()
@@ -311,6 +343,7 @@ class Steps:
             self._free_since = time.monotonic_ns()
             self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
             self._data_from = 0
+            self._may_start(self._free_since)
             self._context.phase = Phase.OTHER
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:

@@ -10,7 +10,7 @@ from dash import html
 from zeromon.focus import most_exposed
 from zeromon.levels import EXPOSED
 from zeromon.readout.charts import names
-from zeromon.readout.figures import SPREAD
+from zeromon.readout.figures import SPREAD, mean_step_seconds
 from zeromon.readout.text import exposed_unknown, pause_seconds, pause_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds
@@ -103,12 +103,12 @@ def _waits(run: RunSnapshot) -> Any:
 
 
 def _steps(run: RunSnapshot) -> Any:
-    known = [rank.step_seconds for rank in run.ranks if rank.step_seconds]
+    known = [seconds for rank in run.ranks if (seconds := mean_step_seconds(rank))]
     if not known:
         return card("Step time", "n/a", "no step yet")
     slowest, pause = max(known), pause_seconds(run)
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
-    return card("Step time", human_seconds(slowest), f"{rate}; median of the last steps")
+    return card("Step time", human_seconds(slowest), f"{rate}; mean of the last steps")
 
 
 def _agent(run: RunSnapshot) -> Any:

@@ -38,6 +38,7 @@ _CORE = (
     "agent_overhead_ratio", "agent_overhead_noise_ratio",
 )  # fmt: skip
 _DETAIL = (
+    "startup_seconds",
     "phase_seconds_total", "collectives_total", "collective_bytes_total", "collective_seconds_total",
     "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
     "collective_best_busbw_bytes_per_second", "group_info", "communication_step_seconds",

@@ -186,6 +186,7 @@ def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
         return []
     each = max(1, -(-(last - first + 1) // count))
     timed = (pl.col("flags") & NOT_TIMED) == 0
+    usual = pl.col("duration_us").filter(pl.col("step") > 1)
     rows, _ = collect(
         paths,
         lambda rows: (
@@ -193,7 +194,7 @@ def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
             .agg(
                 pl.col("step").min().alias("first"),
                 pl.col("step").max().alias("last"),
-                pl.col("duration_us").median().alias("median"),
+                pl.coalesce(usual.mean(), pl.col("duration_us").mean()).alias("mean"),
                 pl.col("exposed_us").filter(timed).sum().alias("exposed"),
                 pl.col("duration_us").filter(timed).sum().alias("spent"),
                 pl.col("rss_bytes").max().alias("rss"),
@@ -206,7 +207,7 @@ def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
         StepRange(
             first_step=row["first"],
             last_step=row["last"],
-            step_seconds=row["median"] / 1e6,
+            step_seconds=row["mean"] / 1e6,
             exposed_ratio=row["exposed"] / row["spent"] if row["spent"] else None,
             rss_bytes=row["rss"],
             reserved_bytes=row["reserved"],

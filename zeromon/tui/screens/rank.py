@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.levels import OOM
 from zeromon.readout import charts
+from zeromon.readout.figures import STEP
 from zeromon.readout.text import doing, exposed_unknown
 from zeromon.report import communication, configuration, memory
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
@@ -100,13 +101,14 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
     lines += [
         _pairs(("steps", human_count(rank.steps)), ("skipped", human_count(rank.skipped_steps)),
                ("micro-steps", human_count(rank.micro_steps)),
-               ("step", human_seconds(rank.step_seconds)),
+               ("mean step", STEP.text(rank)),
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
                ("overlap", human_ratio(rank.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
                ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
-        _pairs(("agent cost", _cost(rank)), ("errors in hooks", human_count(rank.errors)),
+        _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", _cost(rank)),
+               ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
         [], *step_bars([rank], look, width),
     ]  # fmt: skip

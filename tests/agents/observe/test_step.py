@@ -1,0 +1,79 @@
+"""When the first step begins: not before the batch or the forward that leads to a backward."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from zeromon.ring.buffer import RingReader, RingWriter
+from zeromon.ring.events import PhaseSpan, Start, StepMark, decode
+from zeromon_agents.observe.step import Steps, process_start_ns
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import ON, HookContext
+
+PAUSE_S = 0.03
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> tuple[Steps, RingReader]:
+    """Set-up has taken a while when the first batch is asked for."""
+    context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0, pid=1), Guard())
+    context.mode = ON
+    steps = Steps(context, lambda _: None, lambda: None)
+    time.sleep(PAUSE_S)
+    return steps, RingReader(tmp_path / "rank0.1.ring")
+
+
+def one_step(steps: Steps, *, wrapped: bool, loaded: bool) -> None:
+    if loaded:
+        steps.data_begins()
+        time.sleep(PAUSE_S)
+        steps.data_ends()
+    if wrapped:
+        steps.forward_begins()
+        steps.forward_ends()
+    steps.backward_begins()
+    steps.backward_ends()
+    steps.optimizer_begins(None)
+    steps.optimizer_ends(None)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_startup_is_not_in_the_first_step(
+    loop: tuple[Steps, RingReader], wrapped: bool, loaded: bool
+) -> None:
+    steps, reader = loop
+    made = time.monotonic_ns()
+    one_step(steps, wrapped=wrapped, loaded=loaded)
+    one_step(steps, wrapped=wrapped, loaded=loaded)
+    events = [decode(raw) for raw in reader.read(final=True)]
+    starts = [event for event in events if isinstance(event, Start)]
+    first, second = [event for event in events if isinstance(event, StepMark)]
+    assert first.start_ns == starts[-1].t_ns >= made + loaded * PAUSE_S * 1e9
+    assert second.start_ns == first.t_ns
+    assert starts[0].process_start_ns == process_start_ns() < made
+    assert len(starts) == (wrapped + loaded or 1)
+    spans = [event for event in events if isinstance(event, PhaseSpan)]
+    assert all(one.start_ns >= made for one in spans)
+
+
+def test_an_evaluation_before_the_training_is_startup(loop: tuple[Steps, RingReader]) -> None:
+    steps, reader = loop
+    steps.forward_begins()
+    time.sleep(PAUSE_S)
+    steps.forward_ends()
+    evaluated = time.monotonic_ns()
+    one_step(steps, wrapped=True, loaded=False)
+    (first,) = [e for raw in reader.read(final=True) if isinstance(e := decode(raw), StepMark)]
+    assert first.start_ns >= evaluated
+
+
+def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, RingReader]) -> None:
+    steps, reader = loop
+    steps.attached_mid_step = True
+    for _ in range(3):
+        one_step(steps, wrapped=True, loaded=True)
+    assert not [e for raw in reader.read(final=True) if isinstance(e := decode(raw), Start)]
