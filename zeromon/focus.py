@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zeromon.ring.text_enum import TextEnum
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, RankSnapshot, Risk
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, DeathRole, RankSnapshot, Risk
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""
@@ -64,17 +63,6 @@ def oom_ratio(rank: RankSnapshot) -> float | None:
 def first_counted(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     """The first rank with a memory census, which stands for all in memory by role; None without any."""
     return next((rank for rank in ranks if rank.roles), None)
-
-
-class DeathRole(TextEnum):
-    """What the end of a failed rank has to do with the end of the run."""
-
-    CULPRIT = "culprit"
-    """It failed by itself."""
-    VICTIM = "victim"
-    """It ended because another rank had failed."""
-    STOPPED = "stopped"
-    """A person or a scheduler stopped the run."""
 
 
 _LOST_PEER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from builders import rank, run
 from zeromon.collector import daemon as collector_module
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
+from zeromon.collector.run import RunFollower
 from zeromon.fold.summarize import summarize
+from zeromon.probes import tasks
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
@@ -147,6 +150,49 @@ def test_an_elastic_restart_shows_the_newest_process_of_a_rank(tmp_path: Path) -
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
     made.tick()
     assert [r.strategy for r in made.view[0].ranks] == ["new"]
+
+
+def test_a_run_waits_for_the_tasks_of_its_launcher(tmp_path: Path) -> None:
+    """One `zeromon run` per rank, whose ranks take more than half a minute to start: one record."""
+    folder = tmp_path / "rings" / "srun"
+    folder.mkdir(parents=True)
+    assert tasks.announce(folder)
+    facts = {"run": "srun", "command": ["train.py"], "started": time.time() - 100, "tasks": 2}
+    (folder / "run.json").write_text(json.dumps(facts))
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    assert not made.view[0].ended
+    gone = 2**22 + 5
+    mine, other = (folder / f"task.{pid}.json" for pid in (os.getpid(), gone))
+    other.write_text(json.dumps({"pid": gone, "mono_ns": time.monotonic_ns()}))
+    follower = made._runs["srun"]
+    follower._tasks._known[mine.name] = ProcessWatch(gone)
+    made.tick()
+    assert made.view[0].ended
+    assert not folder.exists()
+
+
+def test_tasks_that_have_not_started_are_waited_for(tmp_path: Path) -> None:
+    """The first of two has failed before the second began."""
+    folder = tmp_path / "rings" / "srun"
+    folder.mkdir(parents=True)
+    gone = {"pid": 2**22 + 5, "mono_ns": time.monotonic_ns()}
+    (folder / "task.4194309.json").write_text(json.dumps(gone))
+    facts = {"run": "srun", "command": ["train.py"], "started": time.time() - 60}
+    for expected, ended in ((2, False), (1, True)):
+        (folder / "run.json").write_text(json.dumps(facts | {"tasks": expected}))
+        follower = RunFollower(folder)
+        follower.poll()
+        assert follower.ended == ended
+
+
+def test_the_first_task_describes_the_run(tmp_path: Path) -> None:
+    older = {"pid": os.getppid(), "mono_ns": time.monotonic_ns()}
+    assert tasks.announce(tmp_path)
+    (tmp_path / "task.1.json").write_text(json.dumps(older))
+    assert not tasks.announce(tmp_path)
+    tasks.withdraw(tmp_path)
+    assert [path.name for path in tmp_path.glob(tasks.FILES)] == ["task.1.json"]
 
 
 def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_every_rule_with_a_remedy_is_here() -> None:
     without = {
         "agent_errors", "collective_in_flight", "collective_mismatch", "disk_space", "distant_node",
         "events_dropped", "exposed_communication", "history_stopped", "no_step", "node_silent",
-        "nodes_apart", "poor_overlap", "rank_died", "stalled", "straggler", "unknown_version",
-        "untimed_collectives",
+        "nodes_apart", "poor_overlap", "rank_died", "restarted", "stalled", "straggler",
+        "unknown_version", "untimed_collectives",
     }  # fmt: skip
     elsewhere = {"oom_risk", "starved_prefetch"}  # test_engine.py, test_strategy_rules.py
     assert set(FIRES) == set(SILENT)

@@ -28,12 +28,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from zeromon.errors import LaunchError, RingError
+from zeromon.probes import tasks
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.sources.live import collector_address
 
 _COLLECTOR_PATIENCE_SECONDS = 5.0
+_TASKS = (
+    "LOCAL_WORLD_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)
+"""How many tasks a launcher starts on this node."""
 _SHARED_BY_TASKS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -76,7 +84,9 @@ def call(options: argparse.Namespace) -> int:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         if folder is not None:
-            (folder / "run.json").unlink(missing_ok=True)
+            tasks.withdraw(folder)
+            if not _is_one_of_many():
+                (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
         say(f"cannot run {command[0]}: {error.strerror}")
@@ -173,8 +183,11 @@ def _describe(folder: Path, command: list[str]) -> None:
         "mono_ns": time.monotonic_ns(),
         "pid": os.getpid(),
     }
-    if _is_one_of_many():
-        del facts["pid"]  # one of several tasks: the run ends with its ranks, not with this one
+    if _is_one_of_many():  # the run ends with the last task
+        del facts["pid"]
+        facts["tasks"] = next((int(n) for n in map(os.environ.get, _TASKS) if n and n.isdigit()), 0)
+        if not tasks.announce(folder):
+            return
     replace_file(folder / "run.json", json.dumps(facts))
 
 

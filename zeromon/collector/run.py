@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.run_cluster import RunCluster
@@ -27,6 +28,7 @@ from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.memory.forecast import host_risk, rank_risks
+from zeromon.probes import tasks
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
 from zeromon.probes.nvml import Nvml
@@ -49,11 +51,13 @@ TOTALS = "totals.msgpack"
 RUN_NAME = "name.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
-    "meets", TOTALS, f".{TOTALS}.*",
+    "meets", tasks.FILES, f".{tasks.FILES}.*", TOTALS, f".{TOTALS}.*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
 """How long a run without launcher and ranks counts as running."""
+_TASKS_SECONDS = 120.0
+"""How long after the first the other tasks of a launcher are waited for."""
 _FORECAST_NS_A_RANK = 50_000_000
 _NO_RANK = (
     "no rank ever reported: the command ended before init_process_group and before any"
@@ -135,9 +139,13 @@ class RunFollower:
         self._stragglers: tuple[Straggler, ...] = ()
         self._debouncer = FindingDebouncer()
         self._failed_since = 0.0
+        self._attempts = 1
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
+        self._tasks = tasks.TaskWatch(folder)
+        expected = self.info.get("tasks")
+        self._expected_tasks = expected if isinstance(expected, int) else 0
 
     # ---- following -----------------------------------------------------------------------------
 
@@ -170,13 +178,18 @@ class RunFollower:
             return False
         if self._launcher is not None and self._launcher.alive():
             return False
+        age = time.time() - self.started_wall
+        if self._tasks.alive():
+            return False
+        if self._tasks.count < self._expected_tasks and age < _TASKS_SECONDS:
+            return False
         if any(not follower.settled for follower in self.ranks.values()):
             return False
         if self.captures is not None and self.captures.busy:
             return False
         if self.ranks or self._launcher is not None:
             return True
-        return time.time() - self.started_wall > _START_SECONDS
+        return age > _START_SECONDS
 
     def _failed_lately(self) -> bool:
         """Whether a rank failed so recently that other nodes may not have its report yet."""
@@ -186,14 +199,8 @@ class RunFollower:
         return failed and time.monotonic() - self._failed_since < NODE_SILENT_SECONDS + 3
 
     def newest(self) -> list[RankFollower]:
-        """Returns one follower per rank: after an elastic restart the one with the newest ring."""
-        newest: dict[int, RankFollower] = {}
-        for follower in self.ranks.values():
-            rank = follower.state.rank
-            other = newest.get(rank)
-            if other is None or other.reader.header.mono_ns < follower.reader.header.mono_ns:
-                newest[rank] = follower
-        return [newest[rank] for rank in sorted(newest)]
+        """Returns one follower per rank: after a restart those of the newest attempt."""
+        return attempts.present(attempts.attempts_of(self.ranks.values()))
 
     def is_named(self) -> bool:
         """Whether the run's name is known; see :meth:`RunCluster.can_name`."""
@@ -209,7 +216,11 @@ class RunFollower:
     def snapshot(self, nvml: Nvml) -> RunSnapshot:
         """Returns the snapshot of the run, with risks and findings."""
         now = time.monotonic_ns()
-        followers = self.newest()
+        by_attempt = attempts.attempts_of(self.ranks.values())
+        followers = attempts.present(by_attempt)
+        if len(by_attempt) > self._attempts:  # figures of several ranks or steps begin anew
+            self._skew, self._risks, self._stragglers = ArrivalSkew(), Risks(), ()
+            self._attempts = len(by_attempt)
         # before the ranks are summarized: waits and transfers belong to these steps
         self._match_arrivals(followers)
         self.cluster.exchange(self._skew)
@@ -240,6 +251,8 @@ class RunFollower:
             nodes=nodes,
             away=self.cluster.away,
             nodes_note=self.cluster.note,
+            attempts=attempts.earlier(by_attempt),
+            attempt=max(attempts.numbers(by_attempt), default=1),
         )
         findings = advise(run)
         return replace(
@@ -305,8 +318,11 @@ class RunFollower:
     def keep_steps(self) -> None:
         """Appends the new steps to the history."""
         if self.record is not None:
-            for follower in self.newest():
-                self.record.keep(follower.new_rows(final=self.ended))
+            present = self.newest()
+            for attempt in attempts.attempts_of(self.ranks.values()):
+                for follower in attempt:
+                    final = self.ended or follower not in present
+                    self.record.keep(follower.new_rows(final=final))
 
     def keep_totals(self) -> None:
         """Saves the totals, from which a restarted collector continues."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from zeromon.focus import DeathRole, death_roles, first_failed
+from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.snapshot import (
     NOT_SEEN,
     Capture,
     CaptureState,
+    Death,
+    DeathRole,
     Finding,
     Halt,
     NodeView,
@@ -32,7 +34,11 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
 def verdict(run: RunSnapshot) -> str:
-    """One sentence: how the run is, or how it ended."""
+    """One sentence: how the run is, or how it ended; after a restart with the number of the attempt."""
+    return f"{_state(run)}, attempt {run.attempt}" if run.attempt > 1 else _state(run)
+
+
+def _state(run: RunSnapshot) -> str:
     if not run.ranks:
         return run.note or "no rank has reported yet"
     failed = [rank for rank in run.ranks if rank.failed]
@@ -173,6 +179,12 @@ def script_frame(stack: Sequence[str]) -> str:
 _NOT_THE_SCRIPT = (
     "/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>",
 )  # fmt: skip
+
+
+def death_text(death: Death) -> str:
+    """``rank 1, exception, ValueError: boom``: how a rank of an earlier attempt ended."""
+    parts = (f"rank {death.rank}", death.ended, death.exception)
+    return ", ".join(part for part in parts if part)
 
 
 def host_evidence(rank: RankSnapshot) -> str:

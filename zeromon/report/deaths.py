@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.text import UNATTRIBUTED_NAMES, doing, host_evidence
+from zeromon.readout.text import UNATTRIBUTED_NAMES, death_text, doing, host_evidence
 from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
+    DeathRole,
     RankSnapshot,
     RunSnapshot,
     StepSummary,
 )
-from zeromon.units import human_bytes, human_count, human_ratio
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
 def deaths(run: RunSnapshot) -> str:
@@ -36,6 +37,38 @@ def deaths(run: RunSnapshot) -> str:
             lines += [f"    {line}" for line in _out_of_memory(rank)]
         lines += _before_death(rank)
     return "Deaths\n" + "\n".join(lines) if lines else ""
+
+
+def attempts(run: RunSnapshot) -> str:
+    """The earlier attempts of a run whose launcher started its ranks again; "" without any."""
+    if run.attempt == 1:
+        return ""
+    rows = [
+        (
+            str(attempt.number),
+            human_seconds(max(0.0, attempt.ended_wall - attempt.started_wall)),
+            human_count(attempt.steps),
+            "n/a" if attempt.resumed_step is None else human_count(attempt.resumed_step),
+            "n/a" if attempt.lost_steps is None else human_count(attempt.lost_steps),
+        )
+        for attempt in run.attempts
+    ]
+    lines = (
+        [table(("attempt", "lasted", "steps", "resumed at", "steps lost"), rows)] if rows else []
+    )
+    if any(attempt.lost_steps is None for attempt in run.attempts):
+        lines.append("  n/a: the optimizer keeps no count of its steps that the agent can read")
+    for attempt in run.attempts:
+        culprits = [death for death in attempt.deaths if death.role is DeathRole.CULPRIT]
+        told = [death_text(death) for death in (culprits or attempt.deaths)[:_MOST_DEATHS]]
+        why = "; ".join(told) or "no rank is known to have failed"
+        lines.append(f"  attempt {attempt.number} ended: {why}")
+    unseen = set(range(1, run.attempt)) - {attempt.number for attempt in run.attempts}
+    lines += [f"  attempt {number} ended before a rank reported" for number in sorted(unseen)]
+    return "\n".join(("Earlier attempts", *lines))
+
+
+_MOST_DEATHS = 3
 
 
 def _held(rank: RankSnapshot) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import exposed_unknown, finding_text, state_text, verdict
 from zeromon.report.communication import checked, communication, sizes, units
 from zeromon.report.configuration import engines, settings
-from zeromon.report.deaths import deaths
+from zeromon.report.deaths import attempts, deaths
 from zeromon.report.memory import memory, offload, roles
 from zeromon.report.table import table
 from zeromon.snapshot import (
@@ -30,7 +30,7 @@ _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
     """The whole report; *ranges*: the parts of a long run, for its course over time."""
-    blocks = [_head(run)]
+    blocks = [_head(run), attempts(run)]
     if run.ranks:
         blocks += [
             spreads(run), _ranks(run), _over_time(ranges), _phases(run), communication(run),

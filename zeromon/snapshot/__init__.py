@@ -4,6 +4,15 @@ Made by :mod:`zeromon.fold` from events. Nothing in this package changes state o
 are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
+from zeromon.snapshot.attempt import (
+    Attempt as Attempt,
+)
+from zeromon.snapshot.attempt import (
+    Death as Death,
+)
+from zeromon.snapshot.attempt import (
+    DeathRole as DeathRole,
+)
 from zeromon.snapshot.capture import (
     Capture as Capture,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zeromon.snapshot.attempt import Attempt
 from zeromon.snapshot.capture import Capture
 from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
 from zeromon.snapshot.communication import Hang, Straggler
@@ -42,6 +43,11 @@ class RunSnapshot:
     """Ranks of other nodes that failed, or that a hang is about."""
     nodes_note: str = ""
     """Why ranks of other nodes are not seen, "" where they are."""
+
+    attempts: tuple[Attempt, ...] = ()
+    """Earlier attempts whose ranks reported; after each the launcher started the ranks again."""
+    attempt: int = 1
+    """The number of this one, as the launcher counts."""
 
     @property
     def detached(self) -> bool:

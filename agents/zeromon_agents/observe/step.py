@@ -230,7 +230,8 @@ class Steps:
             if self._open_optimizers:
                 self._open_optimizers.pop()
             if not self._open_optimizers and self._context.mode != OFF and self._optimizer_from:
-                self._end_step(taken=steps_taken(optimizer) if self.attached_mid_step else 0)
+                counts = self.attached_mid_step or not self._context.step
+                self._end_step(taken=steps_taken(optimizer) if counts else 0)
         except Guard.CAUGHT as error:
             self._context.guard.note(error, "optimizer_ends")
 
@@ -287,6 +288,8 @@ class Steps:
             return
         self._span(Phase.OPTIMIZER, self._optimizer_from, now)
         self._optimizer_from = 0
+        if taken and not context.step:  # the optimizer counts those before a restart, too
+            context.add_metadata(resumed_step=taken - 1)
         self._before_step_mark(context.step + 1)
         now = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
         context.phase = Phase.OTHER

@@ -45,7 +45,7 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
 from zeromon_agents.runtime.imports import ImportWatch
 from zeromon_agents.runtime.patches import Patches
-from zeromon_agents.runtime.rank_info import RankInfo
+from zeromon_agents.runtime.rank_info import RankInfo, first_number
 from zeromon_agents.runtime.rendezvous import Rendezvous
 
 _HEARTBEAT_SECONDS = 1.0
@@ -193,6 +193,7 @@ class Agent:
             attached=self.attachment is not None,
             device="cpu",
             argv=sys.argv[:20],
+            restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
         )
 
     def _write_device_metadata(self) -> None:

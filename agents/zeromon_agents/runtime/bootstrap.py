@@ -123,7 +123,7 @@ class Bootstrap:
         if self.agent is not None or self._failed:
             return
         try:
-            self.agent = start_agent(run_directory())
+            self.agent = start_in_run()
             self._watch_forks()
         except Guard.CAUGHT as error:
             self._failed = True
@@ -195,6 +195,27 @@ def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
         agent.stop()  # half-installed hooks must not stay
         raise
     return agent
+
+
+def start_in_run() -> Agent:
+    """Creates and starts the agent in the folder of this run.
+
+    A collector may remove the folder of a run that has ended between two calls here: it is made again.
+    """
+    import zeromon_agents.runtime.agent  # noqa: F401  # takes long, so before the folder is made
+    from zeromon.errors import RingError
+
+    for _ in range(_MOST_REMOVALS):
+        folder = run_directory()
+        try:
+            return start_agent(folder)
+        except RingError:
+            if folder.exists():
+                raise
+    return start_agent(run_directory())
+
+
+_MOST_REMOVALS = 2
 
 
 def missing_parts() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from support import ENDED_WELL, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
 
+from zeromon.errors import RingError
 from zeromon.snapshot import RunSnapshot
+from zeromon_agents.runtime import bootstrap
 
 TINY = str(PROGRAMS / "tiny.py")
 PYTHON = sys.executable
@@ -110,6 +113,26 @@ def test_tasks_of_srun_find_one_another(node: Node) -> None:
     assert [task.wait(timeout=120) for task in tasks] == [0, 0]
     snapshot = wait_for_record(node, "tiny-")
     assert [(r.rank, r.local_rank, r.steps) for r in snapshot.ranks] == [(0, 0, 5), (1, 1, 5)]
+
+
+def test_a_folder_that_is_removed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector removes that of an ended run of the same name while a late rank starts."""
+    monkeypatch.setenv("ZEROMON_RUN_DIR", str(tmp_path / "run"))
+    asked: list[Path] = []
+
+    def start_agent(folder: Path) -> Path:
+        asked.append(folder)
+        if len(asked) == 1:
+            shutil.rmtree(folder)
+            raise RingError("cannot create the ring: No such file or directory")
+        return folder
+
+    monkeypatch.setattr(bootstrap, "start_agent", start_agent)
+    assert bootstrap.start_in_run() == tmp_path / "run"  # type: ignore[comparison-overlap]
+    assert len(asked) == 2
+    assert (tmp_path / "run" / "run.json").exists()
 
 
 def wait_for_record(node: Node, name: str) -> RunSnapshot:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
-from zeromon.focus import DeathRole, death_roles, first_failed
+from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text
-from zeromon.readout.text import doing, host_evidence, node_lost, script_frame
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, Hang, RunSnapshot, Severity
+from zeromon.readout.text import death_text, doing, host_evidence, node_lost, script_frame
+from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, DeathRole, Hang, RunSnapshot, Severity
+from zeromon.units import human_count
 
 _MOST_STALLED = 4
 
@@ -39,6 +40,20 @@ _SEVERITY_OF_DEATH = {
     DeathRole.VICTIM: Severity.INFO,
     DeathRole.STOPPED: Severity.WARNING,
 }
+
+
+@rule("ZM014", severity=Severity.WARNING)
+def restarted(run: RunSnapshot) -> Iterable[Match]:
+    """The launcher ended all ranks and started them again."""
+    if run.attempts:
+        last = run.attempts[-1]
+        known = [attempt.lost_steps for attempt in run.attempts]
+        lost = "n/a" if None in known else human_count(sum(filter(None, known)))
+        why = death_text(last.deaths[0]) if last.deaths else "no rank is known to have failed"
+        yield Match(
+            f"attempt {run.attempt}; attempt {last.number} ended after"
+            f" {human_count(last.steps)} steps: {why}; steps lost in all: {lost}"
+        )
 
 
 @rule("ZM002", severity=Severity.CRITICAL)

@@ -79,6 +79,11 @@ def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
     return lambda run, rank: (((), read(rank)),)
 
 
+def _one_run(read: Callable[[RunSnapshot], float | None]) -> Rows:
+    """A metric with one value a run."""
+    return lambda run, rank: (((), read(run)),)
+
+
 def _memory(read: Callable[[DeviceMemory], int]) -> Rows:
     """A figure of the device's allocator; absent on CPU ranks and where it is -1."""
     return _one(lambda rank: _known(read(rank.memory)) if rank.memory else None)
@@ -219,6 +224,8 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
+    Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
+         (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
     Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
     Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),

@@ -1,0 +1,47 @@
+"""Earlier attempts of a run whose launcher started its ranks again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.ring.text_enum import TextEnum
+
+
+class DeathRole(TextEnum):
+    """What the end of a failed rank has to do with the end of the run."""
+
+    CULPRIT = "culprit"
+    """It failed by itself."""
+    VICTIM = "victim"
+    """It ended because another rank had failed."""
+    STOPPED = "stopped"
+    """A person or a scheduler stopped the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a rank of an earlier attempt failed."""
+
+    rank: int
+    ended: str
+    exception: str
+    role: DeathRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """All ranks from one start of the launcher to the next."""
+
+    number: int
+    """1: the first."""
+    started_wall: float
+    """Seconds since the epoch, as is the next."""
+    ended_wall: float
+    steps: int
+    """Steps that ended in it."""
+    resumed_step: int | None
+    """Steps that its optimizers had taken when it began; None where they do not count them."""
+    lost_steps: int | None
+    """Steps that the next attempt takes again; None where unknown."""
+    deaths: tuple[Death, ...]
+    """The culprits first."""
