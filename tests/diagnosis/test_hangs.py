@@ -150,3 +150,10 @@ def test_a_send_without_an_answer_accuses_no_member() -> None:
     assert (hang.kind, hang.waiting, hang.missing) == ("its peer has not answered", (0,), ())
     text = next(f.text for f in advise(run(*ranks, taken_ns=NOW)) if "in_flight" in f.rule)
     assert text.startswith("send #5 of group world")
+
+
+def test_of_a_group_only_the_oldest_hang_is_told() -> None:
+    """DDP has several buckets in flight; the second waits for the first."""
+    later = entry(sequence=8, issued_ns=NOW - 19_000_000_000)
+    (hang,) = found(at(0, later, entry(), world=8), at(1))
+    assert (hang.sequence, hang.missing) == (7, (1,))

@@ -76,8 +76,16 @@ def hangs_of(members: Sequence[Member], now_ns: int) -> tuple[Hang, ...]:
         limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
         if now_ns - oldest.issued_ns > limit:
             hanging.append(_hang(members, now_ns, inside, oldest))
-    hanging = _deadlocks(sorted(hanging, key=lambda h: -h.seconds))
+    hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     return (*hanging, *_broken_off(members))
+
+
+def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
+    """The first hang of each group: what a group has in flight beside it waits for it."""
+    first: dict[tuple[str, tuple[int, ...]], Hang] = {}
+    for hang in hanging:
+        first.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
+    return list(first.values())
 
 
 def _broken_off(ranks: Sequence[Member]) -> list[Hang]:

@@ -96,7 +96,7 @@ def pause_seconds(run: RunSnapshot) -> float | None:
 
 def pause_text(seconds: float) -> str:
     """``no step for 35 s``: how long no step has ended."""
-    return f"no step for {human_seconds(round(seconds))}"
+    return f"no step for {roughly(seconds)}"
 
 
 def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
