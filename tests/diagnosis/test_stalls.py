@@ -11,6 +11,7 @@ from builders import rank, run, summary
 from zeromon.cli.doctor import as_text
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stalls import stalls
+from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause
 from zeromon.readout.text import pause_seconds, verdict
 from zeromon.snapshot import (
@@ -206,3 +207,12 @@ def test_rates_are_withdrawn_while_no_step_ends() -> None:
     assert {n: v for n, v, _ in figures(moving, tokens)}["steps/s"] == "1"
     shown = {n: v for n, v, _ in figures(still, tokens)}
     assert (shown["steps/s"], shown["tokens/s"]) == ("n/a", "n/a")
+
+
+def test_no_alert_for_a_collective_that_waits_for_a_checkpoint() -> None:
+    """The alert asks for any series of the metric."""
+    metric = next(spec for spec in METRICS if spec.name == "zeromon_hang")
+    saves = hung(stuck(1, stack=(*SLEEPS, EXPECTED["saves or loads a checkpoint"])))
+    assert not list(metric.rows(saves, saves.ranks[0]))
+    late = hung(stuck(1))
+    assert list(metric.rows(late, late.ranks[0]))

@@ -20,6 +20,7 @@ from zeromon.ring.events import (
     Exit,
     ExitKind,
     Flag,
+    GroupSequence,
     Issued,
     Kind,
     Op,
@@ -185,6 +186,21 @@ def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
     rank = summarize(made)
     assert rank.in_flight == ()
     assert rank.collectives[0].count == 3
+
+
+@pytest.mark.parametrize(("attached", "number"), [(False, 11), (True, 10)])
+def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(
+    attached: bool, number: int
+) -> None:
+    """Ten all-reduces of DDP's reducer, and one call that the hooks saw."""
+    made = state(attached=attached)
+    first = 10 if attached else 1  # an attached agent numbers as the group does
+    folded([GroupSequence(5, 1, 10, 0)], made)
+    folded([Issued(6, Op.BROADCAST, Phase.OTHER, 0, 1, 0, 64, first, 0)], made)
+    rank = summarize(made)
+    (group,) = [g for g in rank.groups if g.sequence >= 0]
+    assert (group.sequence, group.op, group.nbytes) == (number, "broadcast", 64)
+    assert [e.sequence for e in rank.in_flight] == [number]
 
 
 def test_failed_collectives_leave_nothing_in_flight() -> None:

@@ -105,6 +105,8 @@ def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     told = set()
     for hang in run.hangs:
+        if hang.pause:  # it is expected, and an alert asks for any series
+            continue
         for role in ("waiting", "missing", "dead"):
             if rank.rank in getattr(hang, role):
                 told.add((role, hang.kind, hang.op, hang.group))
@@ -278,7 +280,7 @@ METRICS: tuple[Spec, ...] = (
          (), _in_flight),
     Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one(lambda r: r.wait_seconds)),
     Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one(lambda r: r.late_seconds)),
-    Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective: role waiting, missing or dead; kind as in zeromon doctor.",
+    Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective, none while a missing rank is in an expected pause: role waiting, missing or dead; kind as in zeromon doctor.",
          ("role", "kind", "op", "group"), _hangs),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; outcome ahead: prefetched, late: fetched when needed.",
          ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
