@@ -93,10 +93,90 @@ def read_deepspeed(folder: Path) -> Schema:
     return {
         "version": metadata.version("deepspeed"),
         "top": sorted(_top_names(folder) | set(sections) | {"bfloat16"}),
+        **_optimizers(folder),
         "removed": removed.get("_REMOVED_TOP_LEVEL_CONFIG_KEYS", {}),
         "removed_zero": removed.get("_REMOVED_ZERO_CONFIG_KEYS", {}),
         "sections": sections,
     }
+
+
+_OPTIMIZERS = {
+    "adam": ("adam/fused_adam.py", "adam/cpu_adam.py"),
+    "adamw": ("adam/fused_adam.py", "adam/cpu_adam.py"),
+    "adagrad": ("adagrad/cpu_adagrad.py",),
+    "lamb": ("lamb/fused_lamb.py",),
+    "lion": ("lion/fused_lion.py", "lion/cpu_lion.py"),
+}
+"""Name of an optimizer -> the files of the classes of which DeepSpeedEngine._configure_basic_optimizer
+takes one, besides the one of torch.optim."""
+_ENGINE_TAKES = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+
+
+def _optimizers(folder: Path) -> Schema:
+    """The parameters of optimizers and schedulers; None where a class is of another package."""
+    torch = folder_of("torch")
+    if torch is None:
+        raise KeyError("torch")
+    exported = ast.literal_eval(_assigned(torch / "optim/__init__.py", "__all__"))
+    classes = _arguments(*sorted((torch / "optim").glob("*.py")))
+    own: dict[str, list[str] | None] = {}
+    by_case = {name.lower(): taken["all"] for name, taken in classes.items()}
+    for name in _deepspeed_optimizers(folder):
+        files = [folder / "ops" / file for file in _OPTIMIZERS.get(name, ())]
+        taken = {p for given in _arguments(*files).values() for p in given["all"]}
+        known = taken | set(by_case.get(name, ())) | set(_ENGINE_TAKES if "adam" in name else ())
+        own[name] = sorted(known) if files else None
+    return {
+        "optimizers": own,
+        "torch_optimizers": {
+            name: given["all"]
+            for name, given in sorted(classes.items())
+            if name in exported and name != "Optimizer"
+        },
+        "schedulers": dict(
+            sorted(
+                {
+                    name: given
+                    for file in (
+                        folder / "runtime/lr_schedules.py",
+                        torch / "optim/lr_scheduler.py",
+                    )
+                    for name, given in _arguments(file).items()
+                    if not name.startswith("_") and name != "LRScheduler"
+                }.items()
+            )
+        ),
+    }
+
+
+def _deepspeed_optimizers(folder: Path) -> list[str]:
+    constants = _constants(folder / "runtime/config.py")
+    listed = _assigned(folder / "runtime/config.py", "DEEPSPEED_OPTIMIZERS")
+    return sorted(constants[ast.unparse(node)] for node in getattr(listed, "elts", ()))
+
+
+def _assigned(path: Path, name: str) -> ast.expr:
+    """The value that a file assigns to a name."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+    raise KeyError(name)
+
+
+def _arguments(*files: Path) -> dict[str, dict[str, list[str]]]:
+    """Class -> the arguments of its constructor after self and the first one, and the required ones."""
+    found = {}
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            made = next(
+                (n for n in getattr(node, "body", ()) if getattr(n, "name", "") == "__init__"), None
+            )
+            if isinstance(node, ast.ClassDef) and isinstance(made, ast.FunctionDef):
+                plain = [arg.arg for arg in (*made.args.posonlyargs, *made.args.args)][2:]
+                needed = plain[: max(0, len(plain) - len(made.args.defaults))]
+                everything = [*plain, *(arg.arg for arg in made.args.kwonlyargs)]
+                found[node.name] = {"all": sorted(everything), "required": needed}
+    return found
 
 
 def _model(classes: Mapping[str, ast.ClassDef], name: str) -> Schema:

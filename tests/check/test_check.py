@@ -59,6 +59,14 @@ def zero(stage: int, *, top: str = "", **settings: Any) -> str:
     return json.dumps(base | json.loads(top or "{}"))
 
 
+def optimizer(kind: str, **params: Any) -> str:
+    return zero(2, top=json.dumps({"optimizer": {"type": kind, "params": params}}))
+
+
+def scheduler(kind: str, **params: Any) -> str:
+    return zero(2, top=json.dumps({"scheduler": {"type": kind, "params": params}}))
+
+
 def launch(kind: str, section: str = "", top: str = "") -> str:
     """An accelerate file without a finding of its own."""
     good = {
@@ -171,6 +179,30 @@ DEEPSPEED = [
      zero(3, stage3_gather_16bit_weights_on_model_save="auto"), "ZM701", "info"),
 ]  # fmt: skip
 
+DEEPSPEED += [
+    (optimizer("AdamWW"), optimizer("AdamW"), "ZM103", "error"),
+    (optimizer("sgd"), optimizer("SGD", momentum=0.9), "ZM103", "error"),
+    (optimizer("AdamW", learning_rate=1e-4), optimizer("AdamW", lr=1e-4, torch_adam=True), "ZM102",
+     "error"),
+    (optimizer("SGD", betas=[0.9, 0.99]), optimizer("Lion", betas=[0.9, 0.99]), "ZM102", "error"),
+    (optimizer("OneBitAdam", freeze_step=2), optimizer("Adam"), "ZM105", "error"),
+    (scheduler("WarmupDecayLR", warmup_num_steps=5),
+     scheduler("WarmupDecayLR", warmup_num_steps=5, total_num_steps="auto"), "ZM103", "error"),
+    (scheduler("WarmupLRR"), scheduler("WarmupLR"), "ZM103", "error"),
+    (scheduler("WarmupLR", total_num_steps=9), scheduler("WarmupCosineLR", total_num_steps=9), "ZM102",
+     "error"),
+    (zero(2, sub_group_size="auto"), zero(2, reduce_bucket_size="auto"), "ZM103", "error"),
+    (zero(2, top='{"gradient_accumulation_steps": "8"}'),
+     zero(2, top='{"gradient_accumulation_steps": 8}'), "ZM103", "error"),
+    (zero(2, top='{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 8}'),
+     zero(2, top='{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8}'), "ZM602", "error"),
+    (zero(2, top='{"train_batch_size": null}'), zero(2, top='{"train_batch_size": 8}'), "ZM602",
+     "warning"),
+    (zero(2, top='{"train_batch_size": null, "gradient_clipping": "auto"}'),
+     zero(2, top='{"train_batch_size": 8}'), "ZM602", "info"),
+    (zero(2)[:-1] + ",}", zero(2), "ZM101", "error"),  # with "auto": transformers reads it
+]  # fmt: skip
+
 FILE = "deepspeed_config_file: absent.json"
 ACCELERATE = [
     (launch("FSDP", top="num_procesess: 4"), launch("FSDP", top="num_machines: 4"), "ZM102", "error"),
@@ -245,6 +277,7 @@ ACCELERATE = [
 HEAD = """
 import torch, deepspeed
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType
+from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp import FullStateDictConfig, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -389,6 +422,38 @@ LOADERS = [
      EPOCHS.format(more=", persistent_workers=True", over="for x in loader"), "ZM604", "info"),
     (EPOCHS.format(more="", over="for i, x in enumerate(tqdm(loader))"),
      EPOCHS.format(more="", over="for x in other"), "ZM604", "info"),
+]  # fmt: skip
+NESTED = """
+model = DDP(model)
+for step in range(100):
+    for micro in range({n}):
+        model(x).backward()
+    {step}
+"""
+SHARDED = "for b in model.layers:\n    fully_shard(b)\nfully_shard(model)\n"
+ADAM = "o = torch.optim.AdamW(model.parameters())\n"
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+POLICY = "auto_wrap_policy=p"
+SCRIPTS += [
+    (ADAM + SHARDED, SHARDED + ADAM, "ZM108", "error"),
+    (ADAM + SHARDED, ADAM + SHARDED + ADAM, "ZM108", "error"),
+    (ADAM + SHARDED, ADAM.replace("model", "other") + SHARDED, "ZM108", "error"),
+    (ADAM + SHARDED, f"def f(model):\n    {ADAM}\n{SHARDED}", "ZM108", "error"),
+    (f"{ADAM}model = FSDP(model, {POLICY})", f"{ADAM}model = DDP(model)", "ZM108", "error"),
+    (f"o = torch.optim.SGD([{{'params': self.m.parameters()}}])\nx = FSDP(self.m, {POLICY})",
+     f"x = FSDP(self.m, {POLICY})\no = torch.optim.SGD(x.parameters())", "ZM108", "error"),
+    (f"model = FSDP(m, {POLICY})\n{CLIP}", f"model = FSDP(m, {POLICY})\nmodel.clip_grad_norm_(1.0)",
+     "ZM109", "error"),
+    (f"model = FSDP(m, {POLICY})\n{CLIP}", f"{SHARDED}{CLIP}", "ZM109", "error"),
+    (f"model = FSDP(m, {POLICY})\n{CLIP}",
+     f"model = FSDP(m, sharding_strategy=ShardingStrategy.NO_SHARD, {POLICY})\n{CLIP}", "ZM109",
+     "error"),
+    (NESTED.format(n=4, step="o.step()"), NESTED.format(n=1, step="o.step()"), "ZM308", "info"),
+    (NESTED.format(n="n", step="o.step()"), NESTED.format(n="n", step="log()"), "ZM308", "info"),
+    (LOOP.format(sync="pass").replace("N = 4", "N = args.n"),
+     LOOP.format(sync="pass").replace("(i + 1) % N == 0", "i == N"), "ZM308", "info"),
+    (LOOP.format(sync="pass").replace("(i + 1) % N == 0", "not (i + 1) % N or i == last"),
+     LOOP.format(sync="pass").replace("(i + 1) % N == 0", "i or i == last"), "ZM308", "info"),
 ]  # fmt: skip
 SCRIPTS += LOADERS
 SCRIPTS += [
@@ -597,6 +662,150 @@ def test_the_example_scripts_have_no_problem() -> None:
     assert [p for p in problems if p.file.endswith(".py")] == []
 
 
+# ---- what others reported, verbatim ---------------------------------------------------------------
+
+TRLX_376 = """{
+  "train_batch_size": 32,
+  "fp16": {"enabled": true, "min_loss_scale": 1},
+  "zero_optimization": {
+    "stage": 2,
+    "offload_optimizer": {"device": "cpu"},
+    "allgather_bucket_size": 5e8,
+    "contiguous_gradients": true
+  },
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-08}},
+  "scheduler": {"type": "WarmupLR", "params": {
+    "warmup_min_lr": 0, "warmup_max_lr": "auto", "warmup_num_steps": 100}}
+}"""
+LLAMA_FACTORY_1116 = """{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "8",
+  "gradient_clipping": "auto",
+  "zero_allow_untested_optimizer": true,
+  "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000},
+  "zero_optimization": {"stage": 2}
+}"""
+ACCELERATE_1644 = """{
+  "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2},
+  "bf16": {"enabled": "auto"},
+  "optimizer": {"type": "AdamW", "params": {
+    "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto",
+    "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}},
+  "zero_optimization": {"stage": 2, "overlap_comm": true, "contiguous_gradients": true,
+    "sub_group_size": "auto", "reduce_bucket_size": "auto"},
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"
+}"""
+ACCELERATE_2298 = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 1
+deepspeed_config: {'train_micro_batch_size_per_gpu': 2, 'gradient_accumulation_steps': 1,
+  'gradient_clipping': 1.0, 'offload_optimizer_device': 'cpu', 'zero3_init_flag': False,
+  'zero_stage': 2}
+"""
+EARLY = """{"train_batch_size": %s, "train_micro_batch_size_per_gpu": %s,
+  "gradient_accumulation_steps": %s, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}"""
+AUTOS = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
+  "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}"""
+TRAIN = "from transformers import TrainingArguments\nTrainingArguments('o', deepspeed='ds.json', "
+REGISTER = "from transformers.integrations import HfDeepSpeedConfig\nHfDeepSpeedConfig('ds.json')"
+STRATEGY = """from lightning.pytorch.strategies import DeepSpeedStrategy
+DeepSpeedStrategy(config='ds.json')"""
+
+REPORTED = [
+    # report, DeepSpeed file, the file that names it, devices, (code, severity, word of the message)
+    ("CarperAI/trlx#376", TRLX_376,
+     TRAIN + "per_device_train_batch_size=1, gradient_accumulation_steps=4)", None,
+     ("ZM602", "info", "any number of ranks but 8")),
+    ("CarperAI/trlx#376", TRLX_376,
+     TRAIN + "per_device_train_batch_size=1, gradient_accumulation_steps=4)", 1,
+     ("ZM602", "error", "Trainer refuses")),
+    ("hiyouga/LLaMA-Factory#1116", LLAMA_FACTORY_1116, TRAIN + "gradient_accumulation_steps=8)", None,
+     ("ZM602", "error", 'is the text "8"')),
+    ("huggingface/accelerate#1644", ACCELERATE_1644, TRAIN + ")", None,
+     ("ZM103", "error", "sub_group_size")),
+    ("huggingface/accelerate#2298", "", ACCELERATE_2298, None,
+     ("ZM102", "warning", "has no train_micro_batch_size_per_gpu: accelerate ignores")),
+    ("Lightning-AI/pytorch-lightning#19891", EARLY % (256, 16, 2), STRATEGY, None,
+     ("ZM105", "error", "Lightning refuses gradient_accumulation_steps")),
+    ("Roblox/FAI-RL#72", EARLY % (16, 1, 8), REGISTER, None,
+     ("ZM602", "error", "zero.Init counts one rank")),
+    ("Roblox/FAI-RL#70", EARLY % ('"auto"', '"auto"', '"auto"'), REGISTER, None,
+     ("ZM602", "error", "zero.Init refuses")),
+    # the file was right: whatever made that batch was not in it
+    ("modelscope/ms-swift#9351", AUTOS, TRAIN + "per_device_train_batch_size=1)", None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ds", "names_it", "devices", "expected"),
+    [row[1:] for row in REPORTED],
+    ids=[row[0] for row in REPORTED],
+)
+def test_a_reported_mismatch_is_found(
+    tmp_path: Path, ds: str, names_it: str, devices: int | None, expected: Any
+) -> None:
+    if ds:
+        (tmp_path / "ds.json").write_text(ds)
+    name = "t.py" if "import" in names_it else "a.yaml"
+    problems = problems_of(tmp_path, names_it, name, Machine(devices=devices))
+    if expected is None:
+        assert [p for p in problems if p.severity != "info"] == []
+        return
+    code, severity, says = expected
+    assert any((p.code, p.severity) == (code, severity) and says in p.message for p in problems)
+
+
+def test_hjson_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
+    """Comments, trailing commas, unquoted keys; the positions of the keys stay right."""
+    text = """{
+  // batch
+  train_batch_size: 8, # of all ranks
+  "bf16": {"enabled": true,},
+  /* sharding: {"stage": 1} */
+  'zero_optimization': {
+    "stage": 2, overlap_com: true
+  },
+}"""
+    first, second = problems_of(tmp_path, text)
+    assert (first.code, first.severity, first.line) == ("ZM101", "info", 2)
+    assert (second.code, second.line, second.column) == ("ZM102", 7, 17)
+    assert second.key == "zero_optimization.overlap_com"
+    rootless = "train_batch_size: 8\nbf16: {enabled: true}\nzero_optimization: {stage: 2}"
+    assert {p.code for p in problems_of(tmp_path, rootless)} == {"ZM101"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "severity"),
+    [
+        ("a.yaml", launch("DEEPSPEED", "deepspeed_config_file: ds.json").replace("zero_stage: 2", ""),
+         "error"),
+        ("t.py", TRAIN + ")", "error"),
+        ("t.py", "import deepspeed\ndeepspeed.initialize(config='ds.json')", "info"),
+    ],
+)  # fmt: skip
+def test_hjson_is_an_error_for_other_readers(
+    tmp_path: Path, name: str, text: str, severity: str
+) -> None:
+    (tmp_path / "ds.json").write_text(zero(2, top='{"train_batch_size": 8}')[:-1] + ",}")
+    found = {(p.severity, Path(p.file).name) for p in problems_of(tmp_path, text, name)
+             if p.code == "ZM101"}  # fmt: skip
+    assert found == {("info", "ds.json")} | ({("error", name)} if severity == "error" else set())
+
+
+def test_a_folder_of_gpt_neox_is_left_alone(tmp_path: Path) -> None:
+    """40 of its files were 1,680 findings."""
+    text = (
+        '{"pipe_parallel_size": 0, "num_layers": 12, "zero_optimization": {"stage": 0, "x": True}}'
+    )
+    (tmp_path / "125M.yml").write_text(text)
+    result = check([str(tmp_path)])
+    assert (result.files, result.problems) == (0, ())
+
+
 # ---- positions ----------------------------------------------------------------------------------
 
 
@@ -634,9 +843,11 @@ HOSTILE = [
     ("large.yaml", b"distributed_type: FSDP\n" + b"- a\n" * 100_000, "too large"),
     ("deep.json", b'{"zero_optimization": ' + b"[" * 200_000, "deep"),
     ("deep.yaml", b"distributed_type: " + b"[" * 20_000, "deep"),
-    ("comment.json", b'{"zero_optimization": {}, // no\n}', "not JSON"),
-    ("comma.json", b'{\n"zero_optimization": {"stage": 2,}}', "not JSON"),
-    ("bom.json", b'\xef\xbb\xbf{"zero_optimization": {}}', "BOM"),
+    ("comma.json", b'{\n"zero_optimization": {,}}', "neither JSON nor Hjson"),
+    ("comment.json", b'{"zero_optimization": {} /* no', "neither JSON nor Hjson"),
+    ("large_hjson.json", b'{"zero_optimization": {}, // no\n}' + b" " * (1 << 19), "nor Hjson"),
+    ("inf_hjson.json", b'{"zero_optimization": {"stage": 1e999,}}', "nor Hjson"),
+    ("neox.yaml", b'{"pipe-parallel-size": 1, "zero_optimization": {}}', "GPT-NeoX"),
     ("list.json", b"[1]", "list"),
     ("digits.json", b'{"zero_optimization": ' + b"9" * 5000 + b"}", "limit"),
     ("tag.yaml", b"distributed_type: !!python/object:os.system [x]\n", "not YAML"),
@@ -664,7 +875,7 @@ def test_a_hostile_file_is_one_clear_problem(
 
 
 def test_the_parsers_position_is_kept(tmp_path: Path) -> None:
-    (problem,) = problems_of(tmp_path, '{\n"zero_optimization": {"stage": 2,}}')
+    (problem,) = problems_of(tmp_path, '{\n"zero_optimization": {"stage": 2,,}}')
     assert (problem.line, problem.column) in {(2, 33), (2, 34)}  # Python 3.13 points at the comma
 
 

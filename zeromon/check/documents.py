@@ -1,7 +1,8 @@
 """Parses configurations and scripts, with the line and column of every key. No code is executed.
 
-The positions of YAML keys come from the marks of the YAML composer. :mod:`json` parses JSON, and a
-separate scan over its tokens locates the keys. Lines and columns count from 1.
+The positions of YAML keys come from the marks of the YAML composer. :mod:`json` parses JSON, and
+:mod:`hjson` what that refuses, as in DeepSpeed; a separate scan over the tokens locates the keys. Lines
+and columns count from 1.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path as File
 from typing import Any
 
+import hjson
 import yaml
 
-from zeromon.check.problem import Config, Path
+from zeromon.check.problem import Config, Path, Refused
 
 MOST_BYTES = 4 << 20
 """Largest file that is read, in bytes."""
@@ -75,12 +77,22 @@ def dialect_of(file: File, text: str) -> str:
 
 def parse(text: str, name: str, dialect: str) -> Config:
     """Returns the configuration in a JSON or YAML text; raises :class:`UnreadableError`."""
-    data, places, duplicates = _parse_json(text) if dialect == "json" else _parse_yaml(text)
+    refused = None
+    if dialect == "json":
+        (data, places, duplicates), refused = _parse_json(text)
+    else:
+        data, places, duplicates = _parse_yaml(text)
     if not isinstance(data, dict):
         what = "nothing" if data is None else f"a {type(data).__name__}"
         raise UnreadableError(f"the file contains {what}, not a configuration")
     return Config(
-        file=name, data=data, places=places, dialect=dialect, duplicates=duplicates, text=text
+        file=name,
+        data=data,
+        places=places,
+        dialect=dialect,
+        duplicates=duplicates,
+        text=text,
+        refused=refused,
     )
 
 
@@ -100,27 +112,53 @@ def parse_python(text: str) -> ast.Module:
 _Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]
 
 
-def _parse_json(text: str) -> _Read:
+def _parse_json(text: str) -> tuple[_Read, Refused | None]:
+    """Returns what JSON or Hjson contains, and why and where JSON refuses it; None for JSON."""
+    refused = None
     try:
         data = json.loads(text)
-        places, duplicates = _json_places(text)
+        token = _TOKEN
     except json.JSONDecodeError as error:
-        fix = "remove comments and trailing commas, and quote keys with double quotes"
         if not text.strip():
             raise UnreadableError("the file is empty") from error
-        message = f"not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise UnreadableError(message, error.lineno, error.colno, fix) from error
+        refused = Refused(f"{error.msg[:1].lower()}{error.msg[1:]}", error.lineno, error.colno)
+        data = _parse_hjson(text, refused)
+        token = _HJSON_TOKEN
     except RecursionError as error:
         raise UnreadableError("the file is nested too deep") from error
     except ValueError as error:  # a number of thousands of digits
         raise UnreadableError(str(error).partition(":")[0]) from error
-    return data, places, duplicates
+    try:
+        places, duplicates = _json_places(text, token)
+    except IndexError:  # Hjson without braces around it
+        places, duplicates = {(): (1, 1)}, ()
+    return (data, places, duplicates), refused
+
+
+def _parse_hjson(text: str, refused: Refused) -> Any:
+    """Returns what Hjson contains, as DeepSpeed reads it: comments, trailing commas, unquoted keys."""
+    message = f"neither JSON nor Hjson: {refused.message}"
+    if len(text) > _MOST_YAML:
+        raise UnreadableError(message, refused.line, refused.column)
+    try:
+        return hjson.loads(text, object_pairs_hook=dict)
+    except RecursionError as error:
+        raise UnreadableError("the file is nested too deep") from error
+    except (ValueError, IndexError, OverflowError) as error:
+        raise UnreadableError(message, refused.line, refused.column) from error
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]')
+_HJSON_TOKEN = re.compile(
+    r"""(?:\#|//)[^\n]*|/\*.*?\*/|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+    r"""|[{}\[\]:,]|[^\s{}\[\]:,"'\#/][^\s{}\[\]:,]*(?=\s*:)""",
+    re.DOTALL,
+)
 
 
-def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ...]]:
+def _json_places(
+    text: str, tokens: re.Pattern[str]
+) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ...]]:
     """Returns the positions of the keys of valid JSON, and duplicate keys; skips keys in lists."""
     places: dict[Path, tuple[int, int]] = {(): (1, 1)}
     duplicates = []
@@ -128,7 +166,7 @@ def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ..
     kinds: list[str] = []
     line, start = 1, 0
     last, at = "", (1, 1)
-    for token in _TOKEN.finditer(text):
+    for token in tokens.finditer(text):
         line += text.count("\n", start, token.start())
         start = token.start()
         symbol = token.group()
@@ -145,8 +183,8 @@ def _json_places(text: str) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ..
                 if here in places:
                     duplicates.append(here)
                 places[here] = at
-        elif symbol[0] == '"':
-            last = json.loads(symbol, strict=False)
+        elif symbol not in ":," and not symbol.startswith(("#", "/")):
+            last = json.loads(symbol, strict=False) if symbol[0] == '"' else symbol.strip("'")
             at = line, start - text.rfind("\n", 0, start)
     return places, tuple(duplicates)
 

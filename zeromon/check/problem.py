@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeromon.diagnosis.pages import pages
 from zeromon.memory.config_values import AUTO as AUTO
@@ -81,6 +81,14 @@ class Machine:
     hosts: int | None = None
 
 
+class Refused(NamedTuple):
+    """Why and where Python's json module refuses a file that is Hjson."""
+
+    message: str
+    line: int
+    column: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A configuration, with the line and column of each key."""
@@ -94,6 +102,8 @@ class Config:
     ranks: int | None = None
     """Number of ranks, from the file that names this one; None where unknown."""
     text: str = field(default="", repr=False)
+    refused: Refused | None = None
+    """Set where the file is Hjson: DeepSpeed reads it, transformers and accelerate do not."""
 
     def get(self, *path: str, default: Any = None) -> Any:
         """Returns the value at *path*; *default* where the path does not exist."""

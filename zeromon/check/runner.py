@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zeromon.check import accelerate, deepspeed, loaders, plans, scripts, trainer
+from zeromon.check import (
+    accelerate,
+    deepspeed,
+    loaders,
+    plans,
+    script_configs,
+    scripts,
+    trainer,
+    training_loop,
+)
+from zeromon.check.deepspeed.readers import not_json
 from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
@@ -31,6 +41,9 @@ _WORDS = (
     "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig",
 )  # fmt: skip
 """A file found in a folder is parsed only if it has one of these words."""
+
+_OF_NEOX = {"pipe_parallel_size", "model_parallel_size"}
+"""Settings of GPT-NeoX, whose files mix DeepSpeed's settings with those of the model."""
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -123,6 +136,13 @@ class _Run:
         """Checks a JSON or YAML configuration, and returns it."""
         config = parse(text, str(file), dialect_of(file, text))
         kind = kind_of(config.data)
+        if kind == "gpt-neox":
+            if named:
+                message = "this is a configuration of GPT-NeoX, which zeromon does not check"
+                fix = "check the DeepSpeed configuration that GPT-NeoX makes of it"
+                self.checked.add(_resolve(file))
+                self.unreadable(file, UnreadableError(message, fix=fix))
+            return None
         if kind:
             self.checked.add(_resolve(file))
             self.config(config.on(ranks), kind, file)
@@ -157,7 +177,12 @@ class _Run:
         """Returns the DeepSpeed configuration that an accelerate file names; None without one."""
         name = config.get(accelerate.DEEPSPEED, "deepspeed_config_file")
         ranks = config.get("num_processes")
-        return self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+        other = self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+        if other is not None and other.refused is not None:
+            path = (accelerate.DEEPSPEED, "deepspeed_config_file")
+            message, fix = not_json(other, "accelerate")
+            self.problems.append(config.problem("ZM101", "error", path, message, fix))
+        return other
 
     def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
         """Checks and returns the DeepSpeed configuration that *file* names; None where there is none."""
@@ -172,7 +197,7 @@ class _Run:
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
-        for test in (*scripts.CHECKS, *loaders.CHECKS):
+        for test in (*scripts.CHECKS, *training_loop.CHECKS, *loaders.CHECKS):
             self.problems += test(script)
         for call in filter(scripts.is_arguments, script.calls):
             fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))
@@ -185,8 +210,8 @@ class _Run:
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
                     self.problems += check_one(config, self.machine)
-            if scripts.is_arguments(call):
-                self.problems += scripts.against_arguments(script, call, config)
+            for call_check in script_configs.CHECKS:
+                self.problems += call_check(script, call, config, self.machine.devices)
 
     def fsdp_config(self, script: scripts.Script, call: scripts.Call, file: Path) -> Config | None:
         """Returns the FSDP configuration of a Trainer, from the script or a file; None without one."""
@@ -196,10 +221,14 @@ class _Run:
             return config
         place = _beside(file, config)
         try:
-            return _parsed(place) if place is not None else None
+            found = _parsed(place) if place is not None else None
         except UnreadableError as error:
             self.unreadable(place or file, error)
             return None
+        if found is not None and found.refused is not None:
+            message, fix = not_json(found, call.short)
+            self.problems.append(script.problem("ZM101", "error", call.node, message, fix))
+        return found
 
 
 _Reader = Callable[[_Run, Path, str, bool, "int | None"], "Config | None"]
@@ -225,7 +254,9 @@ def _parsed(place: Path) -> Config:
 
 
 def kind_of(data: Mapping[str, object]) -> str:
-    """Returns "deepspeed", "accelerate", or "" for anything else."""
+    """Returns "deepspeed", "accelerate", "gpt-neox", or "" for anything else."""
+    if any(str(name).replace("-", "_") in _OF_NEOX for name in data):
+        return "gpt-neox"
     if "zero_optimization" in data or "train_micro_batch_size_per_gpu" in data:
         return "deepspeed"
     if "distributed_type" in data or ("compute_environment" in data and "num_processes" in data):

@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, number, problem_at
+from zeromon.check.problem import AUTO, Config, Path, Problem, number, problem_at
 
-FRAMEWORKS = ("torch", "deepspeed", "accelerate", "transformers", "trl")
+FRAMEWORKS = (
+    "torch", "deepspeed", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning",
+)  # fmt: skip
 """Packages whose calls are checked."""
 
-_FSDP = "FullyShardedDataParallel"
-_WRAPPERS = (_FSDP, "DistributedDataParallel", "fully_shard")
-_SYNC_NAMES = {
-    "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
-    "require_backward_grad_sync",
-}  # fmt: skip
-
+FSDP = "FullyShardedDataParallel"
+WRAPPERS = (FSDP, "DistributedDataParallel", "fully_shard")
 NONEXISTENT = {
     "deepspeed.Profiling": "deepspeed.profiling.flops_profiler.FlopsProfiler, "
     'or "flops_profiler" in the configuration',
@@ -30,11 +27,11 @@ NONEXISTENT = {
 """Names that no framework has though scripts use them -> the replacement."""
 
 
-class _Unknown:
+class Unknown:
     """A value that is known only when the script runs."""
 
 
-UNKNOWN = _Unknown()
+UNKNOWN = Unknown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +197,12 @@ def is_training(script: Script) -> bool:
     """Returns whether the script uses anything that the checks know."""
     shorts = {call.short for call in script.calls}
     trains = any(is_arguments(call) for call in script.calls)
-    wraps = shorts & {*_WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
-    starts = any(call.name == "deepspeed.initialize" for call in script.calls)
+    wraps = shorts & {*WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
+    starts = any(
+        call.name == "deepspeed.initialize"
+        or call.short in ("HfDeepSpeedConfig", "DeepSpeedStrategy")
+        for call in script.calls
+    )
     return bool(trains or wraps or starts or any(_nonexistent(script)))
 
 
@@ -229,6 +230,10 @@ def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
             node = script.argument(call, "deepspeed")
         elif call.name.startswith("accelerate.") and call.short == "DeepSpeedPlugin":
             node = script.argument(call, "hf_ds_config", 0)
+        elif call.short in ("HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig"):
+            node = script.argument(call, "config_file_or_dict", 0)
+        elif call.short == "DeepSpeedStrategy":
+            node = script.argument(call, "config")
         if node is None:
             continue
         config = config_at(script, node)
@@ -276,38 +281,6 @@ def _plain(script: Script, node: ast.expr) -> Any:
         return value if known or (isinstance(value, str) and isinstance(node, ast.Name)) else AUTO
 
 
-_MATCHED = {
-    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
-    "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
-    "max_grad_norm": (("gradient_clipping",), "ZM105"),
-    "learning_rate": (("optimizer", "params", "lr"), "ZM105"),
-    "weight_decay": (("optimizer", "params", "weight_decay"), "ZM105"),
-    "fp16": (("fp16", "enabled"), "ZM105"),
-    "bf16": (("bf16", "enabled"), "ZM105"),
-}
-"""Argument of a Trainer -> (path of the DeepSpeed setting with the same value, rule code).
-
-Source: HfTrainerDeepSpeedConfig.trainer_config_process.
-"""
-
-
-def against_arguments(script: Script, call: Call, config: Config) -> Iterator[Problem]:
-    """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
-    for name, (path, code) in _MATCHED.items():
-        fixed, mine = config.get(*path), script.value(script.argument(call, name))
-        if fixed in (None, AUTO) or isinstance(mine, (_Unknown, str)) or mine is None:
-            continue
-        same = is_on(fixed) == mine if isinstance(mine, bool) else number(fixed) == number(mine)
-        if not same:
-            where = "" if config.file == script.file else f" in {config.file}"
-            message = (
-                f"{name} is {mine} here, and {'.'.join(path)} is {fixed}{where}: Trainer refuses"
-            )
-            node = script.argument(call, name) or call.node
-            fix = f"{config.write(path[-1], AUTO)} takes it from here"
-            yield script.problem(code, "error", node, message, fix, ".".join(path))
-
-
 # ---- the checks -----------------------------------------------------------------------------------
 
 
@@ -335,7 +308,8 @@ def nonexistent_api(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM107", "error", node, message, NONEXISTENT[name], name)
 
 
-def _of(script: Script, short: str) -> list[Call]:
+def calls_of(script: Script, short: str) -> list[Call]:
+    """Returns the calls of the function or class with the last name *short*."""
     return [call for call in script.calls if call.short == short]
 
 
@@ -346,7 +320,7 @@ def is_open(call: Call) -> bool:
 
 def whole_model_unit(script: Script) -> Iterator[Problem]:
     """Yields FSDP around the whole model, where the file wraps no other module."""
-    fsdp = _of(script, _FSDP)
+    fsdp = calls_of(script, FSDP)
     helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
     if len(fsdp) == 1 and not helpers:
         call = fsdp[0]
@@ -357,7 +331,7 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
             message = "FSDP without auto_wrap_policy makes the whole model one unit"
             fix = "auto_wrap_policy=ModuleWrapPolicy({TransformerBlock})"
             yield script.problem("ZM206", "warning", call.node, message, fix, "auto_wrap_policy")
-    shards = _of(script, "fully_shard")
+    shards = calls_of(script, "fully_shard")
     if len(shards) == 1 and not shards[0].loops and not _is_parameter(shards[0]):
         first = shards[0].node.args[0] if shards[0].node.args else None
         if isinstance(first, ast.Name):
@@ -375,7 +349,7 @@ def _is_parameter(call: Call) -> bool:
 def fp32_reduction(script: Script) -> Iterator[Problem]:
     """Yields reduction of gradients in fp32 with parameters in a lower precision."""
     for name in ("MixedPrecision", "MixedPrecisionPolicy"):
-        for call in _of(script, name):
+        for call in calls_of(script, name):
             low = script.value(script.argument(call, "param_dtype", 0))
             node = script.argument(call, "reduce_dtype", 1)
             high = script.value(node)
@@ -388,7 +362,7 @@ def fp32_reduction(script: Script) -> Iterator[Problem]:
 
 def fsdp_arguments(script: Script) -> Iterator[Problem]:
     """Yields FSDP1 without ``limit_all_gathers``, and without backward prefetch."""
-    for call in _of(script, _FSDP):
+    for call in calls_of(script, FSDP):
         node = script.argument(call, "limit_all_gathers", 12)
         if node is not None and script.value(node) is False:
             message = "limit_all_gathers=False lets all-gathers run ahead, and memory with them"
@@ -403,7 +377,7 @@ def fsdp_arguments(script: Script) -> Iterator[Problem]:
 
 def bucket_size(script: Script) -> Iterator[Problem]:
     """Yields DDP buckets below 1 MiB."""
-    for call in _of(script, "DistributedDataParallel"):
+    for call in calls_of(script, "DistributedDataParallel"):
         node = script.argument(call, "bucket_cap_mb")
         size = number(script.value(node))
         if node is not None and size is not None and 0 < size < 1:
@@ -436,52 +410,6 @@ def _whole_state(script: Script, call: Call) -> Problem:
     return script.problem("ZM702", "warning", call.node, message, fix, "state_dict_config")
 
 
-def accumulation_communicates(script: Script) -> Iterator[Problem]:
-    """Yields loops that accumulate gradients and still reduce them in every micro-step."""
-    wraps = any(call.short in _WRAPPERS for call in script.calls)
-    engine = any(call.name == "deepspeed.initialize" for call in script.calls)
-    if not wraps or engine or script.words & _SYNC_NAMES:
-        return
-    for loop in ast.walk(script.tree):
-        if not isinstance(loop, (ast.For, ast.While)):
-            continue
-        inner = [n for part in loop.body for n in ast.walk(part)]
-        if any(isinstance(n, (ast.For, ast.While)) for n in inner):
-            continue  # the innermost one decides
-        backward = next((n for n in inner if _calls_method(n, "backward")), None)
-        if backward is None:
-            continue
-        for node in inner:
-            steps = _every(script, node)
-            if steps > 1:
-                message = f"each of {steps} backwards before a step reduces the gradients"
-                fix = "with model.no_sync(): in all of them but the last; costs whole gradients"
-                yield script.problem("ZM308", "info", backward, message, fix, "no_sync")
-                return
-
-
-def _calls_method(node: ast.AST, name: str) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-    )
-
-
-def _every(script: Script, node: ast.AST) -> int:
-    """Returns N of ``if (i + 1) % N == 0: optimizer.step()``; 0 for any other node."""
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
-        return 0
-    left = node.test.left
-    steps = any(_calls_method(n, "step") for part in node.body for n in ast.walk(part))
-    if not steps or not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mod):
-        return 0
-    if len(node.test.ops) != 1 or not isinstance(node.test.ops[0], ast.Eq):
-        return 0
-    value = script.value(left.right)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
 CHECKS: tuple[Check, ...] = (
     precision,
     nonexistent_api,
@@ -490,5 +418,4 @@ CHECKS: tuple[Check, ...] = (
     fsdp_arguments,
     bucket_size,
     full_state_dict,
-    accumulation_communicates,
 )

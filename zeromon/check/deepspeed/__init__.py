@@ -19,6 +19,7 @@ from zeromon.check.deepspeed.conflicts import (
     two_precisions,
 )
 from zeromon.check.deepspeed.fields import deprecated, names, values
+from zeromon.check.deepspeed.optimizer import optimizer, scheduler
 from zeromon.check.deepspeed.performance import (
     bucket_size,
     fp16_with_zero3,
@@ -29,6 +30,7 @@ from zeromon.check.deepspeed.performance import (
     overlap_comm,
     pinned_memory,
 )
+from zeromon.check.deepspeed.readers import hjson, unfilled
 from zeromon.check.problem import Config, Machine, Problem
 
 Check = Callable[[Config, Machine], Iterable[Problem]]
@@ -55,4 +57,8 @@ CHECKS: tuple[Check, ...] = (
     missing_batch,
     batch_product,
     save_without_gather,
+    optimizer,
+    scheduler,
+    hjson,
+    unfilled,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from zeromon.check.deepspeed.readers import has_auto
 from zeromon.check.deepspeed.settings import ZERO, stage_of
 from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, whole
 
@@ -49,24 +50,29 @@ def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
             message = f"train_batch_size of {total} is no multiple of {micro} x {steps} = {each}"
             fix = config.write("train_batch_size", AUTO)
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-    elif ranks:
-        known = (micro or 1) * (steps or 1) * ranks
+    elif ranks or micro or steps:
+        known = (micro or 1) * (steps or 1) * (ranks or 1)
         if total % known and AUTO not in (config.get(name) for name in _BATCH):
-            parts = [*(str(n) for n in (micro, steps) if n), f"{ranks} ranks"]
+            parts = [str(n) for n in (micro, steps) if n]
+            parts += [f"{ranks} ranks"] if ranks else []
             message = f"train_batch_size of {total} is no multiple of {' x '.join(parts)}"
             fix = config.write("train_batch_size", -(-total // known) * known)
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
 
 
 def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
-    """Yields accumulation without a batch size: accelerate adds the size, DeepSpeed refuses."""
+    """Yields a file without a batch size: accelerate adds the size, DeepSpeed refuses."""
     if _batch_of(config, machine) is None or not isinstance(config.get(ZERO), Mapping):
         return
-    total, micro, steps = (config.has(name) for name in _BATCH)
-    if steps and not total and not micro:
-        message = "neither train_batch_size nor train_micro_batch_size_per_gpu is given"
+    if not any(config.get(name) is not None for name in _BATCH[:2]):
+        message = (
+            "neither train_batch_size nor train_micro_batch_size_per_gpu is given: accelerate adds "
+            "them, DeepSpeed refuses"
+        )
         fix = config.write("train_micro_batch_size_per_gpu", AUTO)
-        yield config.problem("ZM602", "info", ("gradient_accumulation_steps",), message, fix)
+        steps = ("gradient_accumulation_steps",)
+        severity = "info" if has_auto(config) or config.ranks else "warning"
+        yield config.problem("ZM602", severity, steps if config.has(*steps) else (), message, fix)
 
 
 def batch_product(config: Config, machine: Machine) -> Iterator[Problem]:

@@ -199,6 +199,10 @@ def _ranges(config: Config) -> Iterator[Problem]:
         if config.has(name) and value not in (AUTO, None) and not (whole(value) or 0) > 0:
             message = f"{name} must be a whole number from 1 on, not {_shown(value)}"
             yield config.problem("ZM103", "error", (name,), message, f'a number, or "{AUTO}"')
+        elif isinstance(value, str) and value != AUTO:  # compared as it is, and never equal
+            message = f"{name} must be a number, not the text {_shown(value)}"
+            fix = config.write(name, whole(value))
+            yield config.problem("ZM103", "error", (name,), message, fix)
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
         value = config.get(name)
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):

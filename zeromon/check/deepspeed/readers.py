@@ -1,0 +1,70 @@
+"""Checks of who reads a file: DeepSpeed reads Hjson; transformers and accelerate JSON with "auto"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zeromon.check.deepspeed.settings import ZERO
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, listed, problem_at
+
+_FILLED = frozenset((
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "gradient_clipping", "fp16.enabled", "bf16.enabled", f"{ZERO}.stage",
+    *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
+    *(f"scheduler.params.{name}" for name in (
+        "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")),
+    *(f"{ZERO}.{name}" for name in (
+        "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+        "stage3_gather_16bit_weights_on_model_save", "offload_optimizer.device",
+        "offload_optimizer.nvme_path", "offload_param.device", "offload_param.nvme_path")),
+))  # fmt: skip
+"""Settings whose "auto" is replaced, by HfTrainerDeepSpeedConfig or DeepSpeedPlugin."""
+
+_HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"
+
+
+def not_json(config: Config, reader: str) -> tuple[str, str]:
+    """Returns message and fix for a file of Hjson that *reader* reads as JSON."""
+    refused = config.refused
+    where = f"line {refused.line}: {refused.message}" if refused is not None else ""
+    return f"{reader} reads {config.file} as JSON, and it is Hjson ({where})", _HJSON_FIX
+
+
+def hjson(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a file of Hjson: an error where "auto" shows that transformers or accelerate reads it."""
+    if config.refused is None:
+        return
+    place = config.refused.line, config.refused.column
+    message = (
+        f"this is Hjson, not JSON ({config.refused.message}): DeepSpeed reads it, "
+        "transformers and accelerate refuse it"
+    )
+    severity = "error" if has_auto(config) else "info"
+    yield problem_at(config.file, place, "ZM101", severity, message, _HJSON_FIX)
+
+
+def has_auto(config: Config) -> bool:
+    """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
+    return any(True for _ in _autos(config.data, ()))
+
+
+def _autos(data: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    for name, value in data.items():
+        here = (*path, str(name))
+        if isinstance(value, Mapping):
+            yield from _autos(value, here)
+        elif value == AUTO:
+            yield here
+
+
+def unfilled(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields settings whose "auto" nothing replaces; in scripts it stands for any computed value."""
+    left = [path for path in _autos(config.data, ()) if ".".join(path) not in _FILLED]
+    if config.dialect == "python" or config.has("autotuning") or not left:
+        return
+    names = listed(".".join(path) for path in left)
+    message = (
+        f'nothing replaces "{AUTO}" in {names}: accelerate refuses that, and so does DeepSpeed'
+    )
+    yield config.problem("ZM103", "error", left[0], message, "give a number, or remove it")

@@ -1,0 +1,167 @@
+"""Checks of the order and the loop of a training script: wrapping, optimizer, accumulation, clipping."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from zeromon.check.problem import Problem
+from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of
+
+_SYNC_NAMES = {
+    "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
+    "require_backward_grad_sync",
+}  # fmt: skip
+
+
+def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
+    """Yields optimizers that a function makes before it shards their model."""
+    scopes = _scopes(script.tree)
+    made = [(call, _parameters_of(call.node)) for call in script.calls if _is_optimizer(call)]
+    for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
+        model = ast.unparse(shards.node.args[0]) if shards.node.args else ""
+        of_model = [
+            call
+            for call, models in made
+            if model in models and scopes[call.node] is scopes[shards.node]
+        ]
+        if of_model and all(call.node.lineno < shards.node.lineno for call in of_model):
+            message = (
+                f"the optimizer is made before {shards.short} shards {model}: it keeps the whole "
+                "parameters, and the shards are never updated"
+            )
+            fix = f"make the optimizer after line {shards.node.lineno}"
+            yield script.problem("ZM108", "error", of_model[0].node, message, fix, shards.short)
+            return
+
+
+def _is_optimizer(call: Call) -> bool:
+    rest = call.name.removeprefix("torch.optim.")
+    return rest != call.name and rest[:1].isupper()
+
+
+def _parameters_of(node: ast.Call) -> set[str]:
+    """Returns the models whose ``parameters()`` or ``named_parameters()`` are in the arguments."""
+    return {
+        ast.unparse(inner.func.value)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Attribute)
+        and inner.func.attr in ("parameters", "named_parameters")
+    }
+
+
+def _scopes(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    """Returns the innermost function of every node, or the module."""
+    scopes: dict[ast.AST, ast.AST] = {}
+    stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    while stack:
+        node, scope = stack.pop()
+        scopes[node] = scope
+        inner = (
+            node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else scope
+        )
+        stack.extend((child, inner) for child in ast.iter_child_nodes(node))
+    return scopes
+
+
+def norm_of_a_shard(script: Script) -> Iterator[Problem]:
+    """Yields torch's ``clip_grad_norm_`` on FSDP1: each rank clips by the norm of its shard."""
+    whole = {
+        call.node
+        for call in calls_of(script, FSDP)
+        if str(script.value(script.argument(call, "sharding_strategy", 2))).endswith("NO_SHARD")
+    }
+    fsdp = {call.node for call in calls_of(script, FSDP)} - whole
+    wrapped = {
+        ast.unparse(node.targets[0])
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign) and node.value in fsdp
+    }
+    for call in calls_of(script, "clip_grad_norm_"):
+        models = sorted(_parameters_of(call.node) & wrapped)
+        if models:
+            message = "each rank clips by the norm of its own shard, so the ranks clip differently"
+            fix = f"{models[0]}.clip_grad_norm_(max_norm)"
+            yield script.problem("ZM109", "error", call.node, message, fix, "clip_grad_norm_")
+
+
+def accumulation_communicates(script: Script) -> Iterator[Problem]:
+    """Yields loops that accumulate gradients and still reduce them in every micro-step."""
+    wraps = any(call.short in WRAPPERS for call in script.calls)
+    engine = any(call.name == "deepspeed.initialize" for call in script.calls)
+    if not wraps or engine or script.words & _SYNC_NAMES:
+        return
+    loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.While))]
+    inside = {loop: [n for part in loop.body for n in ast.walk(part)] for loop in loops}
+    for loop in loops:
+        if any(isinstance(n, (ast.For, ast.While)) for n in inside[loop]):
+            continue  # the innermost one decides
+        backward = next((n for n in inside[loop] if _calls_method(n, "backward")), None)
+        if backward is None:
+            continue
+        around = [nodes for outer, nodes in inside.items() if outer is not loop and loop in nodes]
+        steps = max((_every(script, n) for n in inside[loop]), default=0)
+        if not any(_calls_method(n, "step") for n in inside[loop]) and any(
+            _calls_method(n, "step") for nodes in around for n in nodes
+        ):
+            steps = _turns(script, loop)
+        if steps > 1:
+            message = f"each of {steps} backwards before a step reduces the gradients"
+            if steps == _SOME:
+                message = "each backward of an accumulation reduces the gradients"
+            fix = "with model.no_sync(): in all of them but the last; costs whole gradients"
+            yield script.problem("ZM308", "info", backward, message, fix, "no_sync")
+            return
+
+
+def _calls_method(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+    )
+
+
+_SOME = 1 << 40
+"""A number of micro-steps that is known only when the script runs."""
+
+
+def _number(script: Script, node: ast.expr) -> int:
+    value = script.value(node)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return _SOME if value is UNKNOWN else 0
+
+
+def _turns(script: Script, loop: ast.For | ast.While) -> int:
+    """Returns N of ``for i in range(N)``, and :data:`_SOME` for other loops."""
+    over = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(over, ast.Call) and ast.unparse(over.func) == "range" and len(over.args) == 1:
+        return _number(script, over.args[0])
+    return _SOME
+
+
+def _every(script: Script, node: ast.AST) -> int:
+    """Returns N of ``if (i + 1) % N == 0: optimizer.step()``, also in an ``or``; 0 for other nodes."""
+    if not isinstance(node, ast.If):
+        return 0
+    if not any(_calls_method(n, "step") for part in node.body for n in ast.walk(part)):
+        return 0
+    tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+    for test in tests:
+        left = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else None
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            left = test.operand
+        elif not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+            continue
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+            return _number(script, left.right)
+    return 0
+
+
+CHECKS: tuple[Check, ...] = (
+    optimizer_before_sharding,
+    norm_of_a_shard,
+    accumulation_communicates,
+)
