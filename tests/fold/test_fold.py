@@ -39,6 +39,7 @@ from zeromon.ring.events import (
     float_bits,
     typed,
 )
+from zeromon.snapshot import Halt
 
 
 def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
@@ -359,3 +360,12 @@ def test_a_role_has_grown_since_the_first_census_after_the_warm_up() -> None:
         folded(events, made)
     (row,) = summarize(made).roles
     assert row.grown_bytes == (1000 + 10 * 28) - (1000 + 10 * 8)
+
+
+def test_a_suspended_rank_is_in_no_pause_that_its_last_stack_shows() -> None:
+    """It was compiling when its agent looked last, and went on before the signal came."""
+    made = state(stack=["/x/torch/_dynamo/convert_frame.py:1 in compile"])
+    folded([step(1, 0, 100)], made)
+    assert summarize(made).pause == "compiles"
+    assert summarize(made, Observed(halted=Halt.SUSPENDED)).pause == ""
+    assert summarize(made, Observed(halted=Halt.TRACED)).pause == "is stopped in a debugger"

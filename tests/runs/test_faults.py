@@ -153,7 +153,7 @@ def test_a_taken_port_is_said_and_the_next_one_serves(node: Node) -> None:
 
 def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> None:
     """An agent notices; the new one reads the rings from their beginning."""
-    training = start_run(node, free_port(), STEPS="100", PAUSE="0.1")
+    training = start_run(node, free_port(), STEPS="70", PAUSE="0.1")
     address = wait_for(lambda: collector_address(node.root))
     wait_for(lambda: any(run.steps >= 5 for run in runs_at(address)))
     pid = json.loads((node.root / "collector.json").read_text())["pid"]
@@ -165,7 +165,7 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     training.communicate(timeout=120)
     assert training.returncode == 0
     snapshot = wait_for(lambda: ended_record(node))
-    assert [(r.rank, r.steps, r.dropped) for r in snapshot.ranks] == [(0, 100, 0), (1, 100, 0)]
+    assert [(r.rank, r.steps, r.dropped) for r in snapshot.ranks] == [(0, 70, 0), (1, 70, 0)]
 
 
 def ended_record(node: Node):  # type: ignore[no-untyped-def]

@@ -412,8 +412,8 @@ def _stack(state: RankState) -> tuple[str, ...]:
 
 
 def _pause(state: RankState, observed: Observed) -> str:
-    if observed.halted is Halt.TRACED:
-        return IN_DEBUGGER
+    if observed.halted is not Halt.NONE:  # the newest stack is of the time before
+        return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
     pause = expected_pause(_stack(state), evaluating=state.meta.get("evaluating") is True)
     starts = state.steps == 0 and not state.meta.get("attached")
     return pause or (STARTS if starts else "")
