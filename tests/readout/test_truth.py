@@ -10,6 +10,7 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "tests" / "bench" / "truth"))
 
 import ours
+import real
 import scores
 
 
@@ -39,3 +40,23 @@ def test_a_wrong_and_a_made_up_figure_are_errors() -> None:
     assert errors == [0.25, pytest.approx(0.5), float("inf"), None]
     assert [row.errors["n"] for row in found] == [None, None, 0.0, None]
     assert "made up" in scores.table(found, ["m", "n"])
+
+
+def test_a_trace_of_the_profiler_is_counted_with_and_without_the_calls() -> None:
+    """gloo works 100 us, an operator hides 30 of them; the call before lasts 20, 6 of them copying."""
+    spans = {
+        ("truth:optimizer:1", 1): (0, 5), ("c10d::allreduce_", 1): (10, 30),
+        ("aten::copy_", 1): (12, 18), ("gloo:all_reduce", 9): (30, 130),
+        ("aten::mm", 1): (40, 70), ("aten::add", 9): (50, 90),
+        ("truth:forward:2", 1): (100, 120), ("truth:optimizer:2", 1): (140, 150),
+    }  # fmt: skip
+    trace = real._Trace(
+        {"ph": "X", "cat": "cpu_op", "name": name, "tid": thread, "ts": start, "dur": end - start}
+        for (name, thread), (start, end) in spans.items()
+    )
+    step = trace.step(2)
+    assert step == (5, 150)
+    assert trace.communicated([step]) == 100
+    assert trace.exposed([step]) == 70
+    assert trace.exposed([step], with_calls=True) == 90
+    assert trace.exposed([trace.marks["forward", 2]]) == 20

@@ -14,14 +14,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import real
 from scores import Case, Readings, Row, percent, rows, table, worst
 from simulated import RANKS, STEPS, WINDOW, simulation
+from support import LAUNCH, Node
 
 from zeromon.collector.daemon import Collector
 from zeromon.readout.breakdown import PARTS, rank_parts
 from zeromon.readout.charts import charts_of
 from zeromon.readout.figures import FIGURES
-from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage.run_store import Store
 
 OURS = "zeromon"
@@ -66,6 +68,28 @@ def simulated(seed: int) -> tuple[Case, Readings]:
         return made.case(seed), readings(run.ranks)
 
 
+def trained(kind: str) -> tuple[Case, Readings]:
+    """One run of two ranks on gloo that counts itself."""
+    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-truth-")))
+    counts = node.folder / "counts"
+    counts.mkdir()
+    found: list[RunSnapshot] = []
+
+    def look(run: RunSnapshot) -> None:
+        if real.is_counted(counts) and not found and {r.step for r in run.ranks} == {real.STEPS}:
+            found.append(run)
+            real.release(counts)
+
+    try:
+        launch = [*LAUNCH, str(real.RANKS), *real.command(kind)]
+        buffer = {"TORCH_FR_BUFFER_SIZE": "20000"}
+        result = node.run(launch, seen=look, TRUTH=str(counts), **buffer)
+        assert result.code == 0 and found, result.output
+        return real.counted(kind, counts), readings(found[0].ranks)
+    finally:
+        node.close()
+
+
 def summary(found: Sequence[Row], monitors: Sequence[str] = (OURS,)) -> str:
     """The largest error of each figure, and where."""
     lines = []
@@ -84,12 +108,14 @@ def main() -> None:
     found: list[Row] = []
     for seed in SEEDS:
         case, shown = simulated(seed)
+        found += rows(case, {OURS: shown})
+    print(table([row for row in found if row.case == found[0].case], (OURS,)))
+    print(f"\n{len(SEEDS)} simulated runs of {RANKS} ranks and {STEPS} steps\n{summary(found)}\n")
+    for kind in real.KINDS:
+        case, shown = trained(kind)
         made = rows(case, {OURS: shown})
+        print(table(made, (OURS,)) + "\n", flush=True)
         found += made
-        if seed == SEEDS[0]:
-            print(table(made, (OURS,)) + "\n", flush=True)
-    print(f"{len(SEEDS)} simulated runs of {RANKS} ranks and {STEPS} steps")
-    print(summary(found))
     print(json.dumps([row._asdict() for row in found]))
 
 

@@ -135,7 +135,7 @@ class Simulation:
         memory = [self.allocated(rank, STEPS) + RESERVED_MORE for rank in range(RANKS)]
         truths = {
             "steps": _counted([len(steps) for steps in self.steps]),
-            "step": _seconds([statistics.median(row) for row in times]),
+            "step": _seconds([statistics.fmean(row) for row in times]),
             "exposed": _ratios([sum(e) / s for e, s in zip(exposed, spent, strict=True)]),
             "exposed_seconds": _seconds([sum(row) / WINDOW for row in exposed]),
             "overlap": _ratios([1 - sum(e) / b for e, b in zip(exposed, busy, strict=True)]),
