@@ -23,12 +23,14 @@ def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
     ranks may be fewer or more than those of the attempt before.
     """
     attempts: list[list[RankFollower]] = []
+    known: set[int] = set()
     counted = 0
     for follower in sorted(followers, key=_born_ns):
         restarts = _restarts(follower)
-        known = {one.state.rank for one in attempts[-1]} if attempts else set()
         if not attempts or follower.state.rank in known or restarts > counted:
             attempts.append([])
+            known.clear()
+        known.add(follower.state.rank)
         counted = max(counted, restarts)
         attempts[-1].append(follower)
     return attempts
