@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zeromon.cli.run import child_environment
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server
+from zeromon.export.prometheus.exposition import Writer
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 
@@ -218,9 +219,14 @@ class Node:
         return next((r for r in self.collector.view if r.run == run), None)
 
     def metrics(self, run: str) -> dict[str, dict[tuple[str, ...], float]]:
-        """/metrics over HTTP: name -> (rank, other label values in order of name) -> value."""
+        """/metrics over HTTP: name -> (rank, other label values in order of name) -> value.
+
+        Of a run that has ended its last gauges, too, which are not exported any more.
+        """
         with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
+        ended = [replace(one, ended=False) for one in self.collector.view if one.ended]
+        text += Writer().write(ended, None, openmetrics=False).decode()
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
