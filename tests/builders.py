@@ -261,7 +261,8 @@ def full_run() -> RunSnapshot:
     )  # fmt: skip
     one = rank(
         0, memory=device_memory(), device_stats=device, untimed={"world": 1},
-        unattributed={"world": 1}, startup_seconds=2.0, overhead_ratio=0.001, overhead_noise_ratio=0.002,
+        unattributed={"world": 1}, startup_seconds=2.0, accounted_overhead_ratio=0.003,
+        overhead_ratio=0.001, overhead_noise_ratio=0.002,
         pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
         host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from builders import MS, collective, folded, host, span, state, step
 
 from zeromon.fold.observed import Observed
-from zeromon.fold.summarize import overhead, summarize
+from zeromon.fold.overhead import measured
+from zeromon.fold.summarize import summarize
+from zeromon.readout.text import overhead_text
 from zeromon.ring.events import (
     RECORD,
     BackwardComm,
@@ -21,6 +24,7 @@ from zeromon.ring.events import (
     ExitKind,
     Flag,
     GroupSequence,
+    Heartbeat,
     Issued,
     Kind,
     Op,
@@ -39,7 +43,7 @@ from zeromon.ring.events import (
     float_bits,
     typed,
 )
-from zeromon.snapshot import Halt
+from zeromon.snapshot import Halt, RankSnapshot
 
 
 def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
@@ -70,28 +74,88 @@ def test_a_collective_that_has_not_ended_is_in_flight() -> None:
 
 
 def test_idle_steps_are_left_out_of_shares_and_give_the_cost() -> None:
-    """Steps of 102 ms with hooks and 100 ms without: 2 %."""
-    events = []
-    for n in range(1, 81):
-        idle = n % 8 == 0
-        length = 100 if idle else 102
-        events.append(step(n, n * 200, n * 200 + length, Flag.IDLE if idle else 0))
-    rank = summarize(folded(events))
+    """Steps of 102 ms with hooks and 100 ms without: 2 %, once there are forty control steps."""
+
+    def after(steps: int) -> RankSnapshot:
+        events = []
+        for n in range(1, steps + 1):
+            idle = n % 8 == 0
+            length = 100 if idle else 102
+            events.append(step(n, n * 200, n * 200 + length, Flag.IDLE if idle else 0))
+        return summarize(folded(events))
+
+    rank = after(330)
     assert rank.overhead_ratio == pytest.approx(0.02)
     assert rank.overhead_noise_ratio == pytest.approx(0.0)
     assert rank.overlap_ratio is None
+    assert after(80).overhead_ratio is None
 
 
-def test_the_cost_has_a_noise_and_needs_enough_pairs() -> None:
+def test_the_measured_cost_has_a_noise_and_needs_enough_pairs() -> None:
     """Median and standard error; one checkpoint in between does not spoil it."""
     chooser = random.Random(1)
     pairs = [(100_000, 101_000 + chooser.randint(-3000, 3000)) for _ in range(200)]
     pairs.append((100_000, 9_000_000))
-    cost = overhead(pairs)
+    cost = measured(pairs)
     assert cost is not None
     assert abs(cost[0] - 0.01) < 3 * cost[1]
     assert 0.0005 < cost[1] < 0.005
-    assert overhead(pairs[:4]) is None
+    assert measured(pairs[:39]) is None
+
+
+def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -> None:
+    """The agent costs nothing. Where load rises and falls, no figure may claim that it does."""
+    claims = 0
+    for seed in range(60):
+        chooser, load, pairs = random.Random(seed), 0.0, []
+        for _ in range(128):
+            load = 0.95 * load + chooser.gauss(0, 0.03)
+            pairs.append((100_000, round(100_000 * (1 + load + chooser.gauss(0, 0.05)))))
+        cost = measured(pairs)
+        assert cost is not None
+        rank = replace(summarize(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1])
+        claims += "measured" in overhead_text([rank])
+    assert claims <= 3
+
+
+def heartbeat(second: int, records: int, calls: int, spent_ms: int) -> Heartbeat:
+    return Heartbeat(second * 1000 * MS, 0, Phase.OTHER, 0, records, calls, spent_ms * MS)
+
+
+def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
+    """A second: 1,000 records of 3 us, 500 calls of 1 us, 2 ms of samples: 0.55 %."""
+    beats = [heartbeat(n, 1000 * n, 500 * n, 2 * n) for n in range(100)]
+    state = folded(beats)
+    assert summarize(state).accounted_overhead_ratio is None  # an agent that has timed no hook
+    state.meta |= {"record_ns": 3000, "call_ns": 1000}
+    rank = summarize(state)
+    assert rank.accounted_overhead_ratio == pytest.approx(0.0055)
+    assert overhead_text([rank]) == "at most 0.5 %"
+    early = folded(beats[:5])
+    early.meta |= state.meta
+    assert summarize(early).accounted_overhead_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "noise", "text"),
+    [
+        (0.139, 0.041, "at most 0.4 %"),  # three standard errors of a busy machine
+        (0.139, 0.01, "at most 0.4 %; measured +13.9 ± 3.5 %"),
+        (-0.018, 0.067, "at most 0.4 %"),
+        (0.001, 0.002, "at most 0.4 %; measured +0.1 ± 0.7 %"),
+        (None, None, "at most 0.4 %"),
+    ],
+)
+def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
+    measured: float | None, noise: float | None, text: str
+) -> None:
+    rank = replace(
+        summarize(folded([])), accounted_overhead_ratio=0.004, overhead_ratio=measured,
+        overhead_noise_ratio=noise,
+    )  # fmt: skip
+    assert overhead_text([rank]) == text
+    unknown = overhead_text([replace(rank, accounted_overhead_ratio=None)])
+    assert unknown == text.replace("at most 0.4 %", "n/a")
 
 
 def test_counted_collectives_are_known_but_not_timed() -> None:

@@ -38,7 +38,8 @@ def test_a_recorded_ring_decodes_as_its_own_version_did(recorded: RingReader) ->
     """The expected events were decoded by the version that wrote the ring."""
     expected = json.loads((DATA / "every_kind.json").read_text())
     found = [decode(raw) for raw in recorded.read(final=True)]
-    assert [None if e is None else [type(e).__name__, *e] for e in found] == expected
+    for e, row in zip(found, expected, strict=True):  # a later version may append fields
+        assert row == (None if e is None else [type(e).__name__, *e][: len(row or [])])
     for event in filter(None, found):
         hints = get_type_hints(type(event))
         wrong = [n for n, hint in hints.items() if not isinstance(getattr(event, n), hint)]

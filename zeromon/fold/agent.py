@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, Spent
 from zeromon.ring.events import Exit, Heartbeat, Precision, TraceMark
 
 
@@ -13,6 +13,7 @@ from zeromon.ring.events import Exit, Heartbeat, Precision, TraceMark
 def _fold_heartbeat(state: RankState, e: Heartbeat) -> None:
     state.errors = e.errors
     state.phase = e.phase
+    state.beats.append(Spent(e.t_ns, e.records, e.calls, e.spent_ns))
 
 
 @folds(Exit)

@@ -36,6 +36,8 @@ STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
 _PAIRS = 128
+_BEATS = 61
+"""Heartbeats, one a second: the accounted overhead covers the last minute."""
 
 
 class Arrival(NamedTuple):
@@ -53,6 +55,15 @@ class Arrival(NamedTuple):
 
 
 NONE_ISSUED = (-1, Op.NONE, 0)
+
+
+class Spent(NamedTuple):
+    """What an agent has done since it began, at a heartbeat."""
+
+    t_ns: int
+    records: int
+    calls: int
+    spent_ns: int
 
 
 @dataclass(slots=True)
@@ -219,6 +230,8 @@ class RankState:
 
     window: Window = field(default_factory=Window)
     last_window: Window = field(default_factory=Window)
+    beats: deque[Spent] = field(default_factory=lambda: deque(maxlen=_BEATS))
+    """What the agent had spent at each of its last heartbeats."""
     idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))
     """(an idle step, the mean of its two neighbours), nanoseconds."""
 

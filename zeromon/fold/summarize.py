@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
 from typing import Any
 
 from zeromon.fold.communication import rows as stats_rows
 from zeromon.fold.communication import size_rows
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
+from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.state import (
     NONE_ISSUED,
@@ -56,22 +56,6 @@ _INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
 _LONGEST_FRAME = 240
 
 
-def overhead(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
-    """Returns the agent's cost as a ratio of a step without the agent, and the noise of that ratio.
-
-    *pairs* are (idle step, mean of its neighbours). The cost is the median of the ratios; the
-    noise is the standard error of a median, 1.253 s / sqrt(n), with s from the median absolute
-    deviation (1.4826 MAD), which a single checkpoint between the steps does not change. None with
-    fewer than five pairs.
-    """
-    ratios = [neighbours / idle - 1 for idle, neighbours in pairs if idle > 0]
-    if len(ratios) < 5:
-        return None
-    middle = statistics.median(ratios)
-    deviation = 1.4826 * statistics.median(abs(r - middle) for r in ratios)
-    return middle, 1.253 * deviation / len(ratios) ** 0.5
-
-
 def vitals(
     state: RankState, *, alive: bool, ended: str, failed: bool, host: HostMemory | None
 ) -> Vitals:
@@ -105,7 +89,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     communication = sum(s.communication_ns for s in timed)
     exposed = sum(s.exposed_ns for s in timed)
     spent = sum(s.end_ns - s.start_ns for s in timed)
-    cost = overhead(state.idle_pairs)
+    cost = measured(state.idle_pairs)
     meta = state.meta
     roles, models = _role_rows(state), _models(state)
     is_watched = not observed.ended.startswith(DETACHED)  # else what it does now is not known
@@ -151,6 +135,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         pinned_bytes=state.pinned_bytes,
         dropped=state.dropped,
         errors=state.errors,
+        accounted_overhead_ratio=accounted(state.beats, state.meta),
         overhead_ratio=cost[0] if cost else None,
         overhead_noise_ratio=cost[1] if cost else None,
         started_ns=state.first_event_ns,

@@ -322,3 +322,35 @@ def straggler_reason(late: Straggler) -> str:
     phase = late.phase.replace("_", " ")
     longer = f"its {phase} is longer by {human_seconds(late.longer_seconds)}" if phase else ""
     return "; ".join(part for part in (longer, late.cause) if part)
+
+
+# ---- the agent --------------------------------------------------------------------------------------
+
+_SURE = 3.5
+"""So many standard errors are a 99 % interval of batch means."""
+_FINE = 0.01
+"""A measured overhead whose interval is within this is shown, whatever it says."""
+
+
+def overhead_text(ranks: Sequence[RankSnapshot]) -> str:
+    """What the agent costs: the upper bound, and the measured figure where it allows a verdict."""
+    measured = overhead_measured(ranks)
+    return overhead_bound(ranks) + (f"; measured {measured}" if measured else "")
+
+
+def overhead_bound(ranks: Sequence[RankSnapshot]) -> str:
+    """``at most 0.3 %``: the accounted overhead of the rank with the highest; ``n/a`` where unknown."""
+    bounds = [b for rank in ranks if (b := rank.accounted_overhead_ratio) is not None]
+    return f"at most {human_ratio(max(bounds))}" if bounds else "n/a"
+
+
+def overhead_measured(ranks: Sequence[RankSnapshot]) -> str:
+    """``+0.4 ± 0.3 %`` against control steps; "" where the noise of all ranks allows no verdict."""
+    known = [
+        (ratio, _SURE * noise)
+        for rank in ranks
+        if (ratio := rank.overhead_ratio) is not None
+        and (noise := rank.overhead_noise_ratio) is not None
+    ]
+    ratio, width = max((k for k in known if k[1] <= max(_FINE, abs(k[0]))), default=(None, 0.0))
+    return "" if ratio is None else f"{ratio * 100:+.1f} ± {width * 100:.1f} %"

@@ -287,14 +287,19 @@ class GroupSequence(NamedTuple):
     seen: int
 
 
-@record(Kind.BEAT, "t, a, PHASE[phase], b")
+@record(Kind.BEAT, "t, a, PHASE[phase], b, seq, c, d")
 class Heartbeat(NamedTuple):
-    """The agent is alive; ``errors`` counts its own exceptions."""
+    """The agent is alive; ``errors`` counts its own exceptions. Counts are since it began."""
 
     t_ns: int
     errors: int
     phase: Phase
     step: int
+    records: int = 0
+    calls: int = 0
+    """Calls of wrapped functions."""
+    spent_ns: int = 0
+    """Time of samples, and CPU time of the heartbeat's own thread."""
 
 
 @record(Kind.OOM, "t, a, b, c, d")

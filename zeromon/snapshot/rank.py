@@ -96,12 +96,16 @@ class RankSnapshot:
     dropped: int
     errors: int
     overhead_ratio: float | None
+    """By which share steps exceed control steps; see *overhead_noise_ratio* before you believe it."""
     overhead_noise_ratio: float | None
+    """The standard error of *overhead_ratio*."""
     started_ns: int
     last_event_ns: int
     progress_ns: int = 0
     """When the training thread was last seen to do something; 0 where that is not known."""
     recent: tuple[StepSummary, ...]
+    accounted_overhead_ratio: float | None = None
+    """The agent's cost as a share of the last minute, by its calls and samples: an upper bound."""
     risks: tuple[Risk, ...] = ()
     device_stats: Device | None = None
     disk: Disk | None = None

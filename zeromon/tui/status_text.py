@@ -15,6 +15,7 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     has_died,
+    overhead_text,
     pause_seconds,
     risk_headline,
     risk_level,
@@ -173,10 +174,8 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
         ("tokens/s", human_count(rate) if rate else "n/a", "" if rate else "dim"),
         ("MFU", _mfu_text(used), "" if used is not None and used <= 1 else "dim"),
     ]  # fmt: skip
-    cost = highest(ranks, lambda rank: rank.overhead_ratio)
-    if cost is not None:
-        noise = highest(ranks, lambda rank: rank.overhead_noise_ratio) or 0.0
-        made.append(("agent's cost", f"{cost * 100:+.1f} ± {noise * 100:.1f} %", "dim"))
+    if (cost := overhead_text(ranks)) != "n/a":
+        made.append(("agent's cost", cost, "dim"))
     return made
 
 

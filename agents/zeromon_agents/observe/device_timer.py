@@ -59,6 +59,10 @@ class DeviceTimer:
         self._free: list[Any] = []
         self._pending: deque[Waited | Stalled] = deque()
         self._compute_stream: Any = None
+        for name in ("issued", "reached_wait", "left_wait", "ran_here", "stall"):
+            setattr(
+                self, name, context.timed(getattr(self, name))
+            )  # events cost more than a record
 
     def mark_compute_stream(self) -> None:
         """Takes the current stream for the one in which the model computes."""

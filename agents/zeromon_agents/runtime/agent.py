@@ -28,6 +28,7 @@ from zeromon.ring.events import ExitKind, Flag, Kind
 from zeromon_agents.hooks.backend import Services
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe.allocator import Allocator, cuda_ready
 from zeromon_agents.observe.census import Census, census_step
@@ -77,7 +78,8 @@ class Agent:
         self.patches, self.imports = Patches(), ImportWatch()
         self.device = DeviceTimer(context)
         self.collectives = Collectives(context, self.device)
-        self.steps = Steps(context, self._before_step_mark, self.collectives.counts.clear)
+        before_mark = context.timed(self._before_step_mark)
+        self.steps = Steps(context, before_mark, self.collectives.counts.clear)
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
         self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
@@ -128,10 +130,11 @@ class Agent:
     def start(self) -> None:
         """Installs every hook; a hook on a module that is not loaded follows after its import."""
         self._write_rank_metadata()
+        self.guard.guarded(self._calibrate)()
         self._register_existing_groups()
         self.guard.on_limit = self.pause
-        self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
-        self.steps.on_backward = self.guard.guarded(self._backward_begins)
+        self.steps.on_optimizer = self.context.timed(self.guard.guarded(self._optimizer_begins))
+        self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
         self.collectives.install(self.patches)
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),
@@ -195,6 +198,10 @@ class Agent:
             argv=sys.argv[:20],
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
         )
+
+    def _calibrate(self) -> None:
+        cost = calibrate()
+        self.context.add_metadata(record_ns=cost.record_ns, call_ns=cost.call_ns)
 
     def _write_device_metadata(self) -> None:
         if self._wrote_device or not cuda_ready():
@@ -278,7 +285,10 @@ class Agent:
             self._stopping.wait(_HEARTBEAT_SECONDS)
 
     def _one_heartbeat(self, beats: int) -> None:
-        self.context.emit(Kind.BEAT, self.guard.errors, self.context.step)
+        spent = self.context.spent_ns + time.thread_time_ns()
+        self.context.emit(
+            Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent
+        )
         self.host.sample(force=True)
         self.imports.sweep()
         self._write_device_metadata()

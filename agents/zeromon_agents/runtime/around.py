@@ -53,6 +53,7 @@ def around(
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if (traced and is_compiling()) or context.mode < active_from:
                 return original(*args, **kwargs) if kwargs else original(*args)
+            context.calls += 1
             unit, engine = context.unit, context.engine
             state, result = None, RAISED
             if before is not None:

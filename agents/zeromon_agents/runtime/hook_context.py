@@ -13,11 +13,15 @@ ON      everything is recorded
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import Flag, Kind, Phase, head, place
 from zeromon_agents.runtime.guard import Guard
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OFF, IDLE, ON = 0, 1, 2
 
@@ -38,12 +42,14 @@ class HookContext:
         "_ahead",
         "_phase",
         "_units",
+        "calls",
         "detailed",
         "engine",
         "guard",
         "head_word",
         "mode",
         "ring",
+        "spent_ns",
         "step",
         "steps_before",
         "unit",
@@ -53,6 +59,10 @@ class HookContext:
         self.ring = ring
         self.guard = guard
         self.mode = OFF
+        self.calls = 0
+        """Calls of functions that :func:`~zeromon_agents.runtime.around.around` wraps."""
+        self.spent_ns = 0
+        """What the training thread spent on the agent's samples and accounts."""
         self.detailed = False
         """Whether this step also takes the samples that are too expensive for every step."""
         self._phase: int = Phase.OTHER
@@ -99,6 +109,18 @@ class HookContext:
     def add_metadata(self, **metadata: Any) -> None:
         """Writes metadata of this rank. A later value of a key replaces an earlier one."""
         self.ring.name(NameKind.META, metadata)
+
+    def timed(self, work: Callable[P, R]) -> Callable[P, R]:
+        """Returns *work* wrapped so that its duration is added to :attr:`spent_ns`."""
+
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            began = time.perf_counter_ns()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.spent_ns += time.perf_counter_ns() - began
+
+        return wrapper
 
     def text(self, text: str) -> int:
         """Stores *text* and returns its id, which a record can carry; 0 when the name table is full."""

@@ -11,7 +11,13 @@ from zeromon.focus import most_exposed
 from zeromon.levels import EXPOSED
 from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD, mean_step_seconds
-from zeromon.readout.text import exposed_unknown, pause_seconds, pause_text
+from zeromon.readout.text import (
+    exposed_unknown,
+    overhead_bound,
+    overhead_measured,
+    pause_seconds,
+    pause_text,
+)
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 from zeromon_dashboard import charts, snapshot_figures
@@ -112,16 +118,6 @@ def _steps(run: RunSnapshot) -> Any:
 
 
 def _agent(run: RunSnapshot) -> Any:
-    costs = [
-        (rank.overhead_ratio, rank.overhead_noise_ratio or 0.0)
-        for rank in run.ranks
-        if rank.overhead_ratio is not None
-    ]
-    if not costs:
-        return card("Monitoring overhead", "n/a", "not enough control steps yet")
-    cost, noise = max(costs)
-    return card(
-        "Monitoring overhead",
-        f"{cost * 100:+.1f} %",
-        f"± {noise * 100:.1f} %, compared with control steps",
-    )
+    bound, measured = overhead_bound(run.ranks), overhead_measured(run.ranks)
+    note = "by the agent's calls and samples" if bound != "n/a" else "known after some seconds"
+    return card("Monitoring overhead", bound, f"measured {measured}" if measured else note)

@@ -218,9 +218,8 @@ _OF_RUN = Dashboard(
                    (f"sum(zeromon_events_dropped_total{{{_RUN}}})", "records")),
             _lines("Hook errors", "none", "Errors inside the agent's hooks; training is not affected.",
                    (f"sum(zeromon_agent_errors_total{{{_RUN}}})", "errors")),
-            _lines("Cost of the agent", "percentunit", "Duration of steps with hooks over control steps, minus one.",
-                   (f"avg(zeromon_agent_overhead_ratio{{{_RUN}}})", "cost"),
-                   (f"avg(zeromon_agent_overhead_noise_ratio{{{_RUN}}})", "its noise")),
+            _lines("Cost of the agent", "percentunit", "Upper bound, by the agent's calls and samples.",
+                   (f"max(zeromon_agent_accounted_overhead_ratio{{{_RUN}}})", "at most")),
         )),
     ),
 )  # fmt: skip

@@ -35,7 +35,7 @@ _CORE = (
     "host_memory_rss_bytes", "host_memory_available_bytes", "host_memory_limit_bytes",
     "host_memory_headroom_bytes", "host_memory_pinned_bytes", "oom_risk_ratio", "oom_steps_left",
     "cpu_wait_ratio", "major_faults_per_second", "events_dropped_total", "agent_errors_total",
-    "agent_overhead_ratio", "agent_overhead_noise_ratio",
+    "agent_accounted_overhead_ratio", "agent_overhead_ratio", "agent_overhead_noise_ratio",
 )  # fmt: skip
 _DETAIL = (
     "startup_seconds",

@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.figures import STEP
-from zeromon.readout.text import doing, exposed_unknown
+from zeromon.readout.text import doing, exposed_unknown, overhead_text
 from zeromon.report import communication, configuration, memory
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -107,7 +107,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
                ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
-        _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", _cost(rank)),
+        _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
                ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
         [], *step_bars([rank], look, width),
@@ -168,12 +168,6 @@ def _memory(rank: RankSnapshot, look: DisplayOptions) -> Sequence[tuple[str, str
         ("allocated", look.size(memory.allocated_bytes)), ("reserved", look.size(memory.reserved_bytes)),
         ("headroom", look.size(memory.headroom_bytes)), ("retries", human_count(memory.retries)),
     )  # fmt: skip
-
-
-def _cost(rank: RankSnapshot) -> str:
-    if rank.overhead_ratio is None:
-        return "n/a"
-    return f"{rank.overhead_ratio * 100:+.1f} ± {(rank.overhead_noise_ratio or 0.0) * 100:.1f} %"
 
 
 def _device(device: Device, look: DisplayOptions) -> list[Line]:

@@ -81,6 +81,7 @@ def rank_of(
         pinned_bytes=facts.whole("host_memory_pinned_bytes"),
         device_stats=_device(facts), host=_host(facts), pressure=_pressure(facts),
         dropped=facts.count("events_dropped_total"), errors=facts.count("agent_errors_total"),
+        accounted_overhead_ratio=facts.number("agent_accounted_overhead_ratio"),
         overhead_ratio=facts.number("agent_overhead_ratio"),
         overhead_noise_ratio=facts.number("agent_overhead_noise_ratio"),
         # what is not exported
