@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from builders import MS, collective, folded, host, span, state, step
 
+from zeromon.fold.fold import fold
 from zeromon.fold.observed import Observed
 from zeromon.fold.overhead import measured
 from zeromon.fold.summarize import summarize
@@ -119,7 +120,7 @@ def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -
 
 
 def heartbeat(second: int, records: int, calls: int, spent_ms: int) -> Heartbeat:
-    return Heartbeat(second * 1000 * MS, 0, Phase.OTHER, 0, records, calls, spent_ms * MS)
+    return Heartbeat(second * 1000 * MS, 0, Phase.OTHER, second, records, calls, spent_ms * MS)
 
 
 def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
@@ -131,7 +132,10 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
     rank = summarize(state)
     assert rank.accounted_overhead_ratio == pytest.approx(0.0055)
     assert overhead_text([rank]) == "at most 0.5 %"
-    early = folded(beats[:5])
+    for pause in range(100, 150):  # an evaluation, a checkpoint, the end: no step, and no cost
+        fold(state, beats[-1]._replace(t_ns=pause * 1000 * MS))
+    assert summarize(state).accounted_overhead_ratio == pytest.approx(0.0055)
+    early = folded(beats[:6])
     early.meta |= state.meta
     assert summarize(early).accounted_overhead_ratio is None
 

@@ -13,7 +13,7 @@ from zeromon.ring.events import Exit, Heartbeat, Precision, TraceMark
 def _fold_heartbeat(state: RankState, e: Heartbeat) -> None:
     state.errors = e.errors
     state.phase = e.phase
-    state.beats.append(Spent(e.t_ns, e.records, e.calls, e.spent_ns))
+    state.beats.append(Spent(e.t_ns, e.step, e.records, e.calls, e.spent_ns))
 
 
 @folds(Exit)

@@ -20,12 +20,15 @@ _LEAST_SECONDS = 5
 def accounted(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
     """Returns the cost of the agent over the last minute as a share of the time, at most.
 
-    None for an agent that has not measured its hooks, and before the first seconds.
+    The time is that of steps: it begins after the first one, and ends with the last. None for an agent
+    that has not measured its hooks, and before the first seconds.
     """
     record_ns, call_ns = meta.get("record_ns"), meta.get("call_ns")
-    if not isinstance(record_ns, int) or not isinstance(call_ns, int) or len(beats) < 2:
+    training = [beat for beat in beats if beat.step > 0]
+    if not isinstance(record_ns, int) or not isinstance(call_ns, int) or not training:
         return None
-    first, last = beats[0], beats[-1]
+    first = training[0]
+    last = next(beat for beat in training if beat.step == training[-1].step)
     lasted = last.t_ns - first.t_ns
     if lasted < _LEAST_SECONDS * 10**9:
         return None

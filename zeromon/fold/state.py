@@ -61,6 +61,7 @@ class Spent(NamedTuple):
     """What an agent has done since it began, at a heartbeat."""
 
     t_ns: int
+    step: int
     records: int
     calls: int
     spent_ns: int
