@@ -65,6 +65,7 @@ def unfilled(config: Config, _: Machine) -> Iterator[Problem]:
         return
     names = listed(".".join(path) for path in left)
     message = (
-        f'nothing replaces "{AUTO}" in {names}: accelerate refuses that, and so does DeepSpeed'
+        f'nothing replaces "{AUTO}" in {names}: accelerate and Trainer refuse that, and DeepSpeed '
+        "alone takes its default"
     )
     yield config.problem("ZM103", "error", left[0], message, "give a number, or remove it")
