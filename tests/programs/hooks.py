@@ -343,6 +343,44 @@ def every_op() -> dict:
     return {}
 
 
+def counts_to_the_end() -> dict:
+    """Sixteen steps, of which the last is a control step; then collectives from Python and from C++.
+
+    Four of the steps run under torch's own profiler, and at the twelfth the process forks.
+    """
+    from torch.distributed import _functional_collectives as functional
+
+    begin()
+    zeromon_agents.start()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        train(4)
+    train(4)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    train(4)
+    for _ in range(100):
+        functional.all_gather_tensor(torch.ones(4), 0, dist.group.WORLD).sum()
+    for _ in range(50):
+        dist.all_reduce(torch.ones(4))
+    group = dist.group.WORLD
+    issued = group._get_sequence_number_for_group()
+    dist.destroy_process_group()
+    zeromon_agents.stop()
+    return {"issued": issued}
+
+
 def two_optimizers() -> dict:
     """Two optimizers after one backward are one step; without a backward in between."""
     begin()

@@ -76,7 +76,7 @@ def _write(
     file: IO[bytes] | gzip.GzipFile,
     progress: Progress,
 ) -> int:
-    encode, merged, first_us = msgspec.json.Encoder().encode, 0, _first_us(pieces)
+    encode, merged, first_us = msgspec.json.Encoder().encode, 0, _first_us(run, pieces)
     file.write(b'{"displayTimeUnit":"ms","otherData":')
     file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))
     file.write(b',"traceEvents":[\n')
@@ -92,11 +92,15 @@ def _write(
     return merged
 
 
-def _first_us(pieces: Sequence[pl.LazyFrame]) -> int:
+def _first_us(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> int:
+    """The time 0 of the trace: the start-up before the first step."""
     import polars as pl
 
     firsts = [piece.select(pl.col("start_us").min()).collect().item() for piece in pieces]
-    return min((int(first) for first in firsts if first is not None), default=0)
+    startup = max((rank.startup_seconds or 0.0 for rank in run.ranks), default=0.0)
+    return min((int(first) for first in firsts if first is not None), default=0) - round(
+        1e6 * startup
+    )
 
 
 def names(run: RunSnapshot) -> Iterator[TraceEvent]:

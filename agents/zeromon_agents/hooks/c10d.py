@@ -172,8 +172,11 @@ class Collectives:
 
     # ---- hooks --------------------------------------------------------------------------------
 
-    def install(self, patches: Patches) -> None:
-        """Patches every communicating method that the classes have."""
+    def install(self, patches: Patches, before_shutdown: Callable[[], None]) -> None:
+        """Patches every communicating method that the classes have.
+
+        *before_shutdown* is called before a group is destroyed, and its own count with it.
+        """
         distributed = torch._C._distributed_c10d
         group_class, work_class = distributed.ProcessGroup, distributed.Work
         for name, payload in PAYLOADS.items():
@@ -186,6 +189,9 @@ class Collectives:
             ends = around(self._context, after=self._coalescing_ends, where=end)
             patches.wrap(group_class, start, begins)
             patches.wrap(group_class, end, ends)
+        if "shutdown" in vars(group_class):  # torch before 2.7 has none
+            count = around(self._context, lambda *_: before_shutdown(), where="shutdown")
+            patches.wrap(group_class, "shutdown", count)
         patches.wrap(work_class, "wait", self._wait_hook)
 
     def _issue_hook(self, original: Any, name: str, where: Payload) -> Callable[..., Any]:  # noqa: C901

@@ -93,7 +93,8 @@ class Steps:
         """When the last batch, backward or step ended; 0 before the first."""
         self._in_loop = False
         """Whether the first backward has begun, and with it the training loop."""
-        self._micro_steps = 0
+        self.micro_steps = 0
+        """Backward passes since the last step ended."""
         self._last_micro_steps = 0
         self._forward_from = 0
         self._forward_seen_ns = 0
@@ -121,6 +122,8 @@ class Steps:
         self._loader_records = 0
         self._length = 0
         """Tokens of each sequence in the last batch; 0 for a batch of something else."""
+        self.on_start: Callable[[], None] | None = None
+        """Called when the first step begins, to tell what came before it. It must not raise."""
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before it steps. It must not raise."""
         self.on_boundary: Callable[[int], None] | None = None
@@ -133,6 +136,8 @@ class Steps:
     def _may_start(self, now: int) -> None:
         """Begins the first step, again with each batch and forward until the first backward."""
         if not self._in_loop and not self.attached_mid_step:
+            if self.on_start is not None:
+                self.on_start()
             self.step_start_ns = now
             self._context.write(now, Kind.START, 0, 0, 0, 0, 0, process_start_ns(), 0, 0, 0)
 
@@ -172,7 +177,7 @@ class Steps:
         self._backward_depth += 1
         if self._backward_depth > 1 or self._context.mode == OFF:
             return
-        if self.on_backward is not None and not self._micro_steps:
+        if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
         if self._loader_settings:
             self._write_loader()
@@ -192,7 +197,7 @@ class Steps:
         self._backward_depth -= 1
         if self._backward_depth or not self._backward_from:
             return
-        self._micro_steps += 1
+        self.micro_steps += 1
         self._free_since = time.monotonic_ns()
         self._span(Phase.BACKWARD, self._backward_from, self._free_since)
         self._backward_from = 0
@@ -297,9 +302,9 @@ class Steps:
         flags = Flag.IDLE if context.mode == IDLE else Flag(0)
         # an engine that steps twice without a backward has taken two steps
         again = engine and engine == self._last_engine
-        if self._micro_steps or not context.step or again:
+        if self.micro_steps or not context.step or again:
             context.step += 1
-            self._last_micro_steps = self._micro_steps
+            self._last_micro_steps = self.micro_steps
         else:  # no backward since the last optimizer: a second optimizer of the same step
             flags |= Flag.CONTINUED
         # fmt: off
@@ -307,7 +312,7 @@ class Steps:
                        context.step, self.step_start_ns, self._last_micro_steps, engine)
         # fmt: on
         self.step_start_ns = self._free_since = now
-        self._micro_steps = 0
+        self.micro_steps = 0
         self._last_engine = engine
         following = context.step + 1
         if context.mode != OFF:  # another thread may have switched the agent off
@@ -327,7 +332,7 @@ class Steps:
         context.step = context.steps_before = taken
         context.add_metadata(steps_before=taken)
         self._before_first_step()
-        self._micro_steps = self._forward_from = self._optimizer_from = 0
+        self.micro_steps = self._forward_from = self._optimizer_from = 0
         self.step_start_ns = self._free_since = now
         context.phase, context.unit, context.mode = Phase.OTHER, 0, ON
 

@@ -34,8 +34,16 @@ Buckets = Callable[[int], list[int]]
 class UntracedCollectives:
     """Explains, at the end of a step, the sequence numbers that no hook saw."""
 
-    def __init__(self, context: HookContext, collectives: Collectives, buckets: Buckets) -> None:
+    def __init__(
+        self,
+        context: HookContext,
+        collectives: Collectives,
+        buckets: Buckets,
+        backwards: Callable[[], int],
+    ) -> None:
         self._context = context
+        self._backwards = backwards
+        """Returns how many backward passes the step under way has had."""
         self._collectives = collectives
         self._buckets = buckets
 
@@ -80,8 +88,8 @@ class UntracedCollectives:
                 self._report(group, op, count, nbytes)
             return
         buckets = self._buckets(group.id)
-        if buckets and missing % len(buckets) == 0:
-            rounds = missing // len(buckets)
+        rounds, rest = divmod(missing, len(buckets) or 1)
+        if buckets and not rest and rounds <= self._backwards():  # at most one round a backward
             self._report(group, Op.ALL_REDUCE, missing, rounds * sum(buckets))
             return
         self._report(group, Op.NONE, missing, 0)

@@ -98,7 +98,9 @@ class Agent:
         self.stall_detector = StallDetector(
             context, self.collectives, self.models.evaluates, attached=attachment is not None
         )
-        untraced = UntracedCollectives(context, self.collectives, self.backends.bucket_bytes)
+        untraced = UntracedCollectives(
+            context, self.collectives, self.backends.bucket_bytes, lambda: self.steps.micro_steps
+        )
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         self._counting = (guarded(self.collectives.flush_step), guarded(self.transfers.flush))
         self._sampling = tuple(
@@ -133,9 +135,10 @@ class Agent:
         self.guard.guarded(self._calibrate)()
         self._register_existing_groups()
         self.guard.on_limit = self.pause
+        self.steps.on_start = self.guard.guarded(self._count_the_rest)
         self.steps.on_optimizer = self.context.timed(self.guard.guarded(self._optimizer_begins))
         self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
-        self.collectives.install(self.patches)
+        self.collectives.install(self.patches, self._count_the_rest)
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),
             ("torch.utils.data.dataloader", self.steps.watch_data),
@@ -159,7 +162,7 @@ class Agent:
         if self._stopping.is_set():
             return []
         self._stopping.set()
-        self.context.mode = OFF
+        self._count_the_rest()
         self.guard.guarded(self.capture.close)("the agent was stopped")
         self.backends.stop()
         self.units.stop()
@@ -260,17 +263,29 @@ class Agent:
     # ---- every step ---------------------------------------------------------------------------
 
     def _before_step_mark(self, step: int) -> None:
-        for count in self._counting:
-            count()
+        watched = step - self.context.steps_before
+        self._count(watched)
         if self.context.mode == IDLE:
             return
-        watched = step - self.context.steps_before
-        self._accounting(watched)
         self._describing(watched)
         if watched == WARM_UP_STEPS:
             self.collectives.end_warm_up()
         for sample in self._sampling:
             sample()
+
+    def _count(self, watched: int) -> None:
+        """Writes what was counted since the last call: by the hooks, and by the groups themselves."""
+        for count in self._counting:
+            count()
+        self._accounting(watched)
+
+    def _count_the_rest(self) -> None:
+        """Writes what was counted since the last step: there may be no other step to do it."""
+        mode = self.context.mode
+        if self._stopping.is_set():
+            self.context.mode = OFF  # before the counts are read: the loop may run meanwhile
+        if mode != OFF and not self.steps.attached_mid_step:
+            self._count(self.context.step + 1 - self.context.steps_before)
 
     # ---- every second -------------------------------------------------------------------------
 
@@ -342,6 +357,7 @@ class Agent:
     ) -> None:
         self.guard.guarded(self.capture.flush)()
         with suppress(Guard.CAUGHT):
+            self._count_the_rest()
             text = self.context.text(f"{kind.__name__}: {error}")
             self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
             atexit.unregister(self._at_exit)
@@ -350,7 +366,7 @@ class Agent:
     def _at_exit(self) -> None:
         with suppress(Guard.CAUGHT):
             self._stopping.set()
-            self.context.mode = OFF
+            self._count_the_rest()
             # a trace that fails must not lose the end record
             self.guard.guarded(self.capture.close)("the script ended before those steps did")
             self.guard.guarded(self.capture.flush)()

@@ -157,6 +157,21 @@ def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
     assert result.snapshot.ranks[0].unattributed == {}
 
 
+def test_every_collective_is_counted_in_its_step_and_to_the_end(shared_node: Node) -> None:
+    """Also in control steps, under torch's own profiler, after a fork, and after the last step."""
+    facts, result = case(shared_node, "counts_to_the_end")
+    rank = result.snapshot.ranks[0]
+    assert rank.steps == 16
+    assert [s.step for s in rank.recent if s.idle] == [16]
+    # DDP's bucket; in the second step DDP also agrees on new buckets, by broadcasts that are not timed
+    assert [s.collectives for s in rank.recent] == [1, 3, *[1] * 14]
+    assert [s.step for s in rank.recent if not s.timed] == [2, 16]
+    known = sum(row.count for row in rank.collectives)
+    assert known + sum(rank.unattributed.values()) == facts["issued"]
+    assert rank.unattributed == {"world": 100}
+    assert {row.op: row.count for row in rank.collectives}["all_reduce"] == 16 + 50
+
+
 def test_two_optimizers_after_one_backward_are_one_step(shared_node: Node) -> None:
     """Three loops of two micro-steps and two optimizers: three steps."""
     _, result = case(shared_node, "two_optimizers")
