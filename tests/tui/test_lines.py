@@ -562,7 +562,7 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
         "shard_numel": 3_500_000_000, "trainable_shard_numel": 3_500_000_000, "param_bytes": 4,
         "compute_bytes": 2, "grad_bytes": 4,
     }  # fmt: skip
-    ranks = tuple(replace(r, models=(facts,), step_seconds=0.5) for r in snapshot(2).ranks)
+    ranks = tuple(replace(r, models=(facts,), step_mean_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
     assert {n: v for n, v, _ in status_text.figures(made, DisplayOptions())}["MFU"] == "n/a"
     told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)

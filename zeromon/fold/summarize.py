@@ -113,6 +113,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         step=state.step,
         steps=state.steps,
         step_seconds=_median_step_seconds(state),
+        joined=meta.get("attached") is True,
         step_mean_seconds=statistics.fmean(s.seconds for s in timed or last) if last else None,
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
         steps_seconds_total=state.step_ns / 1e9,

@@ -42,7 +42,7 @@ def _state(run: RunSnapshot) -> str:
     if not run.ranks:
         return run.note or "no rank has reported yet"
     failed = [rank for rank in run.ranks if rank.failed]
-    steps = max(rank.steps for rank in run.ranks)
+    steps = max(rank.step for rank in run.ranks)
     if failed:
         first = first_failed(failed)
         if first.stopped:
@@ -60,6 +60,21 @@ def _state(run: RunSnapshot) -> str:
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
     return f"running, step {human_count(steps)}"
+
+
+def joined_text(run: RunSnapshot) -> str:
+    """Since when a run is watched that was joined while it ran; "" for one that was launched."""
+    joined = [rank for rank in run.ranks if rank.joined]
+    if not joined:
+        return ""
+    first = min(rank.first_step for rank in joined)
+    since = f"step {human_count(first)}" if any(rank.steps for rank in joined) else "its attach"
+    return f"watched since {since}: what was before is not known"
+
+
+def notes_of(run: RunSnapshot) -> list[str]:
+    """What limits what is known of *run*: notes of the snapshot's source, and of an attach."""
+    return [part for part in (*run.note.split("; "), joined_text(run)) if part]
 
 
 def has_died(run: RunSnapshot) -> bool:

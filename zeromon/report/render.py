@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import exposed_unknown, finding_text, state_text, verdict
+from zeromon.readout.text import exposed_unknown, finding_text, joined_text, state_text, verdict
 from zeromon.report.communication import checked, communication, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
@@ -54,6 +54,8 @@ def _head(run: RunSnapshot) -> str:
     if started:
         setup = human_seconds(max(started))
         lines.append(f"  start-up  {setup} until the first step: imports, set-up, first batch")
+    if joined := joined_text(run):
+        lines.append(f"  watched   {joined.removeprefix('watched ')}")
     lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(lines)
 
@@ -67,7 +69,7 @@ def _ranks(run: RunSnapshot) -> str:
     rows = [
         (
             str(rank.rank),
-            human_count(rank.steps),
+            human_count(rank.step),
             *(figure.text(rank) for figure in (STEP, EXPOSED_SECONDS, EXPOSED, OVERLAP)),
             state_text(rank),
         )

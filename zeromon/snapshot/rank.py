@@ -71,7 +71,9 @@ class RankSnapshot:
     failed: bool
     exception: str
     step: int
+    """Number of the last step, by the optimizer's own count after an attach."""
     steps: int
+    """Steps that were watched; views show :attr:`step`."""
     step_seconds: float | None
     """Median of the last steps."""
     steps_seconds_total: float
@@ -154,6 +156,8 @@ class RankSnapshot:
     """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
     halted: Halt = Halt.NONE
     """Why the rank runs no Python, as seen from outside its process."""
+    joined: bool = False
+    """The agent was attached while the process ran, so what was before is unknown."""
     step_mean_seconds: float | None = None
     """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
     startup_seconds: float | None = None
@@ -182,6 +186,11 @@ class RankSnapshot:
         if self.links is None:
             return None, ""
         return self.links.host_bytes_per_second, f"{self.links.host_kind} can do"
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step that was watched."""
+        return self.step - self.steps + 1
 
     @property
     def silent(self) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.text import verdict
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
@@ -73,7 +74,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
     """Returns the summary of a snapshot."""
     first = run.ranks[0] if run.ranks else None
     exposed = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
-    seconds = [rank.step_seconds for rank in run.ranks if rank.step_seconds is not None]
+    seconds = [each for rank in run.ranks if (each := mean_step_seconds(rank)) is not None]
     reserved = [rank.memory.reserved_bytes for rank in run.ranks if rank.memory is not None]
     severities = {finding.severity for finding in run.findings}
     return Manifest(
@@ -87,7 +88,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         strategy=first.strategy if first else "",
         device=first.device if first else "",
         ranks=len(run.ranks),
-        steps=max((rank.steps for rank in run.ranks), default=0),
+        steps=max((rank.step for rank in run.ranks), default=0),
         step_seconds=max(seconds, default=None),
         exposed_ratio=max(exposed, default=None),
         memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),

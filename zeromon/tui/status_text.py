@@ -15,7 +15,7 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     has_died,
-    overhead_bound,
+    overhead_text,
     pause_seconds,
     risk_headline,
     risk_level,
@@ -174,7 +174,7 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
         ("tokens/s", human_count(rate) if rate else "n/a", "" if rate else "dim"),
         ("MFU", _mfu_text(used), "" if used is not None and used <= 1 else "dim"),
     ]  # fmt: skip
-    if (cost := overhead_bound(ranks)) != "n/a":
+    if (cost := overhead_text(ranks)) != "n/a":
         made.append(("agent's cost", cost, "dim"))
     return made
 

@@ -13,6 +13,7 @@ from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD, mean_step_seconds
 from zeromon.readout.text import (
     exposed_unknown,
+    notes_of,
     overhead_bound,
     overhead_measured,
     pause_seconds,
@@ -89,7 +90,7 @@ def _spreads(run: RunSnapshot) -> Any:
 
 def _notes(run: RunSnapshot) -> list[Any]:
     """Warnings of the snapshot's source."""
-    return [dmc.Alert(part, color="orange") for part in run.note.split("; ") if part and run.ranks]
+    return [dmc.Alert(part, color="orange") for part in notes_of(run) if run.ranks]
 
 
 def _waits(run: RunSnapshot) -> Any:

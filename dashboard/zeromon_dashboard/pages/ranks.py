@@ -80,7 +80,7 @@ def rank_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
                 "node": rank.node,
                 "device": rank.device,
                 "state": state_text(rank),
-                "steps": rank.steps,
+                "steps": rank.step,
                 **figures,
                 "unit": rank.unit,
             }

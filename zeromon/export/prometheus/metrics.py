@@ -228,7 +228,7 @@ METRICS: tuple[Spec, ...] = (
          ("cause", "role"), _death, lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.attempt - 1)),
-    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps.", (), _one(lambda r: r.steps)),
+    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
     Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
     Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",

@@ -13,7 +13,7 @@ from zeromon.levels import EXPOSED
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
 from zeromon.readout.figures import BYTES, SPREAD
-from zeromon.readout.text import finding_text
+from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
@@ -165,8 +165,8 @@ def spread_lines(fleet: Fleet, look: DisplayOptions, most: int) -> list[Line]:
 
 
 def note_lines(run: RunSnapshot) -> list[Line]:
-    """Warnings of the snapshot's source."""
-    return [[(" ! ", "warn"), (clean(part), "warn")] for part in run.note.split("; ") if part]
+    """Warnings about what is known of the run."""
+    return [[(" ! ", "warn"), (clean(part), "warn")] for part in notes_of(run)]
 
 
 def finding_lines(findings: Sequence[Finding], most: int) -> list[Line]:

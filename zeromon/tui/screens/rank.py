@@ -99,7 +99,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
     if rank.exception:
         lines += wrapped(rank.exception, width, "bad")
     lines += [
-        _pairs(("steps", human_count(rank.steps)), ("skipped", human_count(rank.skipped_steps)),
+        _pairs(("step", human_count(rank.step)), ("skipped", human_count(rank.skipped_steps)),
                ("micro-steps", human_count(rank.micro_steps)),
                ("mean step", STEP.text(rank)),
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
