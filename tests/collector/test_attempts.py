@@ -100,7 +100,7 @@ def test_fewer_ranks_and_other_numbers_are_one_attempt(tmp_path: Path) -> None:
 def test_a_rank_that_goes_on_while_another_starts_again_stays(tmp_path: Path) -> None:
     process(tmp_path, 0, 3, pid=os.getpid())
     process(tmp_path, 1, 3)
-    process(tmp_path, 1, 1)
+    process(tmp_path, 1, 1, pid=GONE - 1)
     assert [f.state.rank for f in present(attempts_of(followers(tmp_path)))] == [0, 1]
 
 
@@ -137,3 +137,12 @@ def test_what_is_known_of_a_dead_process_survives_the_collector(tmp_path: Path) 
     one, other = (earlier(attempts_of(followers(tmp_path))) for _ in range(2))
     assert one == other
     assert not ProcessWatch(GONE).alive()
+
+
+def test_a_process_that_was_attached_twice_has_one_attempt(tmp_path: Path) -> None:
+    """Each time has a ring of its own; the newest one counts."""
+    process(tmp_path, 0, 3, pid=os.getpid())
+    process(tmp_path, 0, 1, pid=os.getpid())
+    (members,) = attempts_of(followers(tmp_path))
+    assert [one.state.steps for one in members] == [3, 1]
+    assert [one.state.steps for one in present([members])] == [1]

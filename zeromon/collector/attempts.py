@@ -19,18 +19,20 @@ from zeromon.snapshot import Attempt, Death, DeathRole
 def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
     """*followers* by attempt, the oldest first.
 
-    An attempt begins with a rank that has come before, or with a restart that the launcher counts: its
-    ranks may be fewer or more than those of the attempt before.
+    An attempt begins with a rank that another process was before, or with a restart that the launcher
+    counts: its ranks may be fewer or more than those of the attempt before. A process to which an agent
+    was attached again has a ring for each time, in one attempt.
     """
     attempts: list[list[RankFollower]] = []
-    known: set[int] = set()
+    pids: dict[int, int] = {}
     counted = 0
     for follower in sorted(followers, key=_born_ns):
         restarts = _restarts(follower)
-        if not attempts or follower.state.rank in known or restarts > counted:
+        rank, pid = follower.state.rank, follower.state.pid
+        if not attempts or pids.get(rank, pid) != pid or restarts > counted:
             attempts.append([])
-            known.clear()
-        known.add(follower.state.rank)
+            pids.clear()
+        pids[rank] = pid
         counted = max(counted, restarts)
         attempts[-1].append(follower)
     return attempts
