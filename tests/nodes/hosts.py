@@ -34,22 +34,24 @@ def possible() -> str:
     """Why there can be none here, "" where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    _works(["ip", "link", "del", "zm-probe"])  # as somebody who was killed may have left them
-    _works(["ip", "netns", "del", "zm-probe"])
+    probe = f"zm{os.getpid()}"  # several test processes ask at once
     for what, command in (
         ("the ip command", ["ip", "-V"]),
-        ("network namespaces", ["ip", "netns", "add", "zm-probe"]),
+        ("network namespaces", ["ip", "netns", "add", probe]),
         (
             "clocks of their own",
             ["unshare", "--time", "--uts", "--fork", "--monotonic", "1", "true"],
         ),
-        ("bridges", ["ip", "link", "add", "zm-probe", "type", "bridge"]),
+        ("bridges", ["ip", "link", "add", probe, "type", "bridge"]),
     ):
         if not _works(command):
-            return f"this machine has no {what}"
-    _works(["ip", "link", "del", "zm-probe"])
-    _works(["ip", "netns", "del", "zm-probe"])
-    return "" if Path("/dev/net/tun").exists() else "this machine has no TAP devices"
+            missing = f"this machine has no {what}"
+            break
+    else:
+        missing = "" if Path("/dev/net/tun").exists() else "this machine has no TAP devices"
+    _works(["ip", "link", "del", probe])
+    _works(["ip", "netns", "del", probe])
+    return missing
 
 
 def _works(command: list[str]) -> bool:
