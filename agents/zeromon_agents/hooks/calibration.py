@@ -24,7 +24,7 @@ from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
-COLD = 2.0
+COLD = 3.0
 """How many times as long a hook takes in a training loop as in a loop of its own, at most
 (docs/benchmarks.md)."""
 _ROUNDS, _CALLS = 7, 100
