@@ -131,7 +131,7 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
     state.meta |= {"record_ns": 3000, "call_ns": 1000}
     rank = summarize(state)
     assert rank.accounted_overhead_ratio == pytest.approx(0.0055)
-    assert overhead_text([rank]) == "at most 0.5 %"
+    assert overhead_text([rank]) == "about 0.5 %"
     for pause in range(100, 150):  # an evaluation, a checkpoint, the end: no step, and no cost
         fold(state, beats[-1]._replace(t_ns=pause * 1000 * MS))
     assert summarize(state).accounted_overhead_ratio == pytest.approx(0.0055)
@@ -143,11 +143,11 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
 @pytest.mark.parametrize(
     ("measured", "noise", "text"),
     [
-        (0.139, 0.041, "at most 0.4 %"),  # three standard errors of a busy machine
-        (0.139, 0.01, "at most 0.4 %; measured +13.9 ± 3.5 %"),
-        (-0.018, 0.067, "at most 0.4 %"),
-        (0.001, 0.002, "at most 0.4 %; measured +0.1 ± 0.7 %"),
-        (None, None, "at most 0.4 %"),
+        (0.139, 0.041, "about 0.4 %"),  # three standard errors of a busy machine
+        (0.139, 0.01, "about 0.4 %; measured +13.9 ± 3.5 %"),
+        (-0.018, 0.067, "about 0.4 %"),
+        (0.001, 0.002, "about 0.4 %; measured +0.1 ± 0.7 %"),
+        (None, None, "about 0.4 %"),
     ],
 )
 def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
@@ -159,7 +159,7 @@ def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
     )  # fmt: skip
     assert overhead_text([rank]) == text
     unknown = overhead_text([replace(rank, accounted_overhead_ratio=None)])
-    assert unknown == text.replace("at most 0.4 %", "n/a")
+    assert unknown == text.replace("about 0.4 %", "n/a")
 
 
 def test_counted_collectives_are_known_but_not_timed() -> None:

@@ -348,15 +348,15 @@ _FINE = 0.01
 
 
 def overhead_text(ranks: Sequence[RankSnapshot]) -> str:
-    """What the agent costs: the upper bound, and the measured figure where it allows a verdict."""
+    """What the agent costs: the accounted figure, and the measured figure where it allows a verdict."""
     measured = overhead_measured(ranks)
     return overhead_bound(ranks) + (f"; measured {measured}" if measured else "")
 
 
 def overhead_bound(ranks: Sequence[RankSnapshot]) -> str:
-    """``at most 0.3 %``: the accounted overhead of the rank with the highest; ``n/a`` where unknown."""
+    """``about 0.3 %``: the accounted overhead of the rank with the highest; ``n/a`` where unknown."""
     bounds = [b for rank in ranks if (b := rank.accounted_overhead_ratio) is not None]
-    return f"at most {human_ratio(max(bounds))}" if bounds else "n/a"
+    return f"about {human_ratio(max(bounds))}" if bounds else "n/a"
 
 
 def overhead_measured(ranks: Sequence[RankSnapshot]) -> str:
