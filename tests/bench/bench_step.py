@@ -1,30 +1,41 @@
-"""Step time with and without the agent, alternating in one process: `python tests/bench/bench_step.py`.
+"""Step time with and without the agent: `python tests/bench/bench_step.py [STEPS]`.
 
-Two gloo ranks, steps of 100 ms and more. Beside the figure stands what the same arithmetic says of
-steps without the agent against steps without it. The agent's own live figure stands beside it.
+Three comparisons, each beside what the agent says itself:
+
+* two gloo ranks, steps of 100 ms and more, the agent switched on and off from step to step. Beside it
+  stands what the same arithmetic says of steps without the agent against steps without it;
+* one rank with a small model, switched in the same way: the cost is a large share of such a step, and no
+  other rank adds noise, so the accounted cost can be held against it;
+* whole runs of the same in turns, with, without, without, with.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support import ROOT, TORCHRUN, Node, Result
 
 STEPS = 400
+SMALL_STEPS = 4
+"""Times as many of the small model."""
+ROUNDS, WARM_UP, TRIMMED = 3, 20, 0.1
 PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
+SMALL = ["--width", "64", "--layers", "4", "--batch", "2", "--length", "64"]
 ZERO_3 = ["--config", str(ROOT / "examples/deepspeed/zero3.json"), "--no-compile"]
 PROGRAMS = {
-    "fsdp2": ("train_gpt.py", ["--strategy", "fsdp2"]),
-    "ddp": ("train_gpt.py", ["--strategy", "ddp"]),
-    "zero3": ("train_gpt_deepspeed.py", ZERO_3),
+    "fsdp2": ["--strategy", "fsdp2"],
+    "ddp": ["--strategy", "ddp"],
+    "zero3": ZERO_3,
 }
 
 
@@ -44,59 +55,114 @@ def without_errors(result: Result) -> Result:
     return result
 
 
-def quads(times: list[tuple[int, int]]) -> list[list[int]]:
+Step = tuple[int, int, int]
+"""Mode, duration, and what the agent accounts for, in nanoseconds."""
+
+
+def quads(steps: list[Step]) -> list[list[Step]]:
     """Steps in fours of on, off, off, on."""
-    start = next(i for i in range(4) if [m > 0 for m, _ in times[i : i + 4]] == PATTERN)
-    whole = range(start, len(times) - 3, 4)
-    return [[t for _, t in times[i : i + 4]] for i in whole]
+    start = next(i for i in range(4) if [m > 0 for m, _, _ in steps[i : i + 4]] == PATTERN)
+    return [steps[i : i + 4] for i in range(start, len(steps) - 3, 4)]
 
 
-def measure(strategy: str, steps: int) -> dict[str, float]:
-    """On against off, off against off, and the live figure."""
+def trimmed(values: Sequence[float]) -> float:
+    """The mean without the tenth at either end: what a neighbour on the machine did."""
+    ordered, cut = sorted(values), int(len(values) * TRIMMED)
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % of the trimmed mean, by 1,000 random resamplings of a fixed seed."""
+    chance = random.Random(0)
+    found = sorted(trimmed(chance.choices(values, k=len(values))) for _ in range(1000))
+    return found[25], found[974]
+
+
+def train(strategy: str, ranks: int, steps: int, size: list[str], **how: Any) -> list[Step]:
+    """The steps of rank 0, without those that warm up."""
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    name, arguments = PROGRAMS[strategy]
-    arguments = [*arguments, "--steps", str(steps), *SIZE]
-    program = [*TORCHRUN, "2", str(ROOT / "tests/bench/step_program.py")]
-    alternating = without_errors(
-        node.run([*program, *arguments], timeout=600, DS_ACCELERATOR="cpu")
-    )
-    line = next((x for x in alternating.output.splitlines() if x.startswith("TIMES ")), None)
-    assert line is not None, alternating.output
-    fours = quads(json.loads(line.removeprefix("TIMES ")))
-    cost, cost_noise = ratio([(on1 + on2, off1 + off2) for on1, off1, off2, on2 in fours])
+    program = [*TORCHRUN, str(ranks), str(ROOT / "tests/bench/step_program.py")]
+    program += PROGRAMS[strategy]
+    program += ["--steps", str(steps + WARM_UP), *size, "--log-every", "100000"]
+    result = node.run(program, timeout=900, DS_ACCELERATOR="cpu", **how)
+    if result.newest is not None:
+        without_errors(result)
+    node.close()
+    line = next((x for x in result.output.splitlines() if x.startswith("TIMES ")), None)
+    assert line is not None, result.output
+    return [tuple(step) for step in json.loads(line.removeprefix("TIMES "))][WARM_UP:]
+
+
+def alternating(strategy: str, steps: int) -> dict[str, float]:
+    """Two ranks: on against off, and off against off."""
+    fours = quads(train(strategy, 2, steps, SIZE))
+    cost, cost_noise = ratio([(a[1] + d[1], b[1] + c[1]) for a, b, c, d in fours])
     # the same arithmetic on steps without the agent: off, off of one four against those of the next
     idle, idle_noise = ratio(
-        [(a[1] + b[2], a[2] + b[1]) for a, b in zip(fours[::2], fours[1::2], strict=False)]
+        [
+            (a[1][1] + b[2][1], a[2][1] + b[1][1])
+            for a, b in zip(fours[::2], fours[1::2], strict=False)
+        ]
     )
-    example = [*TORCHRUN, "2", str(ROOT / "examples" / name), *arguments, "--log-every", "1000"]
-    plain = without_errors(node.run(example, timeout=600, DS_ACCELERATOR="cpu"))
-    rank = plain.snapshot.ranks[0]
-    node.close()
     return {
-        "collectives": sum(row.count for row in rank.collectives) / max(rank.steps, 1),
-        "step_ms": statistics.median(four[1] for four in fours) / 1e6,
+        "step_ms": statistics.median(four[1][1] for four in fours) / 1e6,
         "on_off": cost,
         "on_off_noise": cost_noise,
         "off_off": idle,
         "off_off_noise": idle_noise,
-        "live": rank.overhead_ratio if rank.overhead_ratio is not None else float("nan"),
-        "live_noise": rank.overhead_noise_ratio or float("nan"),
     }
 
 
+def small(strategy: str, steps: int) -> dict[str, Any]:
+    """One rank: what a step costs more with the agent, and what the agent accounts for."""
+    fours = quads(train(strategy, 1, steps, SMALL))
+    more = [(a[1] + d[1] - b[1] - c[1]) / 2 for a, b, c, d in fours]
+    said = [(a[2] + d[2] - b[2] - c[2]) / 2 for a, b, c, d in fours]
+    return {
+        "step_us": trimmed([(b[1] + c[1]) / 2 for _, b, c, _ in fours]) / 1e3,
+        "cost_us": trimmed(more) / 1e3,
+        "cost_interval_us": [bound / 1e3 for bound in interval(more)],
+        "accounted_us": statistics.fmean(said) / 1e3,
+    }
+
+
+def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
+    """One rank: by which share runs with the agent are longer, and runs without it among themselves."""
+    ratios, alike = [], []
+    for _ in range(ROUNDS):
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for watched in PATTERN:
+            found = train(strategy, 1, steps, SMALL, watched=watched, WHOLE="1")
+            times[watched].append(trimmed([step[1] for step in found]))
+        ratios.append(sum(times[True]) / sum(times[False]) - 1)
+        alike.append(abs(times[False][0] / times[False][1] - 1))
+    return {"ratio": statistics.fmean(ratios), "ratios": ratios, "alike": alike}
+
+
 def main() -> None:
-    """Prints one line a strategy, and JSON on the last line."""
+    """Prints three lines a strategy, and JSON on the last line."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for strategy in PROGRAMS:
-        began = time.monotonic()
-        row = found[strategy] = measure(strategy, steps)
+        row = found[strategy] = alternating(strategy, steps)
         print(
-            f"{strategy:6} step {row['step_ms']:.0f} ms, {row['collectives']:.0f} collectives: "
+            f"{strategy:6} two ranks, step {row['step_ms']:.0f} ms: "
             f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; "
-            f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%}); "
-            f"live figure {row['live']:+.2%} ±{row['live_noise']:.2%} "
-            f"[{time.monotonic() - began:.0f} s]",
+            f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%})",
+            flush=True,
+        )
+        row |= small(strategy, steps * SMALL_STEPS)
+        low, high = row["cost_interval_us"]
+        print(
+            f"{'':6} one rank, step {row['step_us'] / 1e3:.1f} ms: agent {row['cost_us']:.0f} us "
+            f"({low:.0f} to {high:.0f}), accounted {row['accounted_us']:.0f} us",
+            flush=True,
+        )
+        row |= whole_runs(strategy, steps)
+        ratios = ", ".join(f"{ratio:+.1%}" for ratio in row["ratios"])
+        print(
+            f"{'':6} whole runs of one rank: {row['ratio']:+.1%} ({ratios}); "
+            f"without against without up to {max(row['alike']):.1%}",
             flush=True,
         )
     print(json.dumps(found))

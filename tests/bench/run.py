@@ -18,7 +18,6 @@ NAMES = (
     "bench_advice.py",
     "bench_tui.py",
     "bench_step.py",
-    "bench_overhead.py",
     "bench_stragglers.py",
     "bench_traces.py",
     "bench_attach.py",

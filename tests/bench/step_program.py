@@ -1,21 +1,27 @@
-"""Trains on 2 ranks while the agent is switched on and off from step to step.
+"""Trains while the agent is switched on and off from step to step; run by bench_step.py.
 
-Run by bench_step.py. Steps come in the order on, off, off, on: a drift touches both alike. Rank 0
-prints one JSON list of [mode, nanoseconds].
+Steps come in the order on, off, off, on: a drift touches both alike. Rank 0 prints one JSON list of
+[mode, nanoseconds of the step, nanoseconds that the agent accounts for in it]. With ``WHOLE=1``, and in
+a run without the agent, nothing is switched, and nothing accounted.
 """
 
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import time
 from pathlib import Path
 
+from zeromon.ring.buffer import NameKind, RingReader
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OFF, ON = 0, 2
 ORDER = (ON, OFF, OFF, ON)
-times: list[tuple[int, int]] = []
-state = {"mode": ON, "began": 0, "count": 0}
+DETAIL_EVERY = 9
+times: list[tuple[int, int, int]] = []
+state = {"mode": ON, "began": 0, "count": 0, "accounted": 0}
+costs: dict[str, int] = {}
 
 
 def example(name: str):
@@ -27,17 +33,37 @@ def example(name: str):
     return module
 
 
+def accounted(agent) -> int:
+    """Nanoseconds that the agent has accounted for, as zeromon.fold.overhead adds them up."""
+    if not costs:
+        for name in RingReader(agent.ring.path).names():
+            if name.kind == NameKind.META:
+                costs.update({k: v for k, v in name.payload.items() if k.endswith("_ns")})
+    following = inspect.getclosurevars(agent.ring.write).nonlocals["following"].__self__
+    records = following.__reduce__()[1][0]  # itertools.count shows its value only so
+    context = agent.context
+    charged = records * costs["record_ns"] + context.calls * costs["call_ns"]
+    return charged + context.spent_ns + context.hooks_ns
+
+
 def after_step(*_) -> None:
     """Called when a step has ended: decides what the agent does in the next."""
-    from zeromon_agents.runtime.bootstrap import BOOTSTRAP
-
-    context = BOOTSTRAP.agent.context
     now = time.perf_counter_ns()
+    agent = None
+    if "ZEROMON_RUN_DIR" in os.environ and "WHOLE" not in os.environ:
+        from zeromon_agents.runtime.bootstrap import BOOTSTRAP
+
+        agent = BOOTSTRAP.agent
+    until = 0 if agent is None else accounted(agent)
     if state["began"]:
-        times.append((state["mode"], now - state["began"]))
+        times.append((state["mode"], now - state["began"], until - state["accounted"]))
+    state["accounted"] = until
     state["count"] += 1
-    state["mode"] = context.mode = ORDER[state["count"] % 4]
-    context.detailed = False
+    if agent is not None:
+        count, context = state["count"], agent.context
+        state["mode"] = context.mode = ORDER[count % 4]
+        context.detailed = False
+        context.timing = context.mode == ON and count // 2 % DETAIL_EVERY == 0
     state["began"] = time.perf_counter_ns()
 
 
@@ -68,4 +94,4 @@ def train_deepspeed() -> None:
 if __name__ == "__main__":
     train_deepspeed() if "--config" in sys.argv else train_torch()
     if times and os.environ["RANK"] == "0":
-        print("TIMES " + json.dumps(times[20:]))
+        print("TIMES " + json.dumps(times))

@@ -1,8 +1,9 @@
 """What watching costs a rank: accounted from its calls, and measured against control steps. Pure.
 
-The accounted overhead is an upper bound: each record and each wrapped call is charged what the agent
-measured before training, as in a loop that finds nothing in the caches, and samples what they took. The
-measured overhead compares steps with control steps; on a shared machine its noise is often the larger.
+The accounted overhead is an estimate (docs/benchmarks.md has its error): each record and each wrapped
+call is charged what the agent measured before training, hooks what they took in the steps that time
+them, and samples what they took. The measured overhead compares steps with control steps; on a shared
+machine its noise is often the larger.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LEAST_SECONDS = 5
 
 
 def accounted(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
-    """Returns the cost of the agent over the last minute as a share of the time, at most.
+    """Returns the cost of the agent over the last minute as a share of the time.
 
     The time is that of steps: it begins after the first one, and ends with the last. None for an agent
     that has not measured its hooks, and before the first seconds.

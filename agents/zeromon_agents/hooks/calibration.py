@@ -24,14 +24,14 @@ from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
-COLD = 3.0
-"""How many times as long a hook takes in a training loop as in a loop of its own, at most
+COLD = 2.0
+"""How many times as long a hook takes in a training loop as in a loop of its own
 (docs/benchmarks.md)."""
 _ROUNDS, _CALLS = 7, 100
 
 
 class HookCost(NamedTuple):
-    """Nanoseconds that a hook adds; both are upper bounds."""
+    """Nanoseconds that a hook adds in a training loop."""
 
     record_ns: int
     """For each record; a collective writes two."""

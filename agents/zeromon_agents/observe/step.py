@@ -130,6 +130,8 @@ class Steps:
         """Called between two steps with the number of the step that begins. It must not raise."""
         self.on_backward: Callable[[], None] | None = None
         """Called when the first backward of a step begins, where activations are at their peak."""
+        for name in ("optimizer_begins", "optimizer_ends"):
+            setattr(self, name, context.timed(getattr(self, name)))
 
     # ---- the first step -----------------------------------------------------------------------
 
@@ -324,6 +326,7 @@ class Steps:
             # starting or stopping a trace between two steps belongs to neither step
             self.step_start_ns = self._free_since = time.monotonic_ns()
         context.detailed = context.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
+        context.timing = context.detailed
 
     def _end_partial_step(self, now: int, taken: int) -> None:
         """Ends the step during which the agent was attached: the next step is seen whole."""

@@ -136,7 +136,7 @@ class Agent:
         self._register_existing_groups()
         self.guard.on_limit = self.pause
         self.steps.on_start = self.guard.guarded(self._count_the_rest)
-        self.steps.on_optimizer = self.context.timed(self.guard.guarded(self._optimizer_begins))
+        self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
         self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
         self.collectives.install(self.patches, self._count_the_rest)
         for module, watch in (
@@ -300,7 +300,7 @@ class Agent:
             self._stopping.wait(_HEARTBEAT_SECONDS)
 
     def _one_heartbeat(self, beats: int) -> None:
-        spent = self.context.spent_ns + time.thread_time_ns()
+        spent = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
         self.context.emit(
             Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent
         )

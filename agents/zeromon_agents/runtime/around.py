@@ -7,6 +7,7 @@ step, and each call inside of a wrapper costs about 50 ns.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,18 +34,16 @@ def around(
 ) -> Callable[[Any], Any]:
     """Returns a decorator that runs *before* and *after* around each call of a function.
 
-    ``before(*args, **kwargs)`` gets the arguments of the call and returns any state, which
-    ``after(state, result, *args)`` receives with the positional arguments. *state* is None when
-    *before* failed, and *result* is :data:`RAISED` when the function raised. *after* does not run when
-    *before* returned :data:`SKIP`. An error of either goes to the guard under the name *where*, by
+    ``before(*args, **kwargs)`` returns any state for ``after(state, result, *args)``. *state* is None
+    when *before* failed, and *result* is :data:`RAISED` when the function raised. *after* does not run
+    when *before* returned :data:`SKIP`. An error of either goes to the guard under the name *where*, by
     default the function's qualified name. The function's own result or exception is passed on unchanged.
 
     *active_from* is the lowest mode of *context* in which the two run. A *scoped* wrapper restores the
-    unit and the engine of *context* after the call, so *before* may set them. *traced* says that
-    torch.compile may trace through the function: the graph then contains the function alone, and does
-    not depend on the mode.
+    unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
+    the function: the graph then contains the function alone, and does not depend on the mode.
     """
-    note, is_compiling = context.guard.note, torch.compiler.is_compiling
+    note, is_compiling, now = context.guard.note, torch.compiler.is_compiling, time.perf_counter_ns
 
     def decorate(original: Any) -> Any:
         name = getattr(original, "__name__", "hook")
@@ -56,20 +55,26 @@ def around(
             context.calls += 1
             unit, engine = context.unit, context.engine
             state, result = None, RAISED
+            began = now() - context.spent_ns if context.timing else 0
             if before is not None:
                 try:  # an empty ** costs a copy, so it is left out where it can be
                     state = before(*args, **kwargs) if kwargs else before(*args)
                 except Guard.CAUGHT as error:
                     note(error, label)
+            if began:
+                context.sample(began, calls=1)
             try:
                 result = original(*args, **kwargs) if kwargs else original(*args)
                 return result
             finally:
                 if after is not None and state is not SKIP:
+                    began = now() - context.spent_ns if context.timing else 0
                     try:
                         after(state, result, *args)
                     except Guard.CAUGHT as error:
                         note(error, label)
+                    if began:
+                        context.sample(began)
                 if scoped:
                     context.unit, context.engine = unit, engine
 

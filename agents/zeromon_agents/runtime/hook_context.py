@@ -49,9 +49,12 @@ class HookContext:
         "head_word",
         "mode",
         "ring",
+        "sampled_calls",
+        "sampled_ns",
         "spent_ns",
         "step",
         "steps_before",
+        "timing",
         "unit",
     )
 
@@ -61,10 +64,16 @@ class HookContext:
         self.mode = OFF
         self.calls = 0
         """Calls of functions that :func:`~zeromon_agents.runtime.around.around` wraps."""
+        self.sampled_calls = 0
+        """Those among them that were timed."""
+        self.sampled_ns = 0
+        """What the agent did in those calls, without the function that is wrapped."""
         self.spent_ns = 0
         """What the training thread spent on the agent's samples and accounts."""
         self.detailed = False
         """Whether this step also takes the samples that are too expensive for every step."""
+        self.timing = False
+        """Whether the wrapped calls of this step are timed."""
         self._phase: int = Phase.OTHER
         self._ahead = False
         self.head_word = 0
@@ -110,15 +119,25 @@ class HookContext:
         """Writes metadata of this rank. A later value of a key replaces an earlier one."""
         self.ring.name(NameKind.META, metadata)
 
+    def sample(self, began_ns: int, calls: int = 0) -> None:
+        """Adds what a hook did since *began_ns*, a clock that stands while :meth:`timed` work runs."""
+        self.sampled_calls += calls
+        self.sampled_ns += time.perf_counter_ns() - self.spent_ns - began_ns
+
+    @property
+    def hooks_ns(self) -> int:
+        """What the agent has done in all wrapped calls, by those that were timed."""
+        return self.sampled_ns * self.calls // max(1, self.sampled_calls)
+
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:
-        """Returns *work* wrapped so that its duration is added to :attr:`spent_ns`."""
+        """Returns *work* wrapped so that its duration is added, once, to :attr:`spent_ns`."""
 
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            began = time.perf_counter_ns()
+            began = time.perf_counter_ns() - self.spent_ns
             try:
                 return work(*args, **kwargs)
-            finally:
-                self.spent_ns += time.perf_counter_ns() - began
+            finally:  # not added: what such a call inside of this one has added is contained
+                self.spent_ns = time.perf_counter_ns() - began
 
         return wrapper
 

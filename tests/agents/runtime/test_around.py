@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,24 @@ def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(
         assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
     assert counter.frame_count == 1
     assert calls == []
+
+
+def test_hooks_are_charged_by_the_calls_that_were_timed(context: HookContext) -> None:
+    """The wrapped function's own time is not the agent's, and what is timed inside counts once."""
+    inner = context.timed(lambda: time.sleep(0.02))
+
+    def before() -> None:
+        time.sleep(0.005)
+        inner()
+
+    hook = around(context, before, lambda *_: time.sleep(0.005))(lambda: time.sleep(0.05))
+    hook()
+    assert context.hooks_ns == 0 and context.spent_ns >= 20e6
+    context.timing = True
+    began = time.perf_counter_ns()
+    hook()
+    whole = time.perf_counter_ns() - began
+    assert 2 * 10e6 <= context.hooks_ns <= 2 * (whole - 70e6)
+    before_both = context.spent_ns
+    context.timed(inner)()
+    assert 20e6 <= context.spent_ns - before_both <= time.perf_counter_ns() - began - whole

@@ -344,7 +344,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings, lasting=True),
     Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one(lambda r: r.dropped)),
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
-    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, by its calls and samples: an upper bound.", (), _one(lambda r: r.accounted_overhead_ratio)),
+    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one(lambda r: r.accounted_overhead_ratio)),
     Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one(lambda r: r.overhead_ratio)),
     Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one(lambda r: r.overhead_noise_ratio)),
     Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space of the file system that state is offloaded to.", (), _disk(lambda d: d.free_bytes)),
