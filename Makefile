@@ -20,6 +20,9 @@ INDEX   = i="$${PIP_INDEX_URL:-$$($(call CONFIG,index-url))}"; [ -z "$$i" ] || e
 UV     := env UV_FIND_LINKS="$${PIP_FIND_LINKS:-$$($(call CONFIG,find-links))}" $$($(INDEX)) \
           $(BIN)/uv pip install --quiet --python $(BIN)/python
 
+# Where this is set, as in an image, each process compiles torch anew: half of the CPU time of all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test static check test-long test-quiet test-nvme recordings bench clean
 
 help:
