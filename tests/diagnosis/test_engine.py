@@ -125,6 +125,8 @@ def test_a_full_disk_missing_steps_and_unknown_names_are_told() -> None:
     assert "1.0 GiB of 1.0 TiB are free at /nvme" in found["disk_space"]
     assert "100 backward passes" in found["no_step"]
     assert "X.y" in found["unknown_version"]
+    newer_torch = texts_of(rank(process={"unknown_collectives": ["shuffle_single"]}))
+    assert "shuffle_single" in newer_torch["unknown_version"]
     roomy = replace(disk, free_bytes=1 << 39)
     quiet = texts_of(rank(0, disk=roomy, backwards_since_step=4))
     assert not {"disk_space", "no_step", "unknown_version"} & set(quiet)

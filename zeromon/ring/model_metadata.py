@@ -7,7 +7,7 @@ keeps. Bytes are bytes an element, but for ``buffer_bytes``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, cast, get_type_hints
+from typing import Any, TypedDict, cast, get_args, get_type_hints
 
 
 class ModelMetadata(TypedDict, total=False):
@@ -105,6 +105,8 @@ class ProcessMetadata(TypedDict, total=False):
     """Threads of an operator on the CPU (``torch.get_num_threads``)."""
     autocast: str
     """The dtype of ``torch.autocast`` on the device in forward; "" without it."""
+    unknown_collectives: list[str]
+    """Methods of torch's process groups that communicate and that no hook knows."""
 
 
 PERSISTENT = "(persistent parameters)"
@@ -140,8 +142,9 @@ def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
 def _is(value: Any, kind: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
-    if kind == list[int]:
-        return isinstance(value, list) and all(_is(item, int) for item in value)
+    if kind in (list[int], list[str]):
+        item_kind = get_args(kind)[0]
+        return isinstance(value, list) and all(_is(item, item_kind) for item in value)
     if kind == dict[str, str]:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -65,6 +65,8 @@ PAYLOADS: dict[str, Payload] = {
     "all_gather_single_coalesced": Payload(_AG, 0, "outputs"),
     "allgather_into_tensor_coalesced": Payload(_AG, 0, "outputs"),
     "gather": Payload(Op.GATHER, 1, "input_tensors", per_rank=True),
+    "gather_single": Payload(Op.GATHER, 1, "input", per_rank=True),
+    "gather_into_tensor": Payload(Op.GATHER, 1, "input", per_rank=True),
     "scatter": Payload(Op.SCATTER, 0, "output_tensors", per_rank=True),
     "reduce_scatter": Payload(_RS, 1, "input_tensors"),
     "reduce_scatter_single": Payload(_RS, 1, "inputTensor"),
@@ -294,7 +296,7 @@ class Collectives:
                             entry[HELD_NS] = now() - entry[ISSUED_NS]
                             # on a device a callback would wait in a stream of its own
                             on_device = getattr(payload, "is_cuda", False)
-                            if called_async and wants_callback and not on_device:
+                            if wants_callback and not on_device:
                                 self._call_back(work, entry)
             except Guard.CAUGHT as error:
                 note(error, name)

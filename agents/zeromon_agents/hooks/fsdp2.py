@@ -135,13 +135,19 @@ def will_reshard(group: Any, *_: Any) -> bool:
 
 
 def strategy_of(fsdp_state: Any) -> Strategy:
-    """Returns how the root with the state *fsdp_state* shards its model."""
-    reshards = bool(getattr(fsdp_state, "_auto_reshard_after_forward", True))
+    """Returns how the root with the state *fsdp_state* shards its model.
+
+    torch before 2.8 does not tell a default from a choice; there the units themselves say it. The root's
+    own, once it has run, does not: torch keeps it gathered.
+    """
+    states = getattr(getattr(fsdp_state, "_state_ctx", None), "all_states", None) or [fsdp_state]
+    units = [group for state in states for group in param_groups(state)]
+    reshards = bool(getattr(fsdp_state, "_auto_reshard_after_forward", not units)) or any(
+        getattr(unit, "post_forward_mesh_info", None) is not None for unit in units
+    )
     group = next(iter(param_groups(fsdp_state)), None)
     if group is None:
         return fsdp2(reshards=reshards)
-    if not reshards:
-        reshards = getattr(group, "post_forward_mesh_info", None) is not None
     replicas = int(getattr(getattr(group, "mesh_info", None), "replicate_mesh_size", 1))
     params = getattr(group, "fsdp_params", ())
     offloads = any(getattr(param, "offload_to_cpu", False) for param in params)

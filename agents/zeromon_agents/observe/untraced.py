@@ -10,10 +10,12 @@ All others are reported as counted, with an unknown operation.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -143,17 +145,28 @@ def payload_bytes(op: Op, entry: dict[str, Any]) -> int:
 def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
     """Returns the Flight Recorder's entries without stack traces; [] where it is absent or off.
 
-    torch's C++ makes the pickle in this very call: nothing from outside the process is unpickled.
+    torch keeps a recorder per backend: one function dumps NCCL's first one, another those of the other
+    backends, since torch 2.14 by the backend's name. torch's C++ makes the pickle in this very call:
+    nothing from outside the process is unpickled.
     """
-    distributed = torch._C._distributed_c10d
-    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
-        dump = getattr(distributed, name, None)
-        if dump is None:
-            continue
-        content = pickle.loads(
-            dump(includeCollectives=True, includeStackTraces=False, onlyActive=only_active)
-        )
-        entries = content.get("entries") if isinstance(content, dict) else None
-        if entries:
-            return list(entries)
-    return []
+    module = torch._C._distributed_c10d
+    of_nccl = getattr(module, "_dump_nccl_trace", None)
+    of_others = getattr(module, "_dump_fr_trace", None)
+    dumps = [] if of_nccl is None else [of_nccl]
+    if of_others is not None:
+        by_name = [functools.partial(of_others, backend=name) for name in sorted(_backends())]
+        dumps += by_name if "backend:" in (of_others.__doc__ or "") else [of_others]
+    wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
+    contents = [pickle.loads(dump(**wanted)) for dump in dumps]
+    return [
+        entry for one in contents if isinstance(one, dict) for entry in one.get("entries") or []
+    ]
+
+
+def _backends() -> set[str]:
+    """Returns the backends that this process's groups use, by the names that these give themselves."""
+    names = set()
+    for pg in list(torch.distributed.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError, AttributeError):  # a group that is gone, or of Python's own
+            names |= {pg._get_backend(device).name() for device in pg._device_types}
+    return names

@@ -82,6 +82,16 @@ def test_fsdp2_sends_what_its_param_group_says(
     assert strategy.label in LABELS and sent(strategy) == strategy
 
 
+@pytest.mark.parametrize("reshards", [False, True])
+def test_fsdp2_of_a_torch_that_keeps_no_choice_asks_the_units(reshards: bool) -> None:
+    """torch 2.6 has no _auto_reshard_after_forward, and its root stays gathered once it has run."""
+    root = SimpleNamespace(_fsdp_param_group=SimpleNamespace(post_forward_mesh_info=None))
+    mesh = object() if reshards else None
+    unit = SimpleNamespace(_fsdp_param_group=SimpleNamespace(post_forward_mesh_info=mesh))
+    root._state_ctx = SimpleNamespace(all_states=[root, unit])
+    assert fsdp2.strategy_of(root).label == ("fsdp2" if reshards else "fsdp2-zero2")
+
+
 class FakeEngine:
     """The part of a DeepSpeed engine that says how it shards."""
 

@@ -58,12 +58,17 @@ def agent_errors(run: RunSnapshot) -> Iterable[Match]:
 
 @rule("ZM007")
 def unknown_version(run: RunSnapshot) -> Iterable[Match]:
-    """The installed DeepSpeed lacks names that the agent reads."""
+    """DeepSpeed lacks names that the agent reads, or torch has collectives that no hook knows."""
     for rank in run.ranks[:1]:
         if rank.unseen:
             yield Match(
                 f"this version of DeepSpeed has no {', '.join(rank.unseen)}: "
                 "figures that are read there are unknown"
+            )
+        if unknown := rank.process.get("unknown_collectives"):
+            yield Match(
+                f"no hook knows {', '.join(unknown)} of this version of torch's process groups: "
+                "such collectives are counted, not timed"
             )
 
 
