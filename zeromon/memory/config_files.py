@@ -67,6 +67,7 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
         fields["precision"] = Precision.mixed()
     elif None not in half:  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
         fields["precision"] = replace(Precision.full(), has_master=stage > 0)
+    fields |= _gradient_types(config, fields.get("precision"))
     fields["optimizer_on"] = _place(zero, "offload_optimizer", "cpu_offload")
     fields["params_on"] = _place(zero, "offload_param", "")
     if not stage:
@@ -98,6 +99,26 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
         if known is not None:
             fields["optimizer"] = known
     return fields
+
+
+_BYTES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2, "bf16": 2,
+          "bfloat16": 2}  # fmt: skip
+
+
+def _gradient_types(config: Mapping[str, Any], precision: Precision | None) -> Changes:
+    """Returns the precision with the types in which gradients accumulate, and are reduced.
+
+    ``DeepSpeedEngine.communication_data_type`` reduces in the type of the model by default.
+    """
+    kept = _BYTES.get(str(_section(config, "data_types").get("grad_accum_dtype")).lower())
+    sent = _BYTES.get(str(config.get("communication_data_type")).lower())
+    if precision is None:
+        precision = Precision.mixed()
+    if kept is None and sent is None:
+        return {}
+    grads = kept or precision.grad_bytes
+    sent = sent or precision.compute_bytes
+    return {"precision": replace(precision, grad_bytes=grads, reduce_bytes=sent)}
 
 
 def accelerate_changes(config: Mapping[str, Any]) -> Changes:

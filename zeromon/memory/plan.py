@@ -64,6 +64,8 @@ class Setup:
     host_bytes: int | None = None
     """Memory of one host, which its ranks share; None: unknown, and the host always fits."""
     hosts: int = 1
+    is_given: bool = False
+    """*plan* is that of a configuration, of options or of a run, and not a default."""
 
     @property
     def usable_bytes(self) -> int:
@@ -90,6 +92,8 @@ class Row:
     """Bytes that a rank sends in a step."""
     largest_micro_batch: int | None
     """Largest micro-batch that fits, in sequences; None where activations are unknown."""
+    given: bool = False
+    """The plan is the given one: :data:`GIVEN`."""
 
     @property
     def device_bytes(self) -> int:
@@ -205,6 +209,7 @@ def row(setup: Setup, plan: ShardPlan) -> Row:
         fits_host=memory.total("host") <= setup.usable_host_bytes,
         communication_bytes=communication_bytes(sizes, plan),
         largest_micro_batch=_largest(setup, plan),
+        given=setup.is_given and plan == setup.plan,
     )
 
 
@@ -285,6 +290,9 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
     equal = [r for r in fitting if _cost(r) == cost]
     roomiest = max(equal, key=lambda r: (r.largest_micro_batch or 0, -r.device_bytes))
     best = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
+    given = next((r for r in ordered if r.given), None)
+    if given in equal and micro_batch_given:
+        best = given
     reasons = []
     if best.plan.optimizer_on != "device":
         reasons.append("nothing fits without offload")
@@ -292,6 +300,8 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
         reasons.append("everything fits without partitioning")
     elif all(r.plan.stage >= best.plan.stage for r in fitting):
         reasons.append("no lower stage fits")
+    if given is not None:
+        reasons.append(_beside(given, best))
     places = _moved(best), best.plan.stage
     lower = [r for r in ordered if not r.fits_device and (_moved(r), r.plan.stage) < places]
     if lower:
@@ -300,6 +310,26 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
     reasons += _compared(best, roomiest, equal)
     reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
     return best, "; ".join(reasons)
+
+
+GIVEN = "the given strategy"
+"""The row of the configuration, the options or the run."""
+
+
+def _beside(given: Row, best: Row) -> str:
+    """Returns why *best* is chosen and not what was given."""
+    if given is best:
+        return f"it is {GIVEN}, and nothing that fits costs less"
+    name = f"{GIVEN}, {given.plan.label},"
+    if not given.fits_device:
+        return f"{name} does not fit: it needs {human_bytes(given.device_bytes)}"
+    if not given.fits_host:
+        return f"{name} does not fit: it takes {human_bytes(given.host_bytes)} of the host a rank"
+    if _moved(given) > _moved(best):
+        return f"{name} fits too, and offloads without need"
+    if given.communication_bytes > best.communication_bytes:
+        return f"{name} fits too, and sends {human_bytes(given.communication_bytes)} a step"
+    return f"{name} fits too and sends as many bytes, and takes {human_bytes(given.device_bytes)}"
 
 
 def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:

@@ -74,8 +74,15 @@ class MemoryBreakdown:
 
     @property
     def model_states(self) -> int:
-        """Bytes of parameters, gradients and optimizer states by plain arithmetic, in all places."""
-        return sum(t.nbytes for t in self.terms if not t.cause and t.role != ACTIVATION)
+        """Bytes of parameters, gradients and optimizer states by plain arithmetic, in all places.
+
+        At their peak: the whole gradients of backward and the shard of the step never coexist.
+        """
+        plain = MemoryBreakdown(
+            tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION)
+        )
+        roles = {term.role for term in plain.terms}
+        return max(sum(plain.role(role, during=part) for role in roles) for part in During)
 
 
 # ---- model states ---------------------------------------------------------------------------------
@@ -163,41 +170,66 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
 
 
 def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    each = p.precision.grad_bytes
-    whole = round(s.trainable * each)
-    shard = round(s.trainable // p.shard_ranks * each)
     if p.framework == "ddp":
-        yield Term(role="unsharded_grad", nbytes=whole)
+        yield from _in_their_type(s.trainable, p, "unsharded_grad")
         if not p.bucket_views:
             yield Term(
                 role="reduce_scatter",
-                nbytes=whole,
+                nbytes=round(s.trainable * p.precision.grad_bytes),
                 cause="DDP copies gradients into its buckets (gradient_as_bucket_view is off)",
             )
         return
     if p.stage == ZeroStage.NONE:
-        yield Term(role="unsharded_grad", nbytes=whole)
+        yield from _in_their_type(s.trainable, p, "unsharded_grad")
         return
     where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
     if p.stage == ZeroStage.OPTIMIZER:
-        # the paper keeps whole gradients; DeepSpeed frees them once its part is averaged
-        yield Term(role="unsharded_grad", nbytes=whole, during=During.BACKWARD)
-        yield Term(role="sharded_grad", nbytes=shard, place=where, during=During.STEP)
+        yield from _grads_of_stage_1(s, p, where)
     else:
-        yield Term(role="sharded_grad", nbytes=shard, place=where)
+        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", where)
         if p.stage == ZeroStage.PARAMETERS:
             rest = s.trainable_shard_numel - s.trainable // p.shard_ranks
-            yield from _padding("sharded_grad", rest, each, where)
+            yield from _padding("sharded_grad", rest, p.precision.grad_bytes, where)
         if s.unit_numels:
+            whole = round(s.trainable * p.precision.grad_bytes)
             yield Term(
                 role="unsharded_grad",
                 nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, whole),
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD,
             )
-    if p.framework == "deepspeed" and p.optimizer_on != "device" and each < 4:
+    if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
         yield from _offloaded_grads(s, p)
-    yield from _bucket(p, whole)
+    yield from _bucket(s, p)
+
+
+def _grads_of_stage_1(s: Sizes, p: ShardPlan, where: str) -> Iterator[Term]:
+    """Yields the whole gradients of backward, and the shard of the step.
+
+    The paper keeps whole gradients; DeepSpeed frees them once its part is averaged, unless it accumulates
+    them in fp32 (``BF16_Optimizer`` has a whole fp32 buffer).
+    """
+    shard = s.trainable // p.shard_ranks
+    if p.precision.grad_bytes > p.precision.plain_grad_bytes and where == "device":
+        yield from _in_their_type(s.trainable, p, "unsharded_grad")
+        return
+    yield from _in_their_type(s.trainable, p, "unsharded_grad", during=During.BACKWARD)
+    yield from _in_their_type(shard, p, "sharded_grad", where, During.STEP)
+
+
+def _in_their_type(
+    numel: int, p: ShardPlan, role: str, place: str = "device", during: During = During.ALWAYS
+) -> Iterator[Term]:
+    """Yields *numel* gradients in the type of the parameters, and what a wider type adds."""
+    plain = p.precision.plain_grad_bytes
+    yield Term(role=role, nbytes=round(numel * plain), place=place, during=during)
+    yield Term(
+        role=role,
+        nbytes=round(numel * (p.precision.grad_bytes - plain)),
+        cause="gradients are kept in a wider type than the parameters (grad_accum_dtype)",
+        place=place,
+        during=during,
+    )
 
 
 def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
@@ -230,11 +262,12 @@ def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         )
 
 
-def _bucket(p: ShardPlan, whole: int) -> Iterator[Term]:
+def _bucket(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
-    nbytes = p.grad_bucket_numel * at_once * p.precision.grad_bytes
+    numel = p.grad_bucket_numel * at_once
     if p.stage < ZeroStage.PARAMETERS:  # stages 1 and 2 limit the bucket to the gradients
-        nbytes = min(nbytes, whole)
+        numel = min(numel, s.trainable)
+    nbytes = numel * p.precision.sent_grad_bytes
     yield Term(
         role="reduce_scatter",
         nbytes=round(nbytes),
@@ -343,7 +376,7 @@ def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     n = plan.shard_ranks if plan.stage else plan.ranks
     share = (n - 1) / n
     copies = plan.ranks // plan.shard_ranks if plan.stage else 1
-    grads = sizes.trainable * plan.precision.grad_bytes
+    grads = sizes.trainable * plan.precision.sent_grad_bytes
     compute = plan.precision.compute_bytes
     params = (sizes.numel - sizes.persistent_numel) * compute
     micro = plan.accumulation

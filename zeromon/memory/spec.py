@@ -134,7 +134,8 @@ class ModelSpec:
             trainable_shard_numel=trainable_shard,
             persistent_numel=persistent,
             unit_numels=tuple(freed[:4]) if self.has_units else (),
-            kept_numel=kept if self.has_units else 0,
+            # at stage 2 everything stays gathered, whatever the units
+            kept_numel=kept if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
             largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes)
             if self.has_units
             else 0,
@@ -246,6 +247,18 @@ class Precision:
     """The optimizer keeps an additional fp32 copy of the parameters."""
     state_bytes: float = 4.0
     """Bytes per element of a full optimizer state, unless the optimizer fixes the size."""
+    reduce_bytes: float = 0
+    """Bytes per element of a gradient on the wire; 0: as *grad_bytes*."""
+
+    @property
+    def plain_grad_bytes(self) -> float:
+        """Bytes per element of gradients in the type of the parameters, as in the ZeRO paper."""
+        return min(self.grad_bytes, self.param_bytes)
+
+    @property
+    def sent_grad_bytes(self) -> float:
+        """Bytes per element of a gradient that is reduced."""
+        return self.reduce_bytes or self.grad_bytes
 
     @classmethod
     def mixed(cls) -> Precision:

@@ -1,0 +1,131 @@
+"""The output of ``zeromon plan``: table and reason as text, everything as JSON, a page as HTML."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from zeromon.errors import PlanError
+from zeromon.memory import plan
+from zeromon.memory.predict import ACTIVATION
+from zeromon.memory.spec import PLACES
+from zeromon.report.table import table
+from zeromon.units import human_bytes, human_params
+
+
+def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str) -> str:
+    """The table, the recommendation, and where the bytes go."""
+    model = setup.model
+    lines = [
+        f"{model.name}: {human_params(model.params)} parameters on {setup.plan.ranks} devices of "
+        f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
+    ]
+    if setup.host_bytes is not None:
+        each = human_bytes(setup.usable_host_bytes)
+        hosts = f"{setup.hosts} host{'s' * (setup.hosts > 1)}"
+        lines.append(f"{hosts} of {human_bytes(setup.host_bytes)} ({each} usable a rank)")
+    if setup.batch is not None:
+        b = setup.batch
+        how = ", checkpointing" if b.checkpointing else ""
+        tokens = f" x {b.length} tokens" if b.length > 1 else ""
+        lines.append(f"micro-batch of {b.sequences}{tokens}{how}")
+    lines += [f"note: {note}" for note in model.notes]
+    lines += ["", _table(rows, best), ""]
+    if any(row.given and row is not best for row in rows):
+        lines.append(f"= {plan.GIVEN}")
+    if best is not None:
+        lines.append(f"choose {best.plan.label}: {why}")
+        lines += ["", _roles(best)]
+    else:
+        lines.append(why)
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
+    header = (
+        "strategy",
+        "device",
+        "host/rank",
+        "nvme/rank",
+        "fits",
+        "sent a step",
+        "most sequences",
+    )
+    cells = [
+        (
+            f"{'>' if row is best else '=' if row.given else ' '} {row.plan.label}",
+            human_bytes(row.device_bytes),
+            *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
+            "yes" if row.fits else "no" if not row.fits_device else "not the host",
+            human_bytes(row.communication_bytes),
+            "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
+        )
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def _roles(row: plan.Row) -> str:
+    terms = sorted(row.memory.terms, key=lambda t: -t.nbytes)
+    cells = [
+        (
+            term.role.replace("_", " "),
+            human_bytes(term.nbytes),
+            term.place,
+            term.during.value,
+            term.cause or ("of one micro-batch" if term.role == ACTIVATION else "plain ZeRO"),
+        )
+        for term in terms
+    ]
+    width = max((len(c[0]) for c in cells), default=0)
+    return "\n".join(f"  {c[0]:<{width}}  {c[1]:>10}  {c[2]:<6}  {c[3]:<8}  {c[4]}" for c in cells)
+
+
+def as_json(
+    setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str
+) -> dict[str, Any]:
+    """Everything, in bytes."""
+    return {
+        "model": setup.model.name,
+        "params": setup.model.params,
+        "trainable": setup.model.trainable,
+        "ranks": setup.plan.ranks,
+        "device_bytes": setup.device_bytes,
+        "usable_bytes": setup.usable_bytes,
+        "host_bytes": setup.host_bytes,
+        "hosts": setup.hosts,
+        "notes": setup.model.notes,
+        "rows": [
+            {
+                "label": row.plan.label,
+                "given": row.given,
+                "framework": row.plan.framework,
+                "stage": int(row.plan.stage),
+                "optimizer_on": row.plan.optimizer_on,
+                "params_on": row.plan.params_on,
+                "fits": row.fits,
+                "fits_host": row.fits_host,
+                "plain_bytes": row.memory.model_states,
+                "bytes": {place: row.memory.total(place) for place in PLACES},
+                "roles": {place: row.memory.by_role(place) for place in PLACES},
+                "communication_bytes": row.communication_bytes,
+                "largest_micro_batch": row.largest_micro_batch,
+            }
+            for row in rows
+        ],
+        "recommended": best.plan.label if best is not None else None,
+        "why": why,
+    }
+
+
+def write_html(found: dict[str, Any], path: str) -> None:
+    """The HTML page with the data of ``--json``."""
+    try:
+        figures = importlib.import_module("zeromon_dashboard.figures")
+    except ImportError as error:
+        raise PlanError("--html needs plotly", hint="pip install 'zeromon[dashboard]'") from error
+    try:
+        Path(path).write_text(figures.page(figures.plan(found)))
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror}") from error
