@@ -149,12 +149,12 @@ def named(form: str, *rules: str) -> dict[str, str]:
     return dict.fromkeys(rules, form)
 
 
-ANY_FSDP = ("half_precision_unused", "host_memory_short", "tiny_collectives")
+ANY_FSDP = (
+    "accumulation_communicates", "half_precision_unused", "host_memory_short", "tiny_collectives",
+)  # fmt: skip
 GATHERING = ("fsdp_prefetch_off", "full_shard_across_nodes")
 OF_FSDP1 = named("Python (FSDP1)", *ANY_FSDP)
-OF_FSDP2 = named(
-    "Python (FSDP2)", *ANY_FSDP, *GATHERING, "accumulation_communicates", "whole_model_unit"
-)
+OF_FSDP2 = named("Python (FSDP2)", *ANY_FSDP, *GATHERING, "whole_model_unit")
 TO_FSDP2 = named("Python (FSDP2)", "host_memory_short", "stage_too_low")
 OF_DEEPSPEED = named(
     "DeepSpeed JSON", "half_precision_unused", "host_memory_short", "loss_scale_settings",
@@ -190,7 +190,8 @@ def expected(strategy: Strategy) -> dict[str, str]:
         only = ("reshard_without_need",) if stage == 3 else ("stage_too_low",)
         return ALL | OF_FSDP2 | named("Python (FSDP2)", *only)
     if framework is Framework.FSDP1:
-        only = (*(GATHERING if stage else ()), *(("stage_too_low",) if stage < 3 else ()))
+        gathers = (*GATHERING, "whole_model_unit") if stage else ()
+        only = (*gathers, "stage_too_low" if stage < 3 else "reshard_without_need")
         return ALL | OF_FSDP1 | named("Python (FSDP1)", *only)
     higher = named("DeepSpeed JSON", "stage_too_low") if stage < 3 or not strategy.offload else {}
     of_stage = OF_ZERO3 if stage == 3 else {}

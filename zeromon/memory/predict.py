@@ -206,8 +206,8 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
 def _grads_of_stage_1(s: Sizes, p: ShardPlan, where: str) -> Iterator[Term]:
     """Yields the whole gradients of backward, and the shard of the step.
 
-    The paper keeps whole gradients; DeepSpeed frees them once its part is averaged, unless it accumulates
-    them in fp32 (``BF16_Optimizer`` has a whole fp32 buffer).
+    The paper keeps whole gradients; DeepSpeed frees them once its part is averaged, unless it
+    accumulates them in fp32 (``BF16_Optimizer`` has a whole fp32 buffer).
     """
     shard = s.trainable // p.shard_ranks
     if p.precision.grad_bytes > p.precision.plain_grad_bytes and where == "device":

@@ -31,17 +31,32 @@ _SAVED_REDUCES = Gain(0.6, 1.3)
 (docs/advice.md): a reduction that does not run also leaves bandwidth and CPU to the rest of backward."""
 
 
+_IN_NO_SYNC = """\
+- loss.backward()
++ with model.no_sync() if micro < last else contextlib.nullcontext():
++     model(batch).backward()  # forward and backward"""
+_NO_SYNC = {
+    Framework.DDP: (ConfigFormat.DDP, _IN_NO_SYNC),
+    Framework.FSDP1: (ConfigFormat.FSDP1, _IN_NO_SYNC),
+    Framework.FSDP2: (
+        ConfigFormat.FSDP2,
+        "+ model.set_requires_gradient_sync(micro == last)\n  loss.backward()",
+    ),
+}
+
+
 @rule("ZM308")
 def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     """Every micro-step reduces its gradients, although only the last one of a step needs to."""
     rank = worst(run)
     if rank is None:
         return
-    is_ddp = rank.sharding_strategy.is_ddp
-    if not is_ddp and rank.sharding_strategy.framework is not Framework.FSDP2:
+    strategy = rank.sharding_strategy
+    if strategy.framework not in _NO_SYNC:
         return
+    whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
     micro = round(statistics.median(step.micro_steps for step in rank.recent[-WINDOW:]))
-    reduces = rows(rank, "all_reduce" if is_ddp else "reduce_scatter", "backward")
+    reduces = rows(rank, "all_reduce" if whole else "reduce_scatter", "backward")
     if micro < 2 or not reduces:
         return
     calls = statistics.median(row.calls for row in reduces)
@@ -50,27 +65,22 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     if calls < 0.9 * micro or share < LEAST_SHARE:
         return
     held = human_bytes(unsharded_bytes(rank))
+    form, diff = _NO_SYNC[strategy.framework]
     yield Match(
         f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed(reduces))} a "
         f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
         rank.rank,
         Remedy(
             cause="gradients are only needed when the optimizer steps",
-            dialect=ConfigFormat.DDP if is_ddp else ConfigFormat.FSDP2,
-            diff=_NO_SYNC_DDP if is_ddp else _NO_SYNC_FSDP2,
+            dialect=form,
+            diff=diff,
             gain_low_seconds=_SAVED_REDUCES.low * saved,
             gain_high_seconds=_SAVED_REDUCES.high * saved,
-            price="none" if is_ddp else f"gradients stay unsharded between micro-steps ({held})",
+            price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
         ),
         waits=Waits(share, AVOIDABLE),
     )
 
-
-_NO_SYNC_DDP = """\
-- loss.backward()
-+ with model.no_sync() if micro < last else contextlib.nullcontext():
-+     model(batch).backward()  # forward and backward"""
-_NO_SYNC_FSDP2 = "+ model.set_requires_gradient_sync(micro == last)\n  loss.backward()"
 
 _BUCKETS_WANTED = 8
 _NEARLY = 1.5

@@ -106,25 +106,42 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     if rank is None:
         return
     strategy = rank.sharding_strategy
-    if strategy.framework is not Framework.FSDP2 or strategy.stage < 3:
+    if not strategy.is_fsdp or strategy.stage < 3:
         return
     again = rows(rank, "all_gather", "backward")
     share, held = share_of_step(rank, exposed(again)), unsharded_bytes(rank)
     if share < LEAST_SHARE or not held or room_bytes(run, rank) < _ROOM * held:
         return
+    form, diff = _keep_gathered(strategy)
     yield Match(
         f"gathering parameters again in backward waits {human_seconds(exposed(again))} a step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
         rank.rank,
         Remedy(
-            cause="reshard_after_forward frees parameters that backward needs soon after",
-            dialect=ConfigFormat.FSDP2,
-            diff="- fully_shard(layer)\n+ fully_shard(layer, reshard_after_forward=False)",
+            cause=f"{_FREES[form]} frees parameters that backward needs soon after",
+            dialect=form,
+            diff=diff,
             gain_low_seconds=_NOT_GATHERED.low * exposed(again),
             gain_high_seconds=_NOT_GATHERED.high * exposed(again),
             price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
         ),
         waits=Waits(share, AVOIDABLE),
+    )
+
+
+_FREES = {ConfigFormat.FSDP1: "FULL_SHARD", ConfigFormat.FSDP2: "reshard_after_forward"}
+
+
+def _keep_gathered(strategy: Strategy) -> tuple[ConfigFormat, str]:
+    """The configuration format, and the diff that keeps parameters from forward to backward."""
+    if strategy.framework is Framework.FSDP2:
+        diff = "- fully_shard(layer)\n+ fully_shard(layer, reshard_after_forward=False)"
+        return ConfigFormat.FSDP2, diff
+    now, keeps = "FULL_SHARD", "SHARD_GRAD_OP"
+    if strategy.hybrid:
+        now, keeps = "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+    return ConfigFormat.FSDP1, (
+        f"- sharding_strategy=ShardingStrategy.{now}\n+ sharding_strategy=ShardingStrategy.{keeps}"
     )
 
 
@@ -134,11 +151,25 @@ _WORTH_FREEING = 0.3
 """Of the peak of gathered parameters; splitting a unit costs more all-gathers."""
 
 
+_WRAPS = {
+    "fsdp1": (
+        ConfigFormat.FSDP1,
+        "- FullyShardedDataParallel(model)\n+ FullyShardedDataParallel(model,\n"
+        "+     auto_wrap_policy=ModuleWrapPolicy({type(model.layers[0])}))",
+    ),
+    "fsdp2": (
+        ConfigFormat.FSDP2,
+        "+ for layer in model.layers:\n+     fully_shard(layer)\n  fully_shard(model)",
+    ),
+}
+"""The framework of a model -> the configuration format, and the diff that makes a unit of each layer."""
+
+
 @rule("ZM206", severity=Severity.WARNING)
 def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
     """One unit holds most of the model, and is gathered as a whole. Reported once."""
     for rank in run.ranks:
-        model = next((m for m in rank.models if m.get("framework") == "fsdp2"), None)
+        model = next((m for m in rank.models if m.get("framework") in _WRAPS), None)
         if model is None or rank.steps < LEAST_STEPS or rank.unsharded_peak_bytes <= 0:
             continue
         numel, each = model.get("numel", 0), model.get("compute_bytes", 4)
@@ -151,14 +182,15 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
         frees = rank.unsharded_peak_bytes - peak
         if frees < _WORTH_FREEING * rank.unsharded_peak_bytes:
             continue
+        form, diff = _WRAPS[model["framework"]]
         yield Match(
             f"one unit of {human_bytes(biggest * each)} is gathered as a whole; the model has "
             f"{human_count(count)} layers of {human_bytes(largest * each)}",
             rank.rank,
             Remedy(
                 cause="only the root is wrapped: nothing is freed before the whole model has computed",
-                dialect=ConfigFormat.FSDP2,
-                diff="+ for layer in model.layers:\n+     fully_shard(layer)\n  fully_shard(model)",
+                dialect=form,
+                diff=diff,
                 frees_bytes=frees,
                 price=f"{human_count(count)} all-gathers where there was one",
             ),
