@@ -10,8 +10,11 @@ import pytest
 HEAVY = {"torch", "textual", "dash", "plotly", "prometheus_client", "msgspec", "numpy", "rich"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(' '.join({{m.partition('.')[0] for m in sys.modules}}))"
+def loaded_by(statement: str, *, on_top_of: str = "") -> set[str]:
+    """The packages that are loaded after *statement*, less those of *on_top_of*."""
+    names = "{m.partition('.')[0] for m in sys.modules}"
+    known = f"{on_top_of}; known = {names}" if on_top_of else "known = set()"
+    code = f"import sys; {known}; {statement}; print(' '.join({names} - known))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -38,7 +41,7 @@ def test_a_module_loads_no_more_than_it_needs(statement: str, allowed: set[str])
 
 def test_the_agent_brings_nothing_into_the_training_process() -> None:
     """On top of torch: our own modules and the standard library."""
-    before = loaded_by("import torch, torch.distributed")
-    after = loaded_by("import torch, torch.distributed, zeromon_agents.runtime.agent")
-    new = {name for name in after - before if not name.startswith("_")}
+    agent = "import zeromon_agents.runtime.agent"
+    loaded = loaded_by(agent, on_top_of="import torch, torch.distributed")
+    new = {name for name in loaded if not name.startswith("_")}
     assert new - set(sys.stdlib_module_names) == {"zeromon", "zeromon_agents"}

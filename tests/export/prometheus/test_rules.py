@@ -165,7 +165,7 @@ def judged(
     at: str,
     expected: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """What promtool says of whether exactly *expected* alerts fire at that time."""
+    """What promtool says of whether exactly *expected* alerts fire *at* these times."""
     test = {
         "rule_files": [str(rule_file)],
         "evaluation_interval": "30s",
@@ -173,7 +173,10 @@ def judged(
             {
                 "interval": "1m",
                 "input_series": scraped,
-                "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": expected}],
+                "alert_rule_test": [
+                    {"eval_time": time, "alertname": name, "exp_alerts": expected}
+                    for time in at.split()
+                ],
             }
         ],
     }
@@ -188,9 +191,8 @@ def test_an_alert_fires_says_who_and_resolves(name: str, rule_file: Path, tmp_pa
     """promtool itself runs the rules over what would be scraped."""
     scraped, firing, resolved, labels, words = CASES[name]
     alert = next(a for a in rules.alerts(rules.Thresholds()) if a.name == name)
-    for quiet in ("5m", resolved):
-        told = judged(tmp_path, rule_file, scraped, name, at=quiet, expected=[])
-        assert told.returncode == 0, told.stdout + told.stderr
+    told = judged(tmp_path, rule_file, scraped, name, at=f"5m {resolved}", expected=[])
+    assert told.returncode == 0, told.stdout + told.stderr
     # asked for nothing, promtool prints what fires; asked for that, it agrees
     told = judged(tmp_path, rule_file, scraped, name, at=firing, expected=[])
     assert told.returncode != 0, "nothing fires"
