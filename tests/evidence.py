@@ -11,6 +11,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
+    Dimension,
     Finding,
     HostMemory,
     Links,
@@ -67,6 +68,7 @@ def found(snapshot: RankSnapshot, rule: str) -> Finding | None:
 
 
 GATHERS = [*units("all_gather", "forward"), *units("all_gather", "backward")]
+TP_FAR = (Dimension(name="tp", size=8, nodes=2, used=True),)
 REDUCES = units("reduce_scatter", "backward")
 TINY = units("all_gather", "forward", 40, nbytes=1e3, exposed_seconds=0.002, seconds=0.002)
 FULL = Risk(pool="device", ratio=0.9, cause="static", used_bytes=70 * GIB, capacity_bytes=80 * GIB)
@@ -162,6 +164,9 @@ FIRES: dict[str, RankSnapshot] = {
     "full_shard_across_nodes": one(
         *units("all_gather", "forward", nodes=2), roles=(role("sharded_param", MIB),)
     ),
+    "tensor_parallel_across_nodes": one(
+        *units("all_reduce", "forward", dim="tp", nodes=2), dimensions=TP_FAR
+    ),
     "zero_plus_plus": one(*units("all_gather", "forward", nodes=2), strategy="deepspeed-zero3"),
     "stage_too_low": one(
         strategy="deepspeed-zero1", risks=(FULL,), memory=TIGHT,
@@ -215,6 +220,10 @@ SILENT: dict[str, RankSnapshot] = {
     "tiny_collectives": one(*units("all_gather", "forward", 40, exposed_seconds=0.002)),
     "stage_too_high": one(*GATHERS, strategy="deepspeed-zero3", host=HostMemory(headroom_bytes=GIB)),
     "full_shard_across_nodes": one(*GATHERS),
+    "tensor_parallel_across_nodes": one(
+        *units("all_reduce", "forward", dim="tp"),
+        dimensions=(replace(TP_FAR[0], nodes=1),),
+    ),
     "zero_plus_plus": one(*GATHERS, strategy="deepspeed-zero3"),
     "stage_too_low": one(
         strategy="deepspeed-zero1", risks=(replace(FULL, cause="growth"),), memory=TIGHT,

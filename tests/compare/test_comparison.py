@@ -51,7 +51,8 @@ def traffic(op: str, nbytes: float, size: int = 4) -> CollectiveStatsRow:
 
 def finished(**facts: Any) -> RankSnapshot:
     """A rank that has finished, and told its model."""
-    base = {"models": (MODEL,), "traffic": (traffic("all_reduce", 8 * MIB),), "ended": "finished"}
+    base = {"models": (MODEL,), "traffic": (traffic("all_reduce", 8 * MIB),), "ended": "finished",
+            "world_size": 4}  # fmt: skip
     return rank(0, **(base | {"alive": False} | facts))
 
 

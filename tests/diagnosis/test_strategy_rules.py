@@ -24,6 +24,7 @@ from evidence import (
     REDUCES,
     TIGHT,
     TINY,
+    TP_FAR,
     TRIED,
     WAITING,
     found,
@@ -80,6 +81,7 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     held = tuple(role(name, 10 * GIB) for name in STATES)
     yield made(*GATHERS)
     yield made(*FAR, roles=(role("sharded_param", MIB),))
+    yield made(*units("all_reduce", "forward", dim="tp", nodes=2), dimensions=TP_FAR)
     small = {**model, "units": [1000] * 4, "bucket_cap_bytes": 1048}
     yield made(*TINY, models=(small,), settings=SMALL if strategy.is_deepspeed else ())
     yield made(row("all_reduce", "bucket 0", "backward", **bucket))
@@ -142,6 +144,7 @@ def advice(strategy: Strategy) -> dict[str, set[str]]:
 ALL = {
     "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
     "data_wait": "Python (DataLoader)", "oom_risk": "Python", "slow_link": "environment",
+    "tensor_parallel_across_nodes": "Python",
 }  # fmt: skip
 
 
@@ -173,6 +176,8 @@ OF_ZERO3 = named("DeepSpeed JSON", "stage_too_high", "starved_prefetch", "zero_p
 def expected(strategy: Strategy) -> dict[str, str]:
     """The rules that fire for *strategy*, with the configuration format of the remedy."""
     framework, stage = strategy.framework, strategy.stage
+    if framework is Framework.UNKNOWN:
+        return ALL | named("Python", "half_precision_unused")
     if framework is Framework.DDP:
         of_ddp = ("accumulation_communicates", "ddp_bucket_large", "tiny_collectives")
         return (

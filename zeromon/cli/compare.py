@@ -142,7 +142,7 @@ def _short(text: str) -> str:
 def _batch(column: Column) -> str:
     """``4 x 2 x 8 = 64``: micro-batch, accumulation, ranks."""
     whole = f" = {human_count(column.effective_batch)}" if column.effective_batch else ""
-    return f"{column.micro_batch or '?'} x {column.micro_steps} x {column.ranks}{whole}"
+    return f"{column.micro_batch or '?'} x {column.micro_steps} x {column.ranks or '?'}{whole}"
 
 
 def _tables(found: Comparison, width: int, *, coloured: bool) -> list[str]:

@@ -84,7 +84,7 @@ class Column:
     strategy: str
     params: int | None
     """Number of parameters of the model; None where not reported, as in the following fields."""
-    ranks: int
+    ranks: int | None
     micro_batch: int | None
     micro_steps: int
     effective_batch: float | None
@@ -227,7 +227,9 @@ def _strategy(m: RunFigures) -> str:
     if m.described is None:
         return m.rank.strategy if m.rank is not None else "unknown"
     shards = m.described.optimizer_numel is not None
-    return m.described.plan.label + (" + sharded optimizer" if shards else "")
+    parts = m.rank.sharding_strategy.parts if m.rank is not None else ()
+    added = [*(["sharded optimizer"] if shards else []), *parts]
+    return " + ".join([m.described.plan.label, *added])
 
 
 # ---- recommendation -------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def advise(
     contest = _contest(columns, figures, living, machines)
     take, text = contest.winner()
     reasons = [*contest.reasons(take), *deaths]
-    ranks = sorted({columns[i].ranks for i in living})
+    ranks = sorted({count for i in living if (count := columns[i].ranks) is not None})
     if len(ranks) > 1 and contest.speeds:
         counts = ", ".join(map(str, ranks))
         reasons.append(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import Described, micro_batch, read_facts, role_bytes
+from zeromon.ring.dimensions import Dim
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import NOT_TIMED
@@ -68,11 +69,13 @@ class RunFigures:
         return read_facts(rank.models[0]) if rank is not None and rank.models else None
 
     @property
-    def data_parallel(self) -> int:
-        """Number of data-parallel ranks; 0 where unknown."""
-        if self.described is not None:
+    def data_parallel(self) -> int | None:
+        """Number of data-parallel ranks; None where unknown."""
+        if self.rank is None:
+            return None
+        if self.described is not None and not self.rank.dimensions:  # a record of an older version
             return self.described.plan.ranks
-        return self.rank.world_size if self.rank is not None else 0
+        return self.rank.data_parallel_ranks
 
     @property
     def has_device(self) -> bool:
@@ -131,6 +134,10 @@ def samples_per_step(m: RunFigures) -> float | str:
     size = micro_batch(m.rank) if m.rank is not None else None
     if size is None:
         return "neither an engine nor a DataLoader reported its batch size"
+    if m.data_parallel is None:
+        return "no wrapper and no device mesh says how the ranks divide a batch"
+    if m.rank is not None and Dim.PP in m.rank.sharding_strategy.parts:
+        return "a pipeline runs several backward passes for each batch"
     return size * max(1, m.micro_steps) * m.data_parallel
 
 

@@ -114,17 +114,17 @@ def weight(steps: int) -> float:
 def rows(
     traffic: Mapping[Key, CollectiveStats],
     steps: int,
-    group_names: Mapping[int, tuple[str, int]],
+    group_names: Mapping[int, tuple[str, int, str]],
     unit_names: Mapping[int, str],
 ) -> tuple[CollectiveStatsRow, ...]:
     """Returns the rows, the most exposed first; () before the first of *steps* timed steps has ended.
 
-    *group_names*: id -> (label, nodes it spreads over, 0 where unknown).
+    *group_names*: id -> (label, nodes it spreads over, 0 where unknown, name of its dimension).
     """
     if not steps:
         return ()
     kept = [
-        _row(key, item, steps, group_names.get(key[1], ("unknown", 0)), unit_names)
+        _row(key, item, steps, group_names.get(key[1], ("unknown", 0, "")), unit_names)
         for key, item in traffic.items()
     ]
     kept = [row for row in kept if row.calls >= _LEAST_CALLS or row.exposed_seconds > 1e-6]
@@ -138,7 +138,7 @@ def _row(
     key: Key,
     item: CollectiveStats,
     steps: int,
-    group: tuple[str, int],
+    group: tuple[str, int, str],
     unit_names: Mapping[int, str],
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
@@ -164,6 +164,7 @@ def _row(
         algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
         busbw_bytes_per_second=bandwidth,
         best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0),
+        dim=group[2],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from zeromon.fold.communication import rows as stats_rows
 from zeromon.fold.communication import size_rows
+from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
@@ -91,7 +92,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     spent = sum(s.end_ns - s.start_ns for s in timed)
     cost = measured(state.idle_pairs)
     meta = state.meta
-    roles, models = _role_rows(state), _models(state)
+    roles, models, dims = _role_rows(state), _models(state), names(state)
     is_watched = not observed.ended.startswith(DETACHED)  # else what it does now is not known
     return RankSnapshot(
         rank=state.rank,
@@ -100,8 +101,9 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         pid=state.pid,
         node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")),
-        strategy=str(meta.get("strategy", "unknown")),
-        strategy_fields=Strategy.read(meta),
+        strategy=label_of(state),
+        strategy_fields=strategy(state),
+        dimensions=dimensions(state),
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
@@ -121,7 +123,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         phase=state.phase.label,
         unit=state.units.get(state.unit, ""),
         phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
-        collectives=_collective_rows(state),
+        collectives=_collective_rows(state, dims),
         untimed=_by_label(state, state.untimed),
         unattributed=_by_label(state, state.unattributed),
         untimed_ratio=sum(s.untimed for s in last) / collectives if collectives else None,
@@ -158,12 +160,12 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         ),
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
         roles=roles,
-        groups=_group_rows(state),
+        groups=tuple(_group_row(state, group, dims[group]) for group in sorted(state.groups)),
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
             {
-                number: (group_label(state, number), int(facts.get("nodes", 0)))
+                number: (group_label(state, number), int(facts.get("nodes", 0)), dims[number])
                 for number, facts in state.groups.items()
             },
             state.units,
@@ -312,7 +314,7 @@ def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
     return by_label
 
 
-def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:
+def _collective_rows(state: RankState, dims: dict[int, str]) -> tuple[CollectiveRow, ...]:
     """One row per operation and group label; adds up the groups that share a label."""
     rows: dict[tuple[str, str], CollectiveRow] = {}
     for (op, group), totals in sorted(state.ops.items()):
@@ -330,6 +332,7 @@ def _collective_rows(state: RankState) -> tuple[CollectiveRow, ...]:
             exposed_seconds=totals.exposed_ns / 1e9,
             busbw_bytes_per_second=recent_busbw(op, totals, size),
             best_busbw_bytes_per_second=totals.best_busbw,
+            dim=dims.get(group, ""),
         )
         key = (row.op, row.group)
         rows[key] = _added(rows[key], row) if key in rows else row
@@ -352,6 +355,7 @@ def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
         best_busbw_bytes_per_second=max(
             first.best_busbw_bytes_per_second, second.best_busbw_bytes_per_second
         ),
+        dim=first.dim,
     )
 
 
@@ -405,11 +409,7 @@ def _pause(state: RankState, observed: Observed) -> str:
     return pause or (STARTS if starts else "")
 
 
-def _group_rows(state: RankState) -> tuple[GroupProgress, ...]:
-    return tuple(_group_row(state, group) for group in sorted(state.groups))
-
-
-def _group_row(state: RankState, group: int) -> GroupProgress:
+def _group_row(state: RankState, group: int, dim: str) -> GroupProgress:
     sequence, op, nbytes = state.last_issued.get(group, NONE_ISSUED)
     sequence += _from_cpp(state, group) if sequence >= 0 else 0
     counted = state.sequences.get(group, (-1, 0))[0]
@@ -422,6 +422,7 @@ def _group_row(state: RankState, group: int) -> GroupProgress:
         sequence=sequence,
         op=op.label,
         nbytes=nbytes,
+        dim=dim,
     )
 
 

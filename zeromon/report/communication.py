@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zeromon.focus import most_exposed
+from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
 from zeromon.report.table import table
 from zeromon.snapshot import (
     RankSnapshot,
@@ -44,6 +45,32 @@ def communication(run: RunSnapshot) -> str:
             f" one by one{of_them}"
         )
     return "\n".join(lines)
+
+
+def dimensions(run: RunSnapshot) -> str:
+    """What each dimension of the parallelism communicates; "" where the groups say the same."""
+    rank = most_exposed(run.ranks) or run.ranks[0]
+    if not is_worth_showing(rank):
+        return ""
+    rows = [
+        (
+            row.dimension.name,
+            human_count(row.dimension.size),
+            human_count(row.dimension.nodes) if row.dimension.nodes else "n/a",
+            human_calls(row.calls),
+            human_bytes(row.nbytes),
+            exposed_text(row),
+            human_rate(row.busbw_bytes_per_second) if row.busbw_bytes_per_second else "-",
+        )
+        for row in by_dimension(rank)
+    ]
+    header = ("dimension", "ranks", "nodes", "calls", "bytes", "exposed", "busbw")
+    parallel = rank.data_parallel_ranks
+    count = "an unknown number" if parallel is None else human_count(parallel)
+    return (
+        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n{table(header, rows)}\n"
+        f"  data-parallel ranks: {count} of {human_count(rank.world_size)}"
+    )
 
 
 def units(run: RunSnapshot, most: int) -> str:

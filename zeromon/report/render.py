@@ -9,7 +9,7 @@ from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_know
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import exposed_unknown, finding_text, joined_text, state_text, verdict
-from zeromon.report.communication import checked, communication, sizes, units
+from zeromon.report.communication import checked, communication, dimensions, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.memory import memory, offload, roles
@@ -34,8 +34,8 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
     if run.ranks:
         blocks += [
             spreads(run), _ranks(run), _over_time(ranges), _phases(run), communication(run),
-            units(run, 8), sizes(run), memory(_shown(run)), roles(run), offload(run), engines(run),
-            deaths(run), settings(run, written_only=True),
+            dimensions(run), units(run, 8), sizes(run), memory(_shown(run)), roles(run), offload(run),
+            engines(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
+from zeromon.ring.dimensions import MODEL_PARALLEL, Dim
 from zeromon.ring.text_enum import TextEnum
 
 
@@ -55,6 +56,8 @@ class Strategy:
     """Shards within groups of ranks and replicates over them (HSDP, ``HYBRID_SHARD``, hpZ)."""
     plus_plus: bool = False
     """ZeRO++: hpZ, quantized weights or quantized gradients."""
+    parts: tuple[Dim, ...] = ()
+    """The model parallelism beside the framework, which then is of the data-parallel ranks alone."""
 
     @property
     def is_fsdp(self) -> bool:
@@ -73,7 +76,12 @@ class Strategy:
 
     @property
     def label(self) -> str:
-        """The text for people, JSON and the ``strategy`` label: ``deepspeed-zero3-offload``."""
+        """The text for people, JSON and the ``strategy`` label: ``deepspeed-zero3``, ``fsdp2 + tp``."""
+        own = [] if self.parts and self.framework is Framework.UNKNOWN else [self._framework_label]
+        return _JOIN.join([*own, *map(str, self.parts)])
+
+    @property
+    def _framework_label(self) -> str:
         if self.framework is Framework.DEEPSPEED:
             offload = f"-{self.offload}" if self.offload else ""
             return f"deepspeed-zero{self.stage}{'++' if self.plus_plus else ''}{offload}"
@@ -103,6 +111,7 @@ class Strategy:
                 offload=Offload(fields["offload"]),
                 hybrid=bool(fields["hybrid"]),
                 plus_plus=bool(fields["plus_plus"]),
+                parts=tuple(map(Dim, fields.get("parts", ()))),
             )
         except (KeyError, TypeError, ValueError):  # a newer agent, or a torn record
             return cls.parse(str(metadata.get("strategy", "")))
@@ -147,13 +156,18 @@ DDP = Strategy(Framework.DDP)
 ZERO_REDUNDANCY = Strategy(Framework.ZERO_REDUNDANCY, 1)
 
 
+_JOIN = " + "
+
+
 @cache
 def _parse(label: str) -> Strategy:
-    by_label = {known.label: known for known in EVERY}
-    return by_label.get(label, Strategy())
+    by_label = {known.label: known for known in EVERY_FRAMEWORK}
+    names = label.split(_JOIN)
+    parts = tuple(dim for dim in MODEL_PARALLEL if dim in names)
+    return replace(by_label.get(names[0], Strategy()), parts=parts)
 
 
-EVERY: tuple[Strategy, ...] = (
+EVERY_FRAMEWORK: tuple[Strategy, ...] = (
     DDP,
     ZERO_REDUNDANCY,
     fsdp2(reshards=True),
@@ -169,3 +183,14 @@ EVERY: tuple[Strategy, ...] = (
     ),
 )
 """One of each label that an agent can send."""
+
+EVERY: tuple[Strategy, ...] = (
+    *EVERY_FRAMEWORK,
+    *(Strategy(parts=(dim,)) for dim in MODEL_PARALLEL),
+    *(
+        replace(framework, parts=parts)
+        for framework in (DDP, fsdp2(reshards=True), fsdp1(Sharding.FULL), deepspeed(1))
+        for parts in ((Dim.TP,), (Dim.PP,), (Dim.TP, Dim.PP, Dim.CP, Dim.EP))
+    ),
+)
+"""The frameworks, the model parallelism alone, and some of their combinations."""

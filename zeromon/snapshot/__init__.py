@@ -50,6 +50,9 @@ from zeromon.snapshot.communication import (
     CollectiveStatsRow as CollectiveStatsRow,
 )
 from zeromon.snapshot.communication import (
+    Dimension as Dimension,
+)
+from zeromon.snapshot.communication import (
     GatherRow as GatherRow,
 )
 from zeromon.snapshot.communication import (

@@ -50,6 +50,8 @@ class CollectiveRow:
     busbw_bytes_per_second: float | None
     """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
     best_busbw_bytes_per_second: float
+    dim: str = ""
+    """The name of the group's dimension (``tp``); "" in a record of an older version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +82,25 @@ class CollectiveStatsRow:
     busbw_bytes_per_second: float | None
     """Of the transfer where it is known, else of the whole time."""
     best_busbw_bytes_per_second: float
+    dim: str = ""
+    """The name of the group's dimension (``tp``); "" in a record of an older version."""
 
 
 SIZE_BOUNDS = tuple(1 << bits for bits in range(10, 31, 2))
 """Upper bounds of the size histogram, bytes: 1 KiB, 4 KiB, ... 1 GiB; a last bucket has larger calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """A dimension of the parallelism that a rank is a part of."""
+
+    name: str
+    size: int = 1
+    """Ranks in the rank's own group."""
+    nodes: int = 0
+    """Over how many nodes that group spreads; 0 where the launcher does not say."""
+    used: bool = False
+    """A collective was issued on it, or parameters or pipeline stages are divided along it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +166,8 @@ class GroupProgress:
     op: str = "none"
     """What that was, ``none`` where it is not known."""
     nbytes: int = 0
+    dim: str = ""
+    """The name of its dimension (``tp``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

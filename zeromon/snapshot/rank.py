@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from zeromon.ring.dimensions import DATA_PARALLEL, SAME_BATCH, dim_of
 from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata
 from zeromon.ring.strategy import Strategy
 from zeromon.ring.text_enum import TextEnum
@@ -11,6 +13,7 @@ from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CollectiveRow,
     CollectiveStatsRow,
+    Dimension,
     GatherRow,
     GroupProgress,
     InFlight,
@@ -166,11 +169,33 @@ class RankSnapshot:
     """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None
     """None in a record of an older version, and from Prometheus, which has the label alone."""
+    dimensions: tuple[Dimension, ...] = ()
+    """Those of the process groups that the rank has met."""
 
     @property
     def sharding_strategy(self) -> Strategy:
         """How the rank shards its model; by the label where no fields are known."""
         return self.strategy_fields or Strategy.parse(self.strategy)
+
+    @property
+    def data_parallel_ranks(self) -> int | None:
+        """Ranks that train on samples of their own: all, divided by the sizes of tp, pp and cp.
+
+        None where neither a wrapper nor a mesh says how the ranks divide a batch.
+        """
+        used = [one for one in self.dimensions if one.used]
+        sizes = dict.fromkeys(SAME_BATCH, 1)
+        for one in used:
+            dim = dim_of(one.name)
+            if dim in sizes:
+                sizes[dim] = max(sizes[dim], one.size)
+        strategy = self.sharding_strategy
+        is_known = strategy != Strategy() or any(dim_of(d.name) in DATA_PARALLEL for d in used)
+        if not is_known and self.world_size > 1:
+            return None
+        if any(sizes.get(part) == 1 for part in strategy.parts):
+            return None  # a Prometheus without the sizes
+        return max(1, self.world_size) // math.prod(sizes.values())
 
     def path_peak(self, path: str) -> tuple[float | None, str]:
         """The most bytes/s that an offload *path* can do, and what says so; None where nothing does.

@@ -146,6 +146,8 @@ def mfu(run: RunSnapshot, look: DisplayOptions) -> float | None:
     rate, first = tokens_per_second(run, look), next(iter(run.ranks), None)
     if rate is None or not look.peak_flops or first is None or len(first.models) != 1:
         return None
+    if first.sharding_strategy.parts:  # a rank knows only its own part of the model
+        return None
     described = read_facts(first.models[0])
     if described is None:
         return None

@@ -136,6 +136,8 @@ TRAFFIC: Columns[CollectiveStatsRow] = (
            show=lambda t, _: (clean(t.op), ""), value=lambda t: t.op),
     Column(name="group", size=14, left=True, keep=5,
            show=lambda t, _: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
+    Column(name="dim", size=11, left=True, keep=6,
+           show=lambda t, _: (clean(t.dim) or "-", "dim"), value=lambda t: t.dim),
     Column(name="phase", size=10, left=True, keep=1,
            show=lambda t, _: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
     Column(name="calls", size=7, unit="per_step", keep=4,

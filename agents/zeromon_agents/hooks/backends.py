@@ -9,6 +9,7 @@ from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.hooks.backend import Backend, Services
 from zeromon_agents.hooks.ddp import Ddp
 from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
+from zeromon_agents.hooks.dimensions import Dimensions
 from zeromon_agents.hooks.fsdp1 import Fsdp1
 from zeromon_agents.hooks.fsdp2 import Fsdp2
 from zeromon_agents.hooks.zero_redundancy import ZeroRedundancy
@@ -24,6 +25,7 @@ BACKENDS: tuple[type[Backend], ...] = (
     Ddp,
     DeepSpeed,
     ZeroRedundancy,
+    Dimensions,
 )
 """Where two backends know a model, a process group or a bucket, the first one describes it."""
 
@@ -35,6 +37,8 @@ class Backends:
         self._guard: Guard = services.context.guard
         self._models = services.models
         self._all = tuple(make(services) for make in BACKENDS)
+        own = (b for b in self._all if type(b).end_step is not Backend.end_step)
+        self._ends = tuple(self._guard.guarded(b.end_step) for b in own)
 
     def install(self, imports: ImportWatch) -> None:
         """Patches the modules that are loaded, and the others as soon as they are imported."""
@@ -46,6 +50,11 @@ class Backends:
         """Stops all backends."""
         for backend in self._all:
             self._guard.guarded(backend.stop)()
+
+    def end_step(self) -> None:
+        """Calls every backend at the end of a step."""
+        for end_step in self._ends:
+            end_step()
 
     def group_label(self, pg: Any) -> str:
         """Returns the name that a framework gave to the process group *pg*; "" without one."""

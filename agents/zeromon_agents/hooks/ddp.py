@@ -17,7 +17,7 @@ from typing import Any
 from zeromon.ring.events import Kind
 from zeromon.ring.strategy import DDP
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
-from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import ON
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
@@ -38,10 +38,12 @@ class DdpModel:
         """Indices of the parameters in each bucket."""
         self.units: list[int] = []
         self.rebuilt = False
+        self.compiled = True
+        """Whether forward has not passed the hook: torch.compile traces it and leaves hooks out."""
 
 
 class Ddp(Backend):
-    """The hook on DDP's forward, and the list of DDP models."""
+    """The hooks on DDP's constructor and forward, and the list of DDP models."""
 
     classes = ((DISTRIBUTED, "DistributedDataParallel"),)
 
@@ -51,11 +53,13 @@ class Ddp(Backend):
         self._wall_to_monotonic = time.monotonic_ns() - time.time_ns()
 
     def hooks(self) -> Iterable[ImportHook]:
-        """Patches ``DistributedDataParallel.forward``."""
+        """Patches ``DistributedDataParallel``."""
         return ((DISTRIBUTED, self.watch),)
 
     def watch(self, module: Any) -> None:
-        """Patches ``DistributedDataParallel.forward`` of *module*."""
+        """Patches ``DistributedDataParallel`` of *module*."""
+        made = around(self.context, after=self._made)
+        self.patches.wrap(module.DistributedDataParallel, "__init__", made)
         hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
         self.patches.wrap(module.DistributedDataParallel, "forward", hook)
 
@@ -76,13 +80,26 @@ class Ddp(Backend):
                 ddp._set_ddp_runtime_logging_sample_rate(_DEFAULT_SAMPLE_RATE)
         self._known.clear()
 
+    def end_step(self) -> None:
+        """Reads the reducers of models whose forward is compiled."""
+        for known in self._known.values():
+            ddp = known.ref() if known.compiled else None
+            if ddp is not None:
+                self._read(known, ddp)
+
+    def _made(self, _: None, result: Any, ddp: Any, *__: Any) -> None:
+        if result is not RAISED:
+            self._model(ddp)
+
     def _forward_begins(self, *_: Any, **__: Any) -> None:
         self.device.mark_compute_stream()
         self.steps.forward_begins()
 
     def _forward_ends(self, _: None, __: Any, ddp: Any, *___: Any) -> None:
         self.steps.forward_ends()
-        self._read(ddp)
+        model = self._model(ddp)
+        model.compiled = False
+        self._read(model, ddp)
 
     def _model(self, ddp: Any) -> DdpModel:
         model = self._known.get(id(ddp))
@@ -97,8 +114,7 @@ class Ddp(Backend):
                 ddp._set_ddp_runtime_logging_sample_rate(1)
         return model
 
-    def _read(self, ddp: Any) -> None:
-        model = self._model(ddp)
+    def _read(self, model: DdpModel, ddp: Any) -> None:
         if self.steps.attached_mid_step:
             return  # the reducer's figures are of a backward before the agent was attached
         if not model.on_cpu and model.rebuilt:

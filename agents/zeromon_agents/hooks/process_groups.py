@@ -66,6 +66,12 @@ def sequence_number(pg: Any) -> int:
         return -1
 
 
+def members(pg: Any) -> list[int]:
+    """Returns the ranks of a process group, as the world numbers them."""
+    ranks = torch.distributed.distributed_c10d._world.pg_group_ranks
+    return sorted(ranks.get(pg, {})) or list(range(pg.size()))
+
+
 def nodes_of(ranks: list[int]) -> int:
     """Returns how many nodes *ranks* are on, by the launcher's ranks per node; 0 where it sets none."""
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or ""
@@ -79,8 +85,7 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
 
     *framework* returns the name that a framework gave to a group, and "" for any other group.
     """
-    world = torch.distributed.distributed_c10d._world
-    ranks = sorted(world.pg_group_ranks.get(pg, {})) or list(range(pg.size()))
+    ranks = members(pg)
     try:
         name = str(pg.group_name)
     except RuntimeError:  # a group without a name
@@ -103,5 +108,5 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
         "ranks": ranks[:1024],
         "nodes": nodes_of(ranks),
         "devices": devices or ["cpu"],
-        "backend": str(world.pg_map.get(pg, ("?",))[0]),
+        "backend": str(torch.distributed.distributed_c10d._world.pg_map.get(pg, ("?",))[0]),
     }

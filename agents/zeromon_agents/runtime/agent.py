@@ -102,7 +102,10 @@ class Agent:
             context, self.collectives, self.backends.bucket_bytes, lambda: self.steps.micro_steps
         )
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
-        self._counting = (guarded(self.collectives.flush_step), guarded(self.transfers.flush))
+        self._counting = (
+            guarded(self.collectives.flush_step), guarded(self.transfers.flush),
+            self.backends.end_step,
+        )  # fmt: skip
         self._sampling = tuple(
             map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
         )

@@ -10,6 +10,8 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from zeromon_agents.hooks.c10d import PAYLOADS
+from zeromon_agents.hooks.dimensions import MESH
+from zeromon_agents.hooks.dimensions import STAGE as PIPELINE_STAGE
 from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
 from zeromon_agents.runtime.bootstrap import missing_parts
@@ -60,7 +62,9 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         (STATE, "FSDPState", "_root_pre_forward"),
         (RUNTIME, "", "_unshard _reshard _reduce_grad"),
         (WRAPPER, "FullyShardedDataParallel", "forward"),
-        ("torch.nn.parallel.distributed", "DistributedDataParallel", "forward"),
+        (MESH, "DeviceMesh", "__init__ get_group mesh_dim_names"),
+        (PIPELINE_STAGE, "_PipelineStageBase", "__init__"),
+        ("torch.nn.parallel.distributed", "DistributedDataParallel", "__init__ forward"),
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "_get_ddp_logging_data"),
         ("torch._C._distributed_c10d", "Reducer", "get_backward_stats"),
         ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__"),

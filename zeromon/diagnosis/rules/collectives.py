@@ -132,7 +132,7 @@ def _coarser(rank: RankSnapshot) -> _Coarser | None:
             else "buffers of so many elements"
         )
         return _Coarser(ConfigFormat.DEEPSPEED, diff, price) if new else None
-    if _whole_layers(rank):
+    if strategy.framework is Framework.UNKNOWN or _whole_layers(rank):
         return None
     larger = "a larger unit is gathered at once"
     if strategy.framework is Framework.FSDP1:

@@ -7,10 +7,16 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import LEAST_SHARE, exposed, share_of_step, worst
+from zeromon.diagnosis.rules.far import ACROSS_NODES
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
+from zeromon.readout.dimensions import exposed_by_dimension, of_dimension
 from zeromon.readout.text import straggler_reason
+from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.snapshot import (
+    ConfigFormat,
+    Remedy,
     RunSnapshot,
     Severity,
     Straggler,
@@ -68,6 +74,35 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
             )
 
 
+@rule("ZM317")
+def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
+    """A tensor-parallel group spans nodes, and the run waits for it. Reported once."""
+    rank = worst(run)
+    far = [one for one in rank.dimensions if one.nodes > 1] if rank is not None else []
+    dimension = next((one for one in far if one.used and dim_of(one.name) is Dim.TP), None)
+    if rank is None or dimension is None:
+        return
+    waits = exposed(of_dimension(rank, dimension.name))
+    share = share_of_step(rank, waits)
+    if share < LEAST_SHARE:
+        return
+    yield Match(
+        f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
+        f"wait {human_seconds(waits)} a step ({human_ratio(share)})",
+        rank.rank,
+        Remedy(
+            cause="every layer communicates in this dimension, and each call crosses the network",
+            dialect=ConfigFormat.PYTHON,
+            diff=f'+ init_device_mesh("cuda", (..., tp), mesh_dim_names=(..., "{dimension.name}"))'
+            "  # the last dimension, and not more than the ranks of a node",
+            gain_low_seconds=ACROSS_NODES.low * waits,
+            gain_high_seconds=ACROSS_NODES.high * waits,
+            price="another dimension then crosses the nodes: one that communicates once a step",
+        ),
+        waits=Waits(share, AVOIDABLE),
+    )
+
+
 @rule("ZM301")
 def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     """The run waits for its communication. Reported once, for the most exposed rank."""
@@ -90,6 +125,8 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
         f"communication{where}"
     )
+    if dimensions := exposed_by_dimension(rank):
+        text += f"; by dimension: {dimensions}"
     yield Match(text, rank.rank, waits=Waits(share, EXPOSED))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zeromon.diagnosis.rules.common import LEAST_SHARE, Gain, exposed, share_of_step
+from zeromon.ring.dimensions import MODEL_PARALLEL, dim_of
 from zeromon.snapshot import RankSnapshot
 from zeromon.units import human_ratio, human_seconds
 
@@ -36,7 +37,11 @@ class FarGathers(NamedTuple):
 
 def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     """The gathers of *rank* that cross nodes; None where they cost little."""
-    far = [row for row in rank.traffic if row.op == "all_gather" and row.nodes > 1]
+    far = [
+        row
+        for row in rank.traffic
+        if row.op == "all_gather" and row.nodes > 1 and dim_of(row.dim) not in MODEL_PARALLEL
+    ]
     nodes = max((row.nodes for row in far), default=0)
     seconds = exposed(far)
     share = share_of_step(rank, seconds)

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from zeromon.focus import death_cause, death_roles
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.dimensions import dim_busbw, dim_groups, dim_totals
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -259,6 +260,14 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
     Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "Highest bus bandwidth of the operation and group so far.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives)),
+    Spec("zeromon_dim_info", "info", "", "The dimension of a process group: dp, dp_replicate, dp_shard, tp, pp, cp, ep, world (all ranks, use unknown) or other; the value is always 1.",
+         ("dim", "group", "size", "nodes"), lambda run, r: ((row, 1) for row in dim_groups(r))),
+    Spec("zeromon_dim_bytes_total", "counter", "bytes", "Payload S of the collectives in a dimension of the parallelism (dp_shard, tp, ...).",
+         ("dim",), lambda run, r: dim_totals(r, lambda c: c.nbytes)),
+    Spec("zeromon_dim_exposed_seconds_total", "counter", "seconds", "Exposed communication in a dimension of the parallelism; absent where none of its collectives was timed.",
+         ("dim",), lambda run, r: dim_totals(r, lambda c: c.exposed_seconds if c.seconds else None)),
+    Spec("zeromon_dim_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth of all collectives in a dimension of the parallelism together, over about the last ten timed steps.",
+         ("dim",), lambda run, r: dim_busbw(r)),
     Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
          ("link",), _links),
     Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication per step, mean over about the last ten timed steps; overlapping collectives count separately.",

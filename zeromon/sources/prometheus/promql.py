@@ -41,7 +41,7 @@ _DETAIL = (
     "startup_seconds",
     "phase_seconds_total", "collectives_total", "collective_bytes_total", "collective_seconds_total",
     "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
-    "collective_best_busbw_bytes_per_second", "group_info", "communication_step_seconds",
+    "collective_best_busbw_bytes_per_second", "group_info", "dim_info", "communication_step_seconds",
     "communication_step_exposed_seconds", "communication_step_wait_seconds",
     "communication_step_transfer_seconds", "memory_role_bytes", "memory_role_plain_bytes",
     "memory_role_predicted_bytes", "device_memory_used_bytes", "device_memory_total_bytes",

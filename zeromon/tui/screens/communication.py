@@ -1,4 +1,4 @@
-"""Collectives by unit, operation, group or phase; those in flight; who arrives late."""
+"""Collectives by unit, operation, group, dimension or phase; those in flight; who arrives late."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from zeromon.focus import most_exposed
+from zeromon.readout.dimensions import mean_busbw
 from zeromon.readout.hang import hang_kind
 from zeromon.readout.text import node_lost, straggler_text
 from zeromon.report.communication import checked
@@ -27,14 +28,14 @@ from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
 from zeromon.units import human_seconds
 
-BY = ("unit", "op", "group", "phase")
+BY = ("unit", "op", "group", "dim", "phase")
 
 
 class Communication(View):
     """The collectives of the chosen rank, else of the most exposed one."""
 
     TAB = "communication"
-    HINT = "part of a unit, operation, group or phase"
+    HINT = "part of a unit, operation, group, dimension or phase"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "by", "By unit, op, ...")]
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class Communication(View):
         self.show()
 
     def action_by(self) -> None:
-        """Sums rows by the next of operation, group and phase."""
+        """Sums rows by the next of operation, group, dimension and phase."""
         self._by = (self._by + 1) % len(BY)
         self.show()
 
@@ -90,7 +91,10 @@ class Communication(View):
         rows = [
             row
             for row in rank.traffic
-            if all(word in f"{row.unit} {row.op} {row.group} {row.phase}".lower() for word in words)
+            if all(
+                word in f"{row.unit} {row.op} {row.group} {row.dim} {row.phase}".lower()
+                for word in words
+            )
         ]
         return added(rows, BY[self._by])
 
@@ -136,7 +140,7 @@ def _flight_key(one: Flight) -> tuple[int, str, int]:
 
 
 def added(rows: Sequence[CollectiveStatsRow], by: str) -> list[CollectiveStatsRow]:
-    """Rows summed by ``op``, ``group`` or ``phase``; what cannot be summed (a bandwidth) is unknown."""
+    """Rows summed by one field; a bandwidth, which cannot be summed, is known of a dimension alone."""
     if by == "unit":
         return list(rows)
     same: dict[str, list[CollectiveStatsRow]] = {}
@@ -157,13 +161,14 @@ def _sum(name: str, rows: Sequence[CollectiveStatsRow], by: str) -> CollectiveSt
     return replace(
         rows[0],
         unit=name if by == "unit" else one("unit"), op=one("op"), group=one("group"),
-        phase=one("phase"), count=sum(row.count for row in rows),
+        dim=one("dim"), phase=one("phase"), count=sum(row.count for row in rows),
         calls=sum(row.calls for row in rows), nbytes=sum(row.nbytes for row in rows),
         seconds=sum(row.seconds for row in rows),
         exposed_seconds=sum(row.exposed_seconds for row in rows),
         exposed_total_seconds=sum(row.exposed_total_seconds for row in rows),
         wait_seconds=known("wait_seconds"), transfer_seconds=known("transfer_seconds"),
-        algbw_bytes_per_second=None, busbw_bytes_per_second=None,
+        algbw_bytes_per_second=None,
+        busbw_bytes_per_second=mean_busbw(rows) if by == "dim" else None,
         best_busbw_bytes_per_second=max(row.best_busbw_bytes_per_second for row in rows),
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
     DeviceMemory,
+    Dimension,
     ExpectedRow,
     HostMemory,
     InFlight,
@@ -69,7 +70,8 @@ def rank_of(
         steps_seconds_total=facts.rates.get("spent_in_all", 0.0),
         phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
         recent=(point,) if point is not None else (),
-        collectives=_collectives(facts), traffic=_traffic(facts), in_flight=_in_flight(facts, now_ns),
+        collectives=_collectives(facts), traffic=_traffic(facts), dimensions=_dimensions(facts),
+        in_flight=_in_flight(facts, now_ns),
         untimed_ratio=facts.number("collectives_untimed_ratio"),
         overlap_ratio=facts.number("overlap_ratio"), exposed_ratio=exposed,
         exposed_seconds=exposed * seconds if exposed is not None and seconds else None,
@@ -252,6 +254,23 @@ def _expected(facts: RankSamples) -> tuple[ExpectedRow, ...]:
     )  # fmt: skip
 
 
+def _dims(facts: RankSamples) -> dict[str, str]:
+    """Group -> its dimension."""
+    return {group: dim for dim, group in facts.by("dim_info", "dim", "group")}
+
+
+def _dimensions(facts: RankSamples) -> tuple[Dimension, ...]:
+    """One row for each dimension, by the largest of its groups."""
+    found: dict[str, Dimension] = {}
+    for dim, size, nodes in facts.by("dim_info", "dim", "size", "nodes"):
+        known = found.get(dim) or Dimension(name=dim)
+        found[dim] = replace(
+            known, used=True, size=max(known.size, _integer(size)),
+            nodes=max(known.nodes, _integer(nodes)),
+        )  # fmt: skip
+    return tuple(found.values())
+
+
 def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
     sizes = {row["group"]: (_integer(row.get("size", "")), _integer(row.get("nodes", "")))
              for row, _ in facts.found.get("group_info", ()) if "group" in row}  # fmt: skip
@@ -262,6 +281,7 @@ def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
                      "collective_best_busbw_bytes_per_second")
     }  # fmt: skip
     nbytes, seconds, exposed, busbw, best = columns.values()
+    dims = _dims(facts)
     return tuple(
         CollectiveRow(
             op=op, group=group, group_size=sizes.get(group, (0, 0))[0],
@@ -270,7 +290,7 @@ def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
             seconds=seconds.get((op, group), 0.0),
             exposed_seconds=exposed.get((op, group), 0.0),
             busbw_bytes_per_second=busbw.get((op, group)),
-            best_busbw_bytes_per_second=best.get((op, group), 0.0),
+            best_busbw_bytes_per_second=best.get((op, group), 0.0), dim=dims.get(group, ""),
         )
         for (op, group), count in facts.by("collectives_total", "op", "group").items()
     )  # fmt: skip
@@ -284,13 +304,14 @@ def _traffic(facts: RankSamples) -> tuple[CollectiveStatsRow, ...]:
     moved = facts.by("communication_step_transfer_seconds", *keys)
     sizes = {row.get("group", ""): _integer(row.get("size", ""))
              for row, _ in facts.found.get("group_info", ())}  # fmt: skip
+    dims = _dims(facts)
     rows = [
         CollectiveStatsRow(
             op=op, group=group, group_size=sizes.get(group, 0), nodes=0, phase=phase, unit="", count=0,
             calls=0.0, nbytes=-1, seconds=seconds, exposed_seconds=exposed.get((op, group, phase), 0.0),
             exposed_total_seconds=0.0, wait_seconds=waits.get((op, group, phase)),
             transfer_seconds=moved.get((op, group, phase)), algbw_bytes_per_second=None,
-            busbw_bytes_per_second=None, best_busbw_bytes_per_second=0.0,
+            busbw_bytes_per_second=None, best_busbw_bytes_per_second=0.0, dim=dims.get(group, ""),
         )
         for (op, group, phase), seconds in facts.by("communication_step_seconds", *keys).items()
     ]  # fmt: skip

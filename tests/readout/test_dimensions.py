@@ -1,0 +1,208 @@
+"""What a process group is for, by its name; and what views, metrics and figures make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import collective, folded, rank, run, state, step
+from evidence import found, one, row, units
+
+from zeromon.compare.figures import figures_of, samples_per_step
+from zeromon.export.prometheus.metrics import METRICS, rows_of
+from zeromon.fold.summarize import summarize
+from zeromon.readout.dimensions import by_dimension, is_worth_showing
+from zeromon.report.render import render
+from zeromon.ring.dimensions import Dim, dim_of, dimension_metadata, name_of
+from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
+from zeromon.storage.step_history import NAMES
+from zeromon.tui.screens.communication import added
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [
+        *((text, Dim.TP) for text in (
+            "tp", "mesh_tp", "TENSOR_MODEL_PARALLEL_GROUP", "tensor_parallel", "etp",
+            "EXPERT_TENSOR_PARALLEL_GROUP")),
+        *((text, Dim.PP) for text in ("mesh_pp", "pipe", "PIPELINE_MODEL_PARALLEL_GROUP")),
+        *((text, Dim.CP) for text in ("cp", "CONTEXT_PARALLEL_GROUP", "sequence_parallel")),
+        *((text, Dim.EP) for text in (
+            "ep", "EXPERT_MODEL_PARALLEL_GROUP", "expert_parallel:ep_size_4")),
+        *((text, Dim.DP) for text in (
+            "dp", "mesh_dp_cp", "zero", "DATA_PARALLEL_GROUP_WITH_CP", "batch",
+            "expert_data_parallel:ep_size_4")),
+        *((text, Dim.DP_SHARD) for text in ("mesh_dp_shard_cp", "shard", "fsdp", "zero_hpz")),
+        *((text, Dim.DP_REPLICATE) for text in ("replicate", "mesh_dp_replicate")),
+        *((text, Dim.WORLD) for text in ("world", "default_pg")),
+        *((text, Dim.OTHER) for text in (
+            "", "dim_0", "mesh_dim_0", "pg7", "TENSOR_AND_DATA_PARALLEL_GROUP", "ep_tp",
+            "MODEL_PARALLEL_GROUP", "data loader", "pipeline results", "EMBEDDING_GROUP")),
+    ],
+)  # fmt: skip
+def test_a_name_says_what_the_group_is_for(name: str, dim: Dim) -> None:
+    assert dim_of(name) is dim
+
+
+def test_a_group_is_called_as_its_mesh_calls_it_else_by_its_use_else_by_its_description() -> None:
+    labels = ("mesh_dp_shard_cp", "TENSOR_MODEL_PARALLEL_GROUP", "gradient sync")
+    assert [*map(name_of, labels)] == ["dp_shard_cp", "tp", "gradient sync"]
+
+
+def test_what_an_agent_of_another_version_sends_is_left_out() -> None:
+    good: dict[str, Any] = {"name": "tp", "size": 2, "nodes": 1, "groups": [3], "used": True}
+    bad = [None, 3, {}, {**good, "size": "2"}, {**good, "name": None}, {**good, "groups": 1}]
+    assert dimension_metadata([*bad, good]) == [good]
+    assert dimension_metadata("tp") == []
+
+
+def folded_rank(*dimensions: dict[str, Any], **groups: tuple[str, int]) -> RankSnapshot:
+    """A rank of four with a collective in group 1, and other groups by label and size."""
+    made = state(world_size=4, dimensions=[*dimensions])
+    made.groups[1]["size"] = 4
+    for number, (label, size) in enumerate(groups.values(), 2):
+        made.groups[number] = {"label": label, "size": size, "nodes": 1}
+    return summarize(folded([*collective(0, 10, 5), step(1, 0, 100), step(2, 100, 200)], made))
+
+
+def sent(name: str, size: int, *groups: int, used: bool = True) -> dict[str, Any]:
+    return {"name": name, "size": size, "nodes": 1, "groups": [*groups], "used": used}
+
+
+def test_the_world_group_of_a_mesh_has_the_name_that_the_agent_found() -> None:
+    seen = folded_rank(sent("tp", 4, 1))
+    assert [(c.group, c.dim) for c in seen.collectives] == [("world", "tp")]
+    assert [(g.label, g.dim) for g in seen.groups] == [("world", "tp")]
+    assert seen.strategy == "fsdp2 + tp" and seen.data_parallel_ranks == 1
+
+
+def test_a_label_names_the_dimension_where_the_agent_sends_none() -> None:
+    seen = folded_rank(tensor=("mesh_tp", 2), pipeline=("PIPELINE_MODEL_PARALLEL_GROUP", 2))
+    assert [d.name for d in seen.dimensions] == ["world", "tp", "pp"]
+    assert seen.strategy == "fsdp2 + tp + pp" and seen.data_parallel_ranks == 1
+
+
+def test_an_unused_dimension_and_one_of_a_single_rank_divide_nothing() -> None:
+    seen = folded_rank(sent("tp", 2, used=False), sent("cp", 1), sent("dp", 4, 1))
+    assert seen.strategy == "fsdp2" and seen.data_parallel_ranks == 4
+
+
+def test_ranks_of_expert_parallelism_have_samples_of_their_own() -> None:
+    seen = folded_rank(sent("ep", 4, 1), sent("cp", 2))
+    assert seen.strategy == "fsdp2 + cp + ep" and seen.data_parallel_ranks == 2
+
+
+def test_without_wrapper_and_mesh_the_data_parallel_size_is_unknown() -> None:
+    assert rank(0, strategy="unknown", world_size=4).data_parallel_ranks is None
+    assert rank(0, strategy="unknown", world_size=1).data_parallel_ranks == 1
+    dims = (Dimension(name="dp", size=4, used=True),)
+    assert rank(0, strategy="unknown", world_size=4, dimensions=dims).data_parallel_ranks == 4
+
+
+def test_of_a_label_alone_the_size_of_tensor_parallelism_is_unknown() -> None:
+    assert rank(0, strategy="fsdp2 + tp", world_size=4).data_parallel_ranks is None
+
+
+MODEL = {
+    "framework": "fsdp2", "stage": 3, "ranks": 8, "numel": 8, "trainable": 8, "shard_numel": 1,
+    "trainable_shard_numel": 1, "param_bytes": 4, "compute_bytes": 4, "grad_bytes": 4,
+}  # fmt: skip
+
+
+def batch(strategy: str, *dimensions: Dimension, **facts: Any) -> float | str:
+    """The samples of a step of eight ranks that load two each."""
+    member = rank(
+        0, strategy=strategy, world_size=8, loader={"batch_size": 2, "length": 5},
+        dimensions=dimensions, **facts,
+    )  # fmt: skip
+    return samples_per_step(figures_of(run(member), {name: [] for name in NAMES}))
+
+
+def test_a_batch_counts_the_data_parallel_ranks_only() -> None:
+    tp, dp = Dimension(name="tp", size=4, used=True), Dimension(name="dp", size=2, used=True)
+    assert batch("fsdp2", dp, models=(MODEL,)) == 16
+    assert batch("fsdp2 + tp", tp, dp, models=(MODEL,)) == 4
+    assert batch("tp", tp) == 4
+    assert batch("fsdp2", models=(MODEL,)) == 16  # a record without dimensions
+    assert "how the ranks divide a batch" in str(batch("unknown"))
+    assert "pipeline" in str(batch("pp", Dimension(name="pp", size=8, used=True)))
+
+
+TP = Dimension(name="tp", size=2, nodes=1, used=True)
+SHARD = Dimension(name="dp_shard", size=4, nodes=2, used=True)
+MIXED = one(
+    *units("all_gather", "forward", group="mesh_dp_shard", dim="dp_shard"),
+    row("all_reduce", "", dim="tp", group="mesh_tp", seconds=0.03, busbw_bytes_per_second=2e9),
+    row("all_reduce", "", "backward", dim="tp", group="mesh_tp", busbw_bytes_per_second=6e9),
+    dimensions=(TP, SHARD), strategy="fsdp2 + tp",
+)  # fmt: skip
+
+
+def counted(snapshot: RankSnapshot, *, unknown: int = 0) -> RankSnapshot:
+    """*snapshot* with totals by group, and collectives of unknown operation in that of tp."""
+    made = folded_rank(sent("tp", 4, 1))
+    totals = tuple(
+        replace(made.collectives[0], group=f"mesh_{name}", dim=name, count=90, nodes=1)
+        for name in ("tp", "dp_shard")
+    )
+    groups = tuple(
+        GroupProgress(group_id=name, label=f"mesh_{name}", dim=name, ranks=(0, 1), sequence=1)
+        for name in ("tp", "dp_shard")
+    )
+    return replace(snapshot, collectives=totals, groups=groups, unattributed={"mesh_tp": unknown})
+
+
+def test_bandwidth_and_exposed_time_of_a_dimension_are_of_all_its_rows() -> None:
+    first, second = by_dimension(counted(MIXED))
+    assert (first.dimension, second.dimension) == (SHARD, TP)
+    assert first.exposed_seconds == pytest.approx(0.04)
+    assert second.busbw_bytes_per_second == pytest.approx((0.03 * 2e9 + 0.01 * 6e9) / 0.04)
+
+
+@pytest.mark.parametrize(("unknown", "is_known"), [(0, True), (10, True), (11, False)])
+def test_exposed_time_is_unknown_where_a_tenth_is_not_timed(unknown: int, is_known: bool) -> None:
+    rows = {r.dimension.name: r for r in by_dimension(counted(MIXED, unknown=unknown))}
+    assert (rows["tp"].exposed_seconds is not None) == is_known
+    assert rows["dp_shard"].exposed_seconds is not None
+    finding = found(counted(MIXED, unknown=unknown), "exposed_communication")
+    assert finding is not None and ("tp 20.0 ms" in finding.text) == is_known
+    assert ("tp n/a" in finding.text) != is_known
+
+
+def test_the_report_has_dimensions_only_where_they_say_more_than_groups() -> None:
+    text = render(run(counted(MIXED)))
+    assert "Dimensions of rank 0" in text and "data-parallel ranks: 4 of 8" in text
+    plain = one(*units("all_gather", "forward"), dimensions=(replace(SHARD, size=8),))
+    assert not is_worth_showing(plain) and "Dimensions" not in render(run(plain))
+
+
+def test_exposed_communication_is_told_by_dimension() -> None:
+    finding = found(counted(MIXED), "exposed_communication")
+    assert finding is not None and "by dimension: dp_shard 40.0 ms, tp 20.0 ms" in finding.text
+
+
+def test_gathers_of_tensor_parallelism_are_no_gathers_of_parameters() -> None:
+    far = units("all_gather", "forward", nodes=2, dim="tp")
+    assert found(one(*far, roles=()), "full_shard_across_nodes") is None
+
+
+def test_the_table_sums_by_dimension() -> None:
+    rows = {r.dim: r for r in added(MIXED.traffic, "dim")}
+    assert rows["tp"].phase == "(several)" and rows["tp"].exposed_seconds == pytest.approx(0.02)
+    assert rows["tp"].busbw_bytes_per_second == pytest.approx(3e9)
+
+
+def test_metrics_have_a_bounded_label() -> None:
+    strange = replace(
+        counted(MIXED),
+        collectives=tuple(
+            replace(counted(MIXED).collectives[0], dim=f"mine{n}", group=f"g{n}") for n in range(50)
+        ),
+    )
+    by = {spec.name: dict(rows_of(spec, run(strange), strange)) for spec in METRICS}  # type: ignore[arg-type]
+    assert by["zeromon_dim_bytes_total"] == {("other",): 50 * strange.collectives[0].nbytes}
+    assert {dim for dim, *_ in by["zeromon_dim_info"]} == {"other"}
+    rates = {dim: rate for (dim,), rate in by["zeromon_dim_busbw_bytes_per_second"].items()}
+    assert math.isclose(rates["tp"] or 0, 3e9) and set(rates) == {str(dim) for dim in Dim}

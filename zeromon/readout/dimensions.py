@@ -1,0 +1,122 @@
+"""Communication by dimension of the parallelism: dp_shard, tp, pp and so on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from zeromon.levels import UNTIMED
+from zeromon.ring.dimensions import MODEL_PARALLEL, Dim, dim_of
+from zeromon.snapshot import CollectiveRow, CollectiveStatsRow, Dimension, RankSnapshot
+from zeromon.units import human_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimensionRow:
+    """What a rank communicates in one dimension; means a timed step over the last ones."""
+
+    dimension: Dimension
+    calls: float
+    nbytes: float
+    exposed_seconds: float | None
+    """None where too many collectives of the dimension are not timed."""
+    busbw_bytes_per_second: float | None
+
+
+def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
+    """The dimensions in which *rank* communicates, the most exposed first, unknown ones before."""
+    rows = [_row(rank, one) for one in rank.dimensions if one.used]
+    return tuple(sorted(rows, key=lambda row: -_order(row)))
+
+
+def _order(row: DimensionRow) -> float:
+    return float("inf") if row.exposed_seconds is None else row.exposed_seconds
+
+
+def _row(rank: RankSnapshot, dimension: Dimension) -> DimensionRow:
+    traffic = of_dimension(rank, dimension.name)
+    timed = is_timed(rank, dimension.name)
+    return DimensionRow(
+        dimension=dimension,
+        calls=sum(row.calls for row in traffic),
+        nbytes=sum(row.nbytes for row in traffic),
+        exposed_seconds=sum(row.exposed_seconds for row in traffic) if timed else None,
+        busbw_bytes_per_second=mean_busbw(traffic),
+    )
+
+
+def of_dimension(rank: RankSnapshot, name: str) -> list[CollectiveStatsRow]:
+    """The rows of the dimension *name*."""
+    return [row for row in rank.traffic if row.dim == name]
+
+
+def is_timed(rank: RankSnapshot, name: str) -> bool:
+    """Whether nearly all collectives of the dimension passed a hook, so that their times are known."""
+    groups = {row.label for row in rank.groups if row.dim == name}
+    unknown = sum(rank.unattributed.get(label, 0) for label in groups)
+    known = sum(row.count for row in rank.collectives if row.dim == name)
+    return unknown <= UNTIMED * (known + unknown) and known > 0
+
+
+def mean_busbw(rows: Iterable[CollectiveStatsRow]) -> float | None:
+    """The bus bandwidth of all *rows* together, by the time of each; None where none has one."""
+    moved = spent = 0.0
+    for row in rows:
+        rate = row.busbw_bytes_per_second
+        seconds = row.seconds if row.transfer_seconds is None else row.transfer_seconds
+        if rate is not None:
+            moved, spent = moved + rate * seconds, spent + seconds
+    return moved / spent if spent > 0 else None
+
+
+def is_worth_showing(rank: RankSnapshot) -> bool:
+    """Whether the dimensions say more than the groups: there are several, or one splits the model."""
+    used = [one for one in rank.dimensions if one.used and one.size > 1]
+    return len(used) > 1 or any(dim_of(one.name) in MODEL_PARALLEL for one in used)
+
+
+def exposed_by_dimension(rank: RankSnapshot) -> str:
+    """``tp 30.0 ms, dp_shard 5.0 ms``: exposed a step; "" where there is one dimension only."""
+    rows = [row for row in by_dimension(rank) if row.exposed_seconds is None or row.exposed_seconds]
+    if len(rows) < 2:
+        return ""
+    return ", ".join(f"{row.dimension.name} {exposed_text(row)}" for row in rows)
+
+
+def exposed_text(row: DimensionRow) -> str:
+    """The exposed time of a step for people; ``n/a`` where it is unknown."""
+    return "n/a" if row.exposed_seconds is None else human_seconds(row.exposed_seconds)
+
+
+# ---- metrics: by what a dimension is for, which is bounded, and not by its name --------------------
+
+
+def dim_groups(rank: RankSnapshot) -> list[tuple[Dim, str, str, str]]:
+    """Dimension, label, size and nodes of each process group; "" for an unknown number of nodes."""
+    found = {
+        (dim_of(row.dim), row.group, str(row.group_size), str(row.nodes or ""))
+        for row in rank.collectives
+        if row.dim
+    }
+    return sorted(found)
+
+
+def dim_totals(
+    rank: RankSnapshot, read: Callable[[CollectiveRow], float | None]
+) -> list[tuple[tuple[Dim], float]]:
+    """A total of the collectives, added up over the groups of each dimension."""
+    found: dict[tuple[Dim], float] = {}
+    for row in rank.collectives:
+        value = read(row) if row.dim else None
+        if value is not None:
+            key = (dim_of(row.dim),)
+            found[key] = found.get(key, 0.0) + value
+    return sorted(found.items())
+
+
+def dim_busbw(rank: RankSnapshot) -> list[tuple[tuple[Dim], float | None]]:
+    """The bus bandwidth of each dimension; None without a collective that has one."""
+    return [
+        ((dim,), mean_busbw(row for row in rank.traffic if row.dim and dim_of(row.dim) is dim))
+        for dim in Dim
+    ]
