@@ -644,8 +644,11 @@ async def test_what_is_in_flight_opens_its_rank_and_what_opens_nothing_does_not_
         assert "rank 1" in str(app.screen.query_one(Page).border_title)
 
 
-async def test_a_key_is_seen_on_the_timeline_at_once(make: Make) -> None:
+async def test_a_key_is_seen_on_the_timeline_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New snapshots wait their turn there; what the user asked for does not."""
+    monkeypatch.setattr("zeromon.tui.screens.timeline._LEAST_PAUSE_SECONDS", 600.0)
     app = make(snapshot(8))
     async with running(app, 120, 40) as pilot:
         await pilot.press("4")
