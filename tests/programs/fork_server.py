@@ -10,6 +10,7 @@ start-up shim does at the import of torch.distributed is done here after it, as
 from __future__ import annotations
 
 import array
+import gc
 import importlib
 import json
 import os
@@ -34,9 +35,17 @@ MODULES = (
 
 def preload(with_deepspeed: bool) -> None:
     """Imports what ranks import, and runs nothing: a thread would be missing in the ranks."""
-    for name in (*MODULES, *(("deepspeed",) if with_deepspeed else ())):
+    for name in MODULES:
         importlib.import_module(name)
+    if with_deepspeed:
+        import torch
+
+        importlib.import_module("deepspeed")
+        # an optimizer of DeepSpeed is decorated so, which imports what compiles
+        torch.compile(lambda x: x)
     hold_groups()
+    gc.collect()
+    gc.freeze()  # a collection in a rank would visit, and so copy, all that was imported here
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
         raise RuntimeError(f"{len(threads)} threads after the imports: not safe to fork")

@@ -100,10 +100,13 @@ def test_without_room_for_a_ring_training_goes_on_and_the_user_is_told(
     """Once a process, with a way out, and the same losses."""
     bare = node.run(TWO, watched=False)
     if where == "full":
-        limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
-        limited += f"(1 << 20, 1 << 20)); runpy.run_path({TINY!r}, run_name='__main__')"
-        command = [*LAUNCH, "2", "--no-python", PYTHON, "-c", limited]
-        result = node.run(command)
+        limited = node.folder / "limited.py"
+        limited.write_text(
+            "import resource, runpy\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+            f"runpy.run_path({TINY!r}, run_name='__main__')\n"
+        )
+        result = node.run([*LAUNCH, "2", str(limited)])
     else:
         result = node.run(TWO, ZEROMON_RUN_DIR="/proc/nowhere/r")
     assert result.code == 0, result.output
