@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from support import ENDED_WELL, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
+from support import ENDED_WELL, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
 
 from zeromon.errors import RingError
 from zeromon.snapshot import RunSnapshot
@@ -168,7 +168,7 @@ def test_a_script_can_start_the_agent_itself(node: Node) -> None:
         "ZEROMON_STORE": str(node.folder / "store"),
         "ZEROMON_PORT": str(free_port()),
     }
-    subprocess.run([*RUN, str(script)], env=environment, check=True, timeout=120)
+    subprocess.run([*LAUNCH, "2", str(script)], env=environment, check=True, timeout=120)
     snapshot = wait_for_record(node, "tiny-")  # runpy sets argv
     assert [(r.rank, r.steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
     assert all(r.ended in ENDED_WELL for r in snapshot.ranks)
@@ -225,13 +225,13 @@ def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
         if "zeromon" not in entry.name and not entry.name.endswith(".pth"):
             (site / entry.name).symlink_to(entry)
     python = str(home / "bin" / "python")
-    absent = [python, "-c", "import torch, importlib.util as u; print(u.find_spec('zeromon'))"]
+    absent = [python, "-c", "from importlib.util import find_spec; print(find_spec('zeromon'))"]
     cwd = node.folder
     probe = subprocess.run(
         absent, env=clean_environment(), cwd=cwd, capture_output=True, text=True, check=True
     )
     assert probe.stdout == "None\n"
-    result = node.run([python, *RUN[1:], TINY], cwd=cwd)
+    result = node.run([*LAUNCH, "2", "--no-python", python, TINY], cwd=cwd)
     assert result.code == 0, result.output
     assert [r.steps for r in result.snapshot.ranks] == [5, 5]
 
