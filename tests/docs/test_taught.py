@@ -27,6 +27,8 @@ COVERED: dict[str, list[str]] = {}
 ANSWERED = {
     "ZeRO inference": "out of scope: zeromon watches training, and inference has no optimizer state, "
     "gradients or steps, which all figures are about",
+    "allgather_bucket_size": "takes no memory and sends no more bytes: parameters are gathered in "
+    "place, in one call where torch has all_gather_into_tensor (all_gather_dp_groups of DeepSpeed)",
 }
 OPEN = {
     "gather_distributed_parameters": "check of scripts",
@@ -34,16 +36,13 @@ OPEN = {
     "precision loss": "rule for fp16 without gradient_clipping, for spikes of the norm",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
     "contiguous_gradients, reduce_scatter off": "rules",
-    "settings of memory": "allgather bucket, reuse distance, sub-groups, buffers, max_in_cpu, ratio",
     "time of offload and recomputation": "seconds a step in plan",
-    "fit on NVMe": "capacity, fewest devices, heterogeneous devices, tp and pp",
     "OOM ladder": "rungs with bytes",
     "slow network": "--interconnect",
     "device idle": "rule with cause",
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
     "NVMe prefetch": "pipeline_read, pipeline_write",
-    "cluster totals": "redundancy column",
     "dead keys of accelerate": "the fix as a deepspeed_config_file",
     "zero3_init_flag: false": "warning with bytes",
     "offload to cpu with an nvme_path": "ZM106",
@@ -55,7 +54,7 @@ OPEN = {
     "seeds and initial parameters": "manual_seed, hash by rank",
     "bucket of 5e8 for prefetch": "check",
     "loss and learning rate": "zeromon.log",
-    "RL loops": "--reference, --rollout",
+    "phases of an RL loop": "live",
     "more batch, more throughput": "a curve",
     "two runs in one memory chart": "compare",
     "myths": "docs/myths.md",
@@ -199,6 +198,191 @@ def test_the_table_has_a_sign_for_the_given_row(capsys: pytest.CaptureFixture[st
     main(["plan", "7B", "--devices", "8", "--memory", "h100", "--stage", "3"])
     text = capsys.readouterr().out
     assert "\n  = ZeRO-3 " in text and "\n= the given strategy" in text
+
+
+# ---- memory ---------------------------------------------------------------------------------------
+
+LLAMA_2_7B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+OPT_13B = {
+    "model_type": "gpt2", "n_embd": 5120, "n_layer": 40, "n_head": 40, "vocab_size": 50272,
+    "n_positions": 2048,
+}  # fmt: skip
+"""Its shape; GPT-2's layers are the same."""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
+    """Writes a config.json, which is counted without transformers."""
+    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
+
+    def written(config: dict[str, Any]) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return str(tmp_path / "config.json")
+
+    return written
+
+
+def nvme(**zero: Any) -> dict[str, Any]:
+    """ZeRO-Infinity, changed by settings of its sections."""
+    moved = {
+        part: {"device": "nvme", "nvme_path": "/n"}
+        for part in ("offload_optimizer", "offload_param")
+    }
+    for part, more in moved.items():
+        more |= zero.pop(part, {})
+    return {"zero_optimization": {"stage": 3, **moved, **zero}, "bf16": {"enabled": True}}
+
+
+INFINITY = "ZeRO-3 + optimizer on nvme + parameters on nvme"
+
+
+@taught("settings of memory")
+def test_buffers_of_the_swappers_are_host_memory(plan: Any) -> None:
+    """16 B on 4 ranks: 4 buffers of a sub-group in fp32; 5 of 10^8 elements, one sub-group."""
+    options = ("16B", "--devices", "4")
+    found = row(plan(*options, config=nvme(offload_param={"max_in_cpu": 0})), INFINITY)
+    buffers = 4 * 1e9 * 4 + (5 * 1e8 + 1e9) * 2
+    grads = 16e9 / 4 * 2  # DeepSpeed keeps the low-precision gradients on the host
+    assert found["roles"]["host"]["sharded_grad"] == pytest.approx(grads)
+    rounded = 2**33 - grads  # they are pinned
+    assert found["roles"]["host"]["swap_buffer"] == pytest.approx(buffers + rounded)
+    small = plan(*options, config=nvme(sub_group_size=1e8, offload_param={"max_in_cpu": 0}))
+    less = found["bytes"]["host"] - row(small, INFINITY)["bytes"]["host"]
+    assert less == pytest.approx(0.9e9 * (4 * 4 + 2))
+
+
+@taught("settings of memory")
+def test_max_in_cpu_keeps_parameters_of_nvme_on_the_host(plan: Any) -> None:
+    """10^9 elements by default: 2 GB less on NVMe."""
+    some = row(plan("16B", "--devices", "4", config=nvme()), INFINITY)
+    none = row(
+        plan("16B", "--devices", "4", config=nvme(offload_param={"max_in_cpu": 0})), INFINITY
+    )
+    assert none["bytes"]["nvme"] - some["bytes"]["nvme"] == pytest.approx(2e9)
+    assert some["roles"]["host"]["sharded_param"] == pytest.approx(2e9)
+
+
+@taught("settings of memory")
+@pytest.mark.parametrize(
+    ("ratio", "size", "on_device"),
+    [(0.3, 1e9, 0.5), (0.3, 2e9, 0.0), (1.0, 1e8, 0.0), (0.0, 1e9, 1)],
+)
+def test_offload_plus_plus_divides_by_whole_sub_groups(
+    plan: Any, ratio: float, size: float, on_device: float
+) -> None:
+    """A shard of 1.75 10^9: 0.7 of two sub-groups is one, of one is none, whatever the ratio."""
+    zero = {
+        "stage": 3,
+        "sub_group_size": size,
+        "offload_optimizer": {"device": "cpu", "ratio": ratio},
+    }
+    config = {"zero_optimization": zero, "bf16": {"enabled": True}}
+    found = row(plan("7B", "--devices", "4", config=config), "ZeRO-3 + optimizer on host")
+    master = found["roles"]["device"].get("master_param", 0)
+    assert master / 7e9 == pytest.approx(on_device)
+
+
+@taught("settings of memory")
+def test_the_pinned_allocator_rounds_up_to_powers_of_two(plan: Any) -> None:
+    """ZeRO-Offload of 7 B on 4: master and gradient of 7 GB each take 8 GiB, staging 4 GiB."""
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    config = {"zero_optimization": zero, "bf16": {"enabled": True}}
+    label, options = "ZeRO-2 + optimizer on host", ("7B", "--devices", "4")
+    pinned = row(plan(*options, config=config), label)["bytes"]["host"]
+    zero["offload_optimizer"]["pin_memory"] = False  # type: ignore[index]
+    paged = row(plan(*options, config=config), label)["bytes"]["host"]
+    assert pinned - paged == pytest.approx(2 * (2**33 - 7e9) + 2**32 - 3.5e9)
+
+
+@taught("settings of memory")
+def test_the_reuse_distance_keeps_parameters_beyond_max_live_parameters(
+    plan: Any, model: Any
+) -> None:
+    """Half of the distance lies before the end of forward: 0.5 10^9 elements stay by default."""
+    zero = {"stage": 3, "stage3_max_live_parameters": 0.3e9}
+    kept = []
+    for distance in (1e9, 0):
+        config = {"zero_optimization": zero | {"stage3_max_reuse_distance": distance},
+                  "bf16": {"enabled": True}}  # fmt: skip
+        found = row(plan(model(LLAMA_2_7B), "--devices", "8", config=config), "ZeRO-3")
+        kept.append(found["roles"]["device"]["unsharded_param"])
+    largest, tensor = 262_144_000, 131_072_000  # embedding and head; the larger of them
+    assert kept[0] - kept[1] == pytest.approx(2 * (0.5e9 - (0.3e9 - largest + tensor)), rel=0.01)
+
+
+@taught("cluster totals")
+def test_all_ranks_together_hold_copies(plan: Any) -> None:
+    """7 B on 8: 896 GB without partitioning, 112 GB of them unique."""
+    found = plan("7B", "--devices", "8")
+    whole, full = row(found, "ZeRO-0"), row(found, "ZeRO-3")
+    assert (whole["cluster_bytes"] / GB, whole["unique_bytes"] / GB) == (896, 112)
+    assert full["cluster_bytes"] / GB == pytest.approx(112)
+
+
+@taught("fit on NVMe")
+def test_nvme_has_a_size(plan: Any) -> None:
+    """The optimizer's 12 bytes, fp32 gradients of 4, and parameters that are not on the host."""
+    options = ("175B", "--devices", "16", "--memory", "v100", "--host-memory", "1.5TB")
+    config = nvme(sub_group_size=1e8)
+    fits = row(plan(*options, "--nvme", "2TB", config=config), INFINITY)
+    assert fits["bytes"]["nvme"] * 16 / 175e9 == pytest.approx(16 + 2, rel=0.02)
+    assert fits["fits_nvme"]
+    short = row(plan(*options, "--nvme", "1TB", config=config), INFINITY)
+    assert (short["fits_nvme"], short["fits"]) == (False, False)
+
+
+@taught("fit on NVMe")
+def test_the_fewest_devices_that_do(plan: Any) -> None:
+    """16 bytes a parameter over n devices of 40 GiB less 6 %, and the bucket of 1 GB."""
+    found = plan("7B", "--devices", "8", "--memory", "a100-40", "--fewest")
+    assert row(found, "ZeRO-3")["fewest_devices"] == 4
+    assert row(found, "ZeRO-0")["fewest_devices"] is None
+    assert row(found, "ZeRO-1")["fewest_devices"] == 8
+    large = row(plan("175B", "--memory", "v100", "--fewest"), "ZeRO-3")
+    assert large["fewest_devices"] == 96  # 2.8 TB over 31.3 GB
+
+
+@taught("fit on NVMe")
+def test_the_smallest_of_different_devices_decides(plan: Any) -> None:
+    found = plan("7B", "--devices", "4", "--memory", "a100,a100-40")
+    assert found["device_bytes"] == 40 << 30
+    assert any("the smallest device decides" in note for note in found["notes"])
+
+
+@taught("fit on NVMe")
+def test_tensor_and_pipeline_parallelism_divide_the_model(plan: Any, model: Any) -> None:
+    """What remains is data parallel: 8 of 64 ranks; ZeRO-2 and 3 are refused under a pipeline."""
+    found = plan("7.5B", "--devices", "64", "--tp", "4", "--pp", "2")
+    assert (found["ranks"], found["devices"]) == (8, 64)
+    assert [r["stage"] for r in found["rows"]] == [0, 1]
+    assert row(found, "ZeRO-0")["plain_bytes"] == pytest.approx(7.5e9 / 8 * 16)
+    # equation 2 of Korthikanti et al.: sbh (10 + 24 / t) a layer; here without dropout: (8 + 24 / t)
+    gpt = OPT_13B | {"n_layer": 4}
+    kept = []
+    for tensor in ("1", "8"):
+        options = ("--devices", "8", "--tp", tensor, "--micro-batch", "1", "--length", "2048")
+        found = plan(model(gpt), *options)
+        kept.append(found["rows"][0]["roles"]["device"]["activation"])
+    tokens, h, a, vocab = 2048, 5120, 40, 50272
+    layer = [tokens * h * (8 + 24 / t) + 4 * a * tokens / t for t in (1, 8)]
+    head = [tokens * (4 * h + 6 * vocab / t) for t in (1, 8)]
+    assert kept == pytest.approx([4 * x + y for x, y in zip(layer, head, strict=True)])
+
+
+@taught("memory of RL loops")
+def test_reinforcement_learning_keeps_more_than_the_trained_model(plan: Any, model: Any) -> None:
+    """2 bytes a parameter of a reference; 800 KiB a token of keys and values (Kwon et al. 2023)."""
+    alone = row(plan("7B", "--devices", "8"), "ZeRO-2")["bytes"]["device"]
+    both = row(plan("7B", "--devices", "8", "--reference", "7B"), "ZeRO-2")["bytes"]["device"]
+    assert (both - alone) / GB == pytest.approx(14)
+    split = plan("7B", "--devices", "8", "--reference", "7B")
+    assert row(split, "ZeRO-3")["roles"]["device"]["frozen_param"] / GB == pytest.approx(14 / 8)
+    path = model(OPT_13B)
+    found = row(plan(path, "--devices", "8", "--rollout", "64", "--length", "1024"), "ZeRO-2")
+    assert found["roles"]["device"]["kv_cache"] == 64 * 1024 * 800 * 1024
 
 
 # ---- the list -------------------------------------------------------------------------------------

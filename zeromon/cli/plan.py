@@ -37,6 +37,7 @@ from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes, deepspeed_changes
 from zeromon.memory.models import from_config, from_count, from_units
+from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
 from zeromon.memory.spec import (
     FRAMEWORKS,
@@ -48,6 +49,7 @@ from zeromon.memory.spec import (
     ZeroStage,
 )
 from zeromon.snapshot import RunSnapshot
+from zeromon.units import human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,13 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         default=None,
-        help="of one device: 80 (GiB), 80GB, h100, ... (default: a100)",
+        help="of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
     )
     machine.add_argument(
         "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
         help="share for contexts, NCCL, fragmentation (default: %(default)s)",
     )  # fmt: skip
     add_host_arguments(machine)
+    machine.add_argument(
+        "--nvme", metavar="SIZE", help="free bytes of the NVMe drives of one host: 2TB"
+    )
+    machine.add_argument(
+        "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
+    )
     how = parser.add_argument_group("strategy (overrides --config)")
     how.add_argument("--framework", choices=FRAMEWORKS)
     how.add_argument("--stage", type=int, choices=range(4))
@@ -87,6 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
     )
     how.add_argument("--accumulation", type=positive, metavar="N")
+    how.add_argument("--tp", type=positive, metavar="N", help="tensor parallelism: ranks per layer")
+    how.add_argument("--pp", type=positive, metavar="N", help="pipeline parallelism: stages")
     what = parser.add_argument_group("batch")
     what.add_argument(
         "--micro-batch", type=positive, metavar="N", help="sequences per rank and micro-step"
@@ -98,6 +108,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--no-fused-attention", action="store_true", help="attention scores are written to memory"
     )
+    learning = parser.add_argument_group("reinforcement learning")
+    learning.add_argument(
+        "--reference", action="append", default=[], metavar="MODEL",
+        help="a frozen model beside the trained one (reference, reward): 7B or config.json; repeatable",
+    )  # fmt: skip
+    learning.add_argument(
+        "--rollout", type=positive, metavar="N",
+        help="sequences of --length tokens that a rank generates at once",
+    )  # fmt: skip
     parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -132,13 +151,13 @@ def call(options: argparse.Namespace) -> int:
     setup = from_run(options) if options.run else from_model(options)
     rows = plan.table(setup)
     best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
-    found = as_json(setup, rows, best, why)
+    found = as_json(setup, rows, best, why, fewest=options.fewest)
     if options.html:
         write_html(found, options.html)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        sys.stdout.write(as_text(setup, rows, best, why))
+        sys.stdout.write(as_text(setup, rows, best, why, fewest=options.fewest))
     return 0 if best is not None else 1
 
 
@@ -177,18 +196,51 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
+    tensor, pipeline = options.tp or 1, options.pp or 1
+    chosen = _data_parallel(chosen, tensor * pipeline)
+    device_bytes, note = _device_memory(options.memory or "a100")
+    if options.rollout and model.architecture is None:
+        note += ("keys and values of --rollout are not counted: the layers are unknown",)
+    model = part_of(replace(model, notes=(*model.notes, *note)), tensor, pipeline)
     return plan.Setup(
         model=model,
         plan=chosen,
-        device_bytes=memory_size("--memory", options.memory or "a100"),
+        device_bytes=device_bytes,
         batch=batch,
         micro_batch_given=micro is not None,
         measured_activation_bytes=measured,
         measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks),
+        hosts=options.hosts or plan.hosts_of(chosen.ranks * tensor * pipeline),
         is_given=bool(options.config) or options.stage is not None,
+        nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
+        tensor=tensor,
+        pipeline=pipeline,
+        frozen=tuple(read_model(text) for text in options.reference),
+        generated_tokens=(options.rollout or 0) * (options.length or 2048),
+    )
+
+
+def _data_parallel(chosen: ShardPlan, others: int) -> ShardPlan:
+    """*chosen* over the ranks that remain for data parallelism beside *others* for each copy."""
+    if others == 1:
+        return chosen
+    if chosen.ranks % others:
+        raise PlanError(f"{chosen.ranks} devices cannot be split into groups of {others}")
+    shards = 0 if chosen.shard_ranks == chosen.ranks else chosen.shard_ranks
+    return replace(chosen, ranks=chosen.ranks // others, shard_ranks=shards)
+
+
+def _device_memory(text: str) -> tuple[int, tuple[str, ...]]:
+    """The memory of the smallest of several kinds of devices, and a note where they differ."""
+    sizes = [memory_size("--memory", part) for part in text.split(",")]
+    least, most = min(sizes), max(sizes)
+    if least == most:
+        return least, ()
+    return least, (
+        f"shards are equal, so the smallest device decides: {human_bytes(most - least)} of the "
+        "largest stay free",
     )
 
 
@@ -197,7 +249,10 @@ def _base(found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
     ranks = options.devices or found.get("ranks", 8)
     framework = options.framework or found.get("framework", "deepspeed")
     defaults = deepspeed_changes({}) if framework == "deepspeed" and not options.config else {}
-    names = ("grad_bucket_numel", "prefetch_numel", "live_numel", "persistence_numel")
+    names = (
+        "grad_bucket_numel", "prefetch_numel", "live_numel", "persistence_numel", "reuse_numel",
+        "sub_group_numel", "optimizer_buffers", "param_buffer_numel", "max_in_cpu", "pins",
+    )  # fmt: skip
     chosen = {name: defaults[name] for name in names if name in defaults}
     return ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, **chosen)
 
@@ -364,4 +419,5 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         host_bytes=host_memory(options.host_memory),
         hosts=options.hosts or plan.hosts_of(chosen.ranks),
         is_given=True,
+        nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
     )

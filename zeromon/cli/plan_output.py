@@ -8,18 +8,27 @@ from typing import Any
 
 from zeromon.errors import PlanError
 from zeromon.memory import plan
+from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.spec import PLACES
 from zeromon.report.table import table
 from zeromon.units import human_bytes, human_params
 
 
-def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str) -> str:
+def as_text(
+    setup: plan.Setup,
+    rows: list[plan.Row],
+    best: plan.Row | None,
+    why: str,
+    *,
+    fewest: bool = False,
+) -> str:
     """The table, the recommendation, and where the bytes go."""
     model = setup.model
     lines = [
-        f"{model.name}: {human_params(model.params)} parameters on {setup.plan.ranks} devices of "
-        f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
+        f"{model.name}: {human_params(model.params)} parameters{_of_a_rank(setup)} on "
+        f"{setup.devices} devices of {human_bytes(setup.device_bytes)} "
+        f"({human_bytes(setup.usable_bytes)} usable)"
     ]
     if setup.host_bytes is not None:
         each = human_bytes(setup.usable_host_bytes)
@@ -31,7 +40,7 @@ def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why:
         tokens = f" x {b.length} tokens" if b.length > 1 else ""
         lines.append(f"micro-batch of {b.sequences}{tokens}{how}")
     lines += [f"note: {note}" for note in model.notes]
-    lines += ["", _table(rows, best), ""]
+    lines += ["", _table(setup, rows, best, fewest=fewest), ""]
     if any(row.given and row is not best for row in rows):
         lines.append(f"= {plan.GIVEN}")
     if best is not None:
@@ -42,7 +51,18 @@ def as_text(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why:
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
+def _of_a_rank(setup: plan.Setup) -> str:
+    """Says that the model is the part of one rank, where others have other parts of it."""
+    if setup.tensor == setup.pipeline == 1:
+        return ""
+    return f" a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
+
+
+def _copies(setup: plan.Setup, row: plan.Row) -> float:
+    return copies(plan.sizes_of(setup, row.plan), row)
+
+
+def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fewest: bool) -> str:
     header = (
         "strategy",
         "device",
@@ -51,19 +71,38 @@ def _table(rows: list[plan.Row], best: plan.Row | None) -> str:
         "fits",
         "sent a step",
         "most sequences",
+        "copies",
+        *(["fewest devices"] if fewest else []),
     )
     cells = [
         (
             f"{'>' if row is best else '=' if row.given else ' '} {row.plan.label}",
             human_bytes(row.device_bytes),
             *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
-            "yes" if row.fits else "no" if not row.fits_device else "not the host",
+            _fits(row),
             human_bytes(row.communication_bytes),
             "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
+            f"{_copies(setup, row):.1f}",
+            *([_shown(_fewest(setup, row))] if fewest else []),
         )
         for row in rows
     ]
     return table(header, cells)
+
+
+def _fits(row: plan.Row) -> str:
+    if row.fits:
+        return "yes"
+    return "no" if not row.fits_device else "not the host" if not row.fits_host else "not the NVMe"
+
+
+def _fewest(setup: plan.Setup, row: plan.Row) -> int | None:
+    ranks = fewest_devices(setup, row.plan)
+    return None if ranks is None else ranks * setup.tensor * setup.pipeline
+
+
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)
 
 
 def _roles(row: plan.Row) -> str:
@@ -83,7 +122,12 @@ def _roles(row: plan.Row) -> str:
 
 
 def as_json(
-    setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, why: str
+    setup: plan.Setup,
+    rows: list[plan.Row],
+    best: plan.Row | None,
+    why: str,
+    *,
+    fewest: bool = False,
 ) -> dict[str, Any]:
     """Everything, in bytes."""
     return {
@@ -91,6 +135,7 @@ def as_json(
         "params": setup.model.params,
         "trainable": setup.model.trainable,
         "ranks": setup.plan.ranks,
+        "devices": setup.devices,
         "device_bytes": setup.device_bytes,
         "usable_bytes": setup.usable_bytes,
         "host_bytes": setup.host_bytes,
@@ -106,7 +151,13 @@ def as_json(
                 "params_on": row.plan.params_on,
                 "fits": row.fits,
                 "fits_host": row.fits_host,
+                "fits_nvme": row.fits_nvme,
                 "plain_bytes": row.memory.model_states,
+                "cluster_bytes": row.memory.model_states * setup.devices,
+                "unique_bytes": unique_bytes(plan.sizes_of(setup, row.plan), row.plan)
+                * setup.tensor
+                * setup.pipeline,
+                **({"fewest_devices": _fewest(setup, row)} if fewest else {}),
                 "bytes": {place: row.memory.total(place) for place in PLACES},
                 "roles": {place: row.memory.by_role(place) for place in PLACES},
                 "communication_bytes": row.communication_bytes,

@@ -86,6 +86,7 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     )
     fields["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
     fields["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
+    fields |= _offload_settings(zero)
     hpz = _integer(zero, "zero_hpz_partition_size", 1)
     fields["secondary_ranks"] = hpz if hpz > 1 else 0
     fields["accumulation"] = max(1, _integer(config, "gradient_accumulation_steps", 1))
@@ -99,6 +100,26 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
         if known is not None:
             fields["optimizer"] = known
     return fields
+
+
+def _offload_settings(zero: Mapping[str, Any]) -> Changes:
+    """Returns the sizes of sub-groups and buffers, with the defaults of DeepSpeed 0.19."""
+    states, params = (
+        part if isinstance(part := zero.get(name), Mapping) else {}
+        for name in ("offload_optimizer", "offload_param")
+    )
+    ratio = number(states.get("ratio", 1.0))
+    return {
+        "reuse_numel": _integer(zero, "stage3_max_reuse_distance", 1_000_000_000),
+        "sub_group_numel": _integer(zero, "sub_group_size", 1_000_000_000),
+        "offload_ratio": ratio if ratio is not None and 0 <= ratio <= 1 else 1.0,
+        "optimizer_buffers": _integer(states, "buffer_count", 4),
+        "param_buffer_numel": _integer(params, "buffer_count", 5)
+        * _integer(params, "buffer_size", 100_000_000),
+        "max_in_cpu": _integer(params, "max_in_cpu", 1_000_000_000),
+        "pins": is_on((params if params.get("device") else states).get("pin_memory", True))
+        is not False,
+    }
 
 
 _BYTES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2, "bf16": 2,

@@ -19,6 +19,7 @@ from zeromon.memory.predict import (
     transformer_activations,
 )
 from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
+from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
@@ -66,6 +67,16 @@ class Setup:
     hosts: int = 1
     is_given: bool = False
     """*plan* is that of a configuration, of options or of a run, and not a default."""
+    nvme_bytes: int | None = None
+    """Free bytes of the NVMe drives of one host; None: unknown, and they always fit."""
+    tensor: int = 1
+    """Ranks of tensor parallelism; *model* is the part of one rank."""
+    pipeline: int = 1
+    """Stages of pipeline parallelism."""
+    frozen: tuple[ModelSpec, ...] = ()
+    """Reference and reward models beside the trained one."""
+    generated_tokens: int = 0
+    """Tokens of all sequences that a rank generates at once."""
 
     @property
     def usable_bytes(self) -> int:
@@ -77,7 +88,22 @@ class Setup:
         """A rank's share of the host memory without the reserve, bytes; infinite where unknown."""
         if self.host_bytes is None:
             return math.inf
-        return self.host_bytes * (1 - HOST_RESERVE) / -(-self.plan.ranks // self.hosts)
+        return self.host_bytes * (1 - HOST_RESERVE) / self.ranks_per_host
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks of one host."""
+        return -(-self.devices // self.hosts)
+
+    @property
+    def devices(self) -> int:
+        """All devices: data-parallel ranks x tensor x pipeline."""
+        return self.plan.ranks * self.tensor * self.pipeline
+
+    @property
+    def usable_nvme_bytes(self) -> float:
+        """A rank's share of the NVMe drives of its host, bytes; infinite where unknown."""
+        return math.inf if self.nvme_bytes is None else self.nvme_bytes / self.ranks_per_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +114,7 @@ class Row:
     memory: MemoryBreakdown
     fits_device: bool
     fits_host: bool
+    fits_nvme: bool
     communication_bytes: int
     """Bytes that a rank sends in a step."""
     largest_micro_batch: int | None
@@ -107,8 +134,8 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits on the device, and on the host where its memory is known."""
-        return self.fits_device and self.fits_host
+        """Whether the plan fits on the device, and on host and NVMe where their sizes are known."""
+        return self.fits_device and self.fits_host and self.fits_nvme
 
 
 def hosts_of(ranks: int) -> int:
@@ -201,12 +228,15 @@ def activations(setup: Setup) -> tuple[Term, ...]:
 def row(setup: Setup, plan: ShardPlan) -> Row:
     """Returns the prediction for *plan* on the machine of *setup*."""
     sizes = sizes_of(setup, plan)
-    memory = predict(sizes, plan, activations(replace(setup, plan=plan)))
+    more = [*activations(replace(setup, plan=plan)), *frozen(setup.frozen, plan)]
+    more += generation(setup.model, plan, setup.generated_tokens)
+    memory = predict(sizes, plan, more)
     return Row(
         plan=plan,
         memory=memory,
         fits_device=memory.total("device") <= setup.usable_bytes,
         fits_host=memory.total("host") <= setup.usable_host_bytes,
+        fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
         communication_bytes=communication_bytes(sizes, plan),
         largest_micro_batch=_largest(setup, plan),
         given=setup.is_given and plan == setup.plan,
@@ -217,7 +247,7 @@ def _largest(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the number of sequences that fit beside the model states in backward; None if unknown."""
     if setup.batch is None:
         return None
-    standing = predict(sizes_of(setup, plan), plan)
+    standing = predict(sizes_of(setup, plan), plan, frozen(setup.frozen, plan))
     if standing.total("device", During.STEP) > setup.usable_bytes:
         return 0
     free = setup.usable_bytes - standing.total("device", During.BACKWARD)
@@ -263,6 +293,9 @@ def table(setup: Setup) -> list[Row]:
     plans = alternatives(setup.plan)
     if setup.plan not in plans:
         plans.insert(0, setup.plan)
+    if setup.pipeline > 1 and setup.plan.framework == "deepspeed":
+        # DeepSpeed refuses stages 2 and 3 under a pipeline
+        plans = [plan for plan in plans if plan.stage < ZeroStage.GRADIENTS]
     return [row(setup, plan) for plan in plans]
 
 
@@ -276,9 +309,13 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
     fitting = [r for r in ordered if r.fits]
     if not fitting and any(r.fits_device for r in ordered):
         least = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
+        takes = f"the host's memory, {least.plan.label} {human_bytes(least.host_bytes)} a rank"
+        if least.fits_host:
+            disk = human_bytes(least.memory.total("nvme"))
+            takes = f"more NVMe than there is, {least.plan.label} {disk} a rank"
         return None, (
-            f"nothing fits: what fits on the devices takes the host's memory, {least.plan.label} "
-            f"{human_bytes(least.host_bytes)} a rank; more hosts, or more devices would help"
+            f"nothing fits: what fits on the devices takes {takes}; more hosts, or more devices "
+            "would help"
         )
     if not fitting:
         smallest = min(ordered, key=lambda r: r.device_bytes)
@@ -325,6 +362,8 @@ def _beside(given: Row, best: Row) -> str:
         return f"{name} does not fit: it needs {human_bytes(given.device_bytes)}"
     if not given.fits_host:
         return f"{name} does not fit: it takes {human_bytes(given.host_bytes)} of the host a rank"
+    if not given.fits_nvme:
+        return f"{name} does not fit: it takes {human_bytes(given.memory.total('nvme'))} of NVMe a rank"
     if _moved(given) > _moved(best):
         return f"{name} fits too, and offloads without need"
     if given.communication_bytes > best.communication_bytes:

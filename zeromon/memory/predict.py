@@ -12,78 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
+from zeromon.memory.offload import offloaded_grads, on_host_share, swap_buffers
 from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
-
-ACTIVATION = "activation"
-"""Role of activations. The memory census does not count this role: it is the unattributed rest."""
-
-
-class During(Enum):
-    """The part of a step in which the bytes of a term exist."""
-
-    ALWAYS = "always"
-    BACKWARD = "backward"
-    """From the end of forward to the end of backward, while activations exist."""
-    STEP = "step"
-    """From the end of backward to the end of the optimizer step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """Bytes of one role in one place, with their cause."""
-
-    role: str
-    nbytes: int
-    cause: str = ""
-    """Reason for bytes beyond the plain arithmetic of ZeRO; empty for the plain arithmetic."""
-    place: str = "device"
-    during: During = During.ALWAYS
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBreakdown:
-    """All terms of one rank."""
-
-    terms: tuple[Term, ...]
-
-    def total(self, place: str = "device", during: During | None = None) -> int:
-        """Returns the bytes in *place* at the peak, or in one part of the step."""
-        if during is not None:
-            wanted = (During.ALWAYS, during)
-            return sum(t.nbytes for t in self.terms if t.place == place and t.during in wanted)
-        return max(self.total(place, part) for part in (During.BACKWARD, During.STEP))
-
-    def role(self, role: str, place: str | None = None, during: During | None = None) -> int:
-        """Returns the bytes of *role*, in one place or in all places."""
-        wanted = tuple(During) if during is None else (During.ALWAYS, during)
-        return sum(
-            t.nbytes
-            for t in self.terms
-            if t.role == role and place in (None, t.place) and t.during in wanted
-        )
-
-    def by_role(self, place: str = "device") -> dict[str, int]:
-        """Returns role -> bytes in *place* at the peak of that place, without empty roles."""
-        backward = self.total(place, During.BACKWARD) >= self.total(place, During.STEP)
-        during = During.BACKWARD if backward else During.STEP
-        roles = dict.fromkeys(t.role for t in self.terms if t.place == place)
-        totals = {role: self.role(role, place, during) for role in roles}
-        return {role: nbytes for role, nbytes in totals.items() if nbytes}
-
-    @property
-    def model_states(self) -> int:
-        """Bytes of parameters, gradients and optimizer states by plain arithmetic, in all places.
-
-        At their peak: the whole gradients of backward and the shard of the step never coexist.
-        """
-        plain = MemoryBreakdown(
-            tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION)
-        )
-        roles = {term.role for term in plain.terms}
-        return max(sum(plain.role(role, during=part) for role in roles) for part in During)
-
+from zeromon.memory.terms import ACTIVATION as ACTIVATION
+from zeromon.memory.terms import During as During
+from zeromon.memory.terms import MemoryBreakdown as MemoryBreakdown
+from zeromon.memory.terms import Term as Term
 
 # ---- model states ---------------------------------------------------------------------------------
 
@@ -91,6 +26,7 @@ class MemoryBreakdown:
 def predict(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -> MemoryBreakdown:
     """Returns the memory of one rank; *activations*: measured, or of :func:`transformer_activations`."""
     terms = [*_params(sizes, plan), *_grads(sizes, plan), *_states(sizes, plan), *activations]
+    terms += swap_buffers(sizes, plan)
     if sizes.buffer_bytes:
         terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
@@ -102,12 +38,14 @@ def _params(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         yield Term(role="unsharded_param", nbytes=round(s.numel * each))
     else:
         base = s.numel // p.shard_ranks
-        yield Term(role="sharded_param", nbytes=round(base * each), place=p.params_on)
+        near = min(base, p.max_in_cpu) if p.params_on == "nvme" else 0
+        yield Term(role="sharded_param", nbytes=round(near * each), place="host")
+        yield Term(role="sharded_param", nbytes=round((base - near) * each), place=p.params_on)
         yield from _padding("sharded_param", s.shard_numel - base, each, p.params_on)
         yield from _gathered(s, p)
     if p.precision.has_master:
         split = p.shard_ranks if p.stage else 1
-        yield Term(role="master_param", nbytes=s.trainable // split * 4, place=p.optimizer_on)
+        yield from _of_optimizer("master_param", s.trainable // split * 4, s, p)
         if p.stage == ZeroStage.PARAMETERS:
             rest = s.trainable_shard_numel - s.trainable // split
             yield from _padding("master_param", rest, 4, p.optimizer_on)
@@ -158,6 +96,9 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         bound = max(0, p.live_numel - largest) + s.largest_tensor_numel
         ahead = min(rest, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
         cause = "units fetched ahead (stage3_prefetch_bucket_size, stage3_max_live_parameters)"
+        # half of the reuse distance lies before the end of forward; the live limit is not asked
+        if (kept := min(rest, p.reuse_numel // 2)) > ahead:
+            ahead, cause = kept, "units that backward uses again soon (stage3_max_reuse_distance)"
     else:
         ahead = sum(s.unit_numels[1 : p.live_units])
         cause = "units gathered at once by prefetch"
@@ -183,6 +124,7 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
         return
     where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
+    where = "host" if where == "nvme" else where  # DeepSpeed swaps only their fp32 copy
     if p.stage == ZeroStage.OPTIMIZER:
         yield from _grads_of_stage_1(s, p, where)
     else:
@@ -199,7 +141,7 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 during=During.BACKWARD,
             )
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
-        yield from _offloaded_grads(s, p)
+        yield from offloaded_grads(s, p)
     yield from _bucket(s, p)
 
 
@@ -232,36 +174,6 @@ def _in_their_type(
     )
 
 
-def _offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    """Yields the fp32 gradients of DeepSpeed's optimizer on the host, and staging of stages 1 and 2."""
-    is_3 = p.stage == ZeroStage.PARAMETERS
-    shard = s.trainable_shard_numel if is_3 else s.trainable // p.shard_ranks
-    # stage 3 keeps the low-precision shard beside the fp32 one; stages 1 and 2 replace it
-    each = 4 if is_3 else 4 - p.precision.grad_bytes
-    yield Term(
-        role="sharded_grad",
-        nbytes=round(shard * each),
-        cause="fp32 gradients for the optimizer on the host",
-        place=p.optimizer_on,
-        during=During.STEP,
-    )
-    if not is_3 and p.accumulation > 1:
-        yield Term(
-            role="unsharded_grad",
-            nbytes=round(shard * p.precision.grad_bytes),
-            cause="gradients that accumulate on the host (gradient_accumulation_steps)",
-            place="host",
-        )
-    if not is_3:
-        staged = shard + 2 * s.largest_tensor_numel
-        yield Term(
-            role="swap_buffer",
-            nbytes=round(staged * p.precision.param_bytes),
-            cause="updated parameters and gradients on their way from and to the host",
-            place="host",
-        )
-
-
 def _bucket(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
     numel = p.grad_bucket_numel * at_once
@@ -279,11 +191,7 @@ def _bucket(s: Sizes, p: ShardPlan) -> Iterator[Term]:
 def _states(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     split = p.shard_ranks if p.stage else 1
     each = state_bytes(p.optimizer, p)
-    yield Term(
-        role="optimizer_state",
-        nbytes=round(s.trainable // split * each),
-        place=p.optimizer_on,
-    )
+    yield from _of_optimizer("optimizer_state", round(s.trainable // split * each), s, p)
     if p.stage == ZeroStage.PARAMETERS:
         rest = s.trainable_shard_numel - s.trainable // split
         yield from _padding("optimizer_state", rest, each, p.optimizer_on)
@@ -291,6 +199,13 @@ def _states(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         yield Term(
             role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on
         )
+
+
+def _of_optimizer(role: str, nbytes: int, s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields *nbytes* that the optimizer keeps, where its sub-groups are."""
+    moved = round(nbytes * on_host_share(s, p))
+    yield Term(role=role, nbytes=moved, place=p.optimizer_on)
+    yield Term(role=role, nbytes=nbytes - moved)
 
 
 def state_bytes(optimizer: Optimizer, plan: ShardPlan) -> float:
@@ -322,28 +237,31 @@ def layer_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
 
     For an ungated MLP of width 4h, as many keys as queries and dropout this is equation 1 of
     Korthikanti et al. 2022, ``sbh (34 + 5 a s / h)`` at two bytes, without the second term when
-    attention is fused (their selective recomputation of the same tensors, equation 6).
+    attention is fused (their selective recomputation of the same tensors, equation 6). Tensor
+    parallelism divides what is between the inputs of attention and MLP and their outputs: equation 2,
+    ``sbh (10 + 24 / t + 5 a s / (h t))``.
     """
     tokens, h, f = b.sequences * b.length, t.hidden, t.ffn
     q, kv = t.attention_width, t.kv_width
-    attention = h + q + 2 * kv + q  # input of q, k, v; q; k and v; input of the projection
-    mlp = h + (4 * f if t.gated else 2 * f)
-    norms = 2 * h
-    nbytes = each * tokens * (attention + mlp + norms)
+    attention = q + 2 * kv + q  # q; k and v; input of the projection
+    mlp = 4 * f if t.gated else 2 * f
+    whole = each * tokens * 4 * h  # two norms, and the inputs of attention and MLP
+    split = each * tokens * (attention + mlp)
     scores = t.heads * b.length * tokens
     if b.fused_attention:
-        nbytes += 4 * t.heads * tokens  # the log-sum-exp of each row
+        split += 4 * t.heads * tokens  # the log-sum-exp of each row
     else:
-        nbytes += each * scores * (2 if t.dropout else 1)
+        split += each * scores * (2 if t.dropout else 1)
     if t.dropout:  # masks of one byte
-        nbytes += 2 * tokens * h + (0 if b.fused_attention else scores)
-    return nbytes
+        whole += 2 * tokens * h
+        split += 0 if b.fused_attention else scores
+    return whole + split // t.tensor_ranks
 
 
 def head_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
     """Returns the bytes of the output layer: norm, input, logits, and the fp32 logits of the loss."""
     tokens = b.sequences * b.length
-    return tokens * (2 * each * t.hidden + (each + 4) * t.vocab)
+    return tokens * (2 * each * t.hidden + (each + 4) * t.vocab // t.tensor_ranks)
 
 
 def transformer_activations(t: Transformer, b: Batch, each: int = 2) -> tuple[Term, ...]:

@@ -66,6 +66,8 @@ class Transformer:
     """The MLP multiplies two projections (SwiGLU and similar)."""
     dropout: bool = False
     """Dropout masks are kept for backward, as in Megatron-LM."""
+    tensor_ranks: int = 1
+    """Ranks that share each layer (tensor parallelism)."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "ffn"):
@@ -318,6 +320,20 @@ class ShardPlan:
     """ZeRO++ hpZ: number of ranks that share the second copy; 0: no second copy."""
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
+    reuse_numel: int = 0
+    """ZeRO-3: stage3_max_reuse_distance; 0: unknown."""
+    sub_group_numel: int = 0
+    """ZeRO-3: elements of a shard that are updated at once (sub_group_size); 0: all."""
+    offload_ratio: float = 1.0
+    """Offload++: share of the optimizer's sub-groups that is offloaded."""
+    optimizer_buffers: int = 0
+    """Buffers of a sub-group between NVMe and the optimizer (buffer_count)."""
+    param_buffer_numel: int = 0
+    """Elements of all buffers between NVMe and parameters (buffer_count x buffer_size)."""
+    max_in_cpu: int = 0
+    """Elements of parameters that stay on the host when the rest is on NVMe."""
+    pins: bool = False
+    """Offloaded states are pinned on the host of a GPU; the CPU accelerator pins nothing."""
 
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
