@@ -80,23 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
     )
-    how = parser.add_argument_group("strategy (overrides --config)")
-    how.add_argument("--framework", choices=FRAMEWORKS)
-    how.add_argument("--stage", type=int, choices=range(4))
-    how.add_argument("--precision", choices=tuple(PRECISIONS))
-    how.add_argument(
-        "--grad-dtype", choices=("fp32", "bf16", "fp16"),
-        help="of gradients between micro-steps (default: that of the precision)",
-    )  # fmt: skip
-    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
-    how.add_argument("--offload-optimizer", choices=PLACES)
-    how.add_argument("--offload-params", choices=PLACES)
-    how.add_argument(
-        "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
-    )
-    how.add_argument("--accumulation", type=positive, metavar="N")
-    how.add_argument("--tp", type=positive, metavar="N", help="tensor parallelism: ranks per layer")
-    how.add_argument("--pp", type=positive, metavar="N", help="pipeline parallelism: stages")
+    _add_strategy_arguments(parser.add_argument_group("strategy (overrides --config)"))
     what = parser.add_argument_group("batch")
     what.add_argument(
         "--micro-batch", type=positive, metavar="N", help="sequences per rank and micro-step"
@@ -122,6 +106,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
     )
+
+
+def _add_strategy_arguments(how: argparse._ArgumentGroup) -> None:
+    how.add_argument("--framework", choices=FRAMEWORKS)
+    how.add_argument("--stage", type=int, choices=range(4))
+    how.add_argument("--precision", choices=tuple(PRECISIONS))
+    how.add_argument(
+        "--grad-dtype", choices=("fp32", "bf16", "fp16"),
+        help="of gradients between micro-steps (default: that of the precision)",
+    )  # fmt: skip
+    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
+    how.add_argument("--offload-optimizer", choices=PLACES)
+    how.add_argument("--offload-params", choices=PLACES)
+    how.add_argument(
+        "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
+    )
+    how.add_argument("--accumulation", type=positive, metavar="N")
+    how.add_argument("--tp", type=positive, metavar="N", help="tensor parallelism: ranks per layer")
+    how.add_argument("--pp", type=positive, metavar="N", help="pipeline parallelism: stages")
 
 
 def add_host_arguments(group: argparse._ArgumentGroup) -> None:
