@@ -18,6 +18,7 @@ from zeromon.collector.run_cluster import RunCluster
 from zeromon.collector.trace_capture import Captures
 from zeromon.diagnosis.engine import FindingDebouncer, advise
 from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
 from zeromon.errors import RingError
 from zeromon.fold.checkpoint import Checkpoint, checkpoint_of
@@ -300,7 +301,7 @@ class RunFollower:
                 check=checks.get(rank),
             )
             ranks.append(summarize(follower.state, observed))
-        return tuple(ranks)
+        return with_bubbles(tuple(ranks))
 
     def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""

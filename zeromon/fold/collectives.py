@@ -89,6 +89,8 @@ def _fold_done(state: RankState, e: Done) -> None:
                 e.group, e.sequence, e.issued_ns, duration, step, state.timed_steps, e.nbytes, row
             )
         )
+    else:
+        state.pipeline.waited_ns += e.blocked_ns
     window = state.window
     window.communication.append((e.issued_ns, e.t_ns))
     if e.blocked_ns:

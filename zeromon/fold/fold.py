@@ -12,6 +12,7 @@ from zeromon.fold import agent as agent
 from zeromon.fold import collectives as collectives
 from zeromon.fold import ddp as ddp
 from zeromon.fold import memory as memory
+from zeromon.fold import pipeline as pipeline
 from zeromon.fold import steps as steps
 from zeromon.fold import units as units
 from zeromon.fold.registry import HANDLERS

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zeromon.fold.communication import CollectiveStats, Key
+from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.ring.events import (
     Bucket,
     Exit,
@@ -198,6 +199,7 @@ class RankState:
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
+    pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(
         default_factory=lambda: defaultdict(EngineTotals)
     )

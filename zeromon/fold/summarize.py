@@ -12,6 +12,7 @@ from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
+from zeromon.fold.pipeline import pipeline_row
 from zeromon.fold.state import (
     NONE_ISSUED,
     PathTotals,
@@ -148,6 +149,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         micro_steps=state.micro_steps,
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
+        pipeline=pipeline_row(state),
         engines=_engine_rows(state),
         settings=_settings(state),
         gathers=tuple(

@@ -13,6 +13,7 @@ from zeromon.report.communication import checked, communication, dimensions, siz
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.memory import memory, offload, roles
+from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
 from zeromon.snapshot import (
     Finding,
@@ -33,9 +34,9 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
     blocks = [_head(run), attempts(run)]
     if run.ranks:
         blocks += [
-            spreads(run), _ranks(run), _over_time(ranges), _phases(run), communication(run),
-            dimensions(run), units(run, 8), sizes(run), memory(_shown(run)), roles(run), offload(run),
-            engines(run), deaths(run), settings(run, written_only=True),
+            spreads(run), _ranks(run), _over_time(ranges), _phases(run), pipeline(run),
+            communication(run), dimensions(run), units(run, 8), sizes(run), memory(_shown(run)),
+            roles(run), offload(run), engines(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -103,6 +103,17 @@ class ExitKind(IntEnum):
     DETACHED = 3
 
 
+class StageAction(_Labelled):
+    """What a stage of a pipeline computes for one micro-batch, in the terms of torch's schedules."""
+
+    CALL = 0
+    """No computation: one call of the schedule, with all its micro-batches, has ended."""
+    FORWARD = 1
+    BACKWARD = 2
+    BACKWARD_INPUT = 3
+    BACKWARD_WEIGHT = 4
+
+
 class TraceState(_Labelled):
     """How far a rank is with a requested trace."""
 
@@ -143,7 +154,7 @@ class Flag(IntFlag):
     IDLE = 8
     """A control step: the timing hooks were idle, to measure their overhead."""
     CONTINUED = 16
-    """Another optimizer of the same step; this record extends the last step."""
+    """Extends the record before: another optimizer of the step, another backward of the micro-step."""
     INFERRED = 32
     """Derived from neighbouring records, not observed."""
     DEVICE = 64
@@ -176,3 +187,4 @@ class Kind(IntEnum):
     BUCKET = 19
     TRACE = 20
     START = 21
+    STAGE = 22

@@ -37,6 +37,7 @@ from zeromon.ring.codes import Outcome as Outcome
 from zeromon.ring.codes import Path as Path
 from zeromon.ring.codes import Phase as Phase
 from zeromon.ring.codes import Role as Role
+from zeromon.ring.codes import StageAction as StageAction
 from zeromon.ring.codes import TraceState as TraceState
 from zeromon.ring.codes import UnitEvent as UnitEvent
 
@@ -412,3 +413,14 @@ class Transfer(NamedTuple):
     blocked_ns: int
     """Time that the training thread was blocked by the transfers."""
     calls: int
+
+
+@record(Kind.STAGE, "t, StageAction(op), a, b, c")
+class StageRun(NamedTuple):
+    """A stage of a pipeline computed ``[start_ns, t_ns]`` for one micro-batch."""
+
+    t_ns: int
+    action: StageAction
+    start_ns: int
+    stage: int
+    micro_batch: int

@@ -142,6 +142,15 @@ from zeromon.snapshot.memory import (
 from zeromon.snapshot.memory import (
     Unattributed as Unattributed,
 )
+from zeromon.snapshot.pipeline import (
+    PipelineBubble as PipelineBubble,
+)
+from zeromon.snapshot.pipeline import (
+    PipelineRow as PipelineRow,
+)
+from zeromon.snapshot.pipeline import (
+    StageRow as StageRow,
+)
 from zeromon.snapshot.rank import (
     CTRL_C as CTRL_C,
 )

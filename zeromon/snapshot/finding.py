@@ -15,6 +15,7 @@ class ConfigFormat(TextEnum):
     FSDP1 = "Python (FSDP1)"
     FSDP2 = "Python (FSDP2)"
     DDP = "Python (DDP)"
+    PIPELINE = "Python (pipelining)"
     DATA_LOADER = "Python (DataLoader)"
     PYTHON = "Python"
     ENVIRONMENT = "environment"

@@ -31,6 +31,7 @@ from zeromon.snapshot.memory import (
     RoleRow,
     TransferRow,
 )
+from zeromon.snapshot.pipeline import PipelineRow
 from zeromon.snapshot.step import StepSummary
 
 NOT_SEEN = "not seen for"
@@ -171,6 +172,9 @@ class RankSnapshot:
     """None in a record of an older version, and from Prometheus, which has the label alone."""
     dimensions: tuple[Dimension, ...] = ()
     """Those of the process groups that the rank has met."""
+
+    pipeline: PipelineRow | None = None
+    """The rank's part of a pipeline of stages; None without one."""
 
     @property
     def sharding_strategy(self) -> Strategy:

@@ -103,6 +103,10 @@ class Steps:
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
         self._backward_depth = 0
         self._backward_from = 0
+        self._in_pipeline = False
+        """Whether a pipeline's schedule runs: its micro-batches are one micro-step."""
+        self._counted = False
+        """Whether the micro-step of the schedule was counted."""
         self._open_optimizers: list[int] = []
         self._optimizer_from = 0
         self._cpu_optimizer_from = 0
@@ -153,7 +157,8 @@ class Steps:
         self.autocast = self.autocast or autocast_dtype()
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
-        self._may_start(self._forward_from)
+        if not self._in_pipeline:
+            self._may_start(self._forward_from)
         self._context.phase = Phase.FORWARD
 
     def forward_seen(self) -> None:
@@ -199,11 +204,27 @@ class Steps:
         self._backward_depth -= 1
         if self._backward_depth or not self._backward_from:
             return
-        self.micro_steps += 1
+        again = self._in_pipeline and self._counted
+        self.micro_steps += not again
+        self._counted = True
         self._free_since = time.monotonic_ns()
-        self._span(Phase.BACKWARD, self._backward_from, self._free_since)
+        flags = Flag.CONTINUED if again else Flag(0)
+        self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
         self._context.phase = Phase.OTHER
+
+    # ---- pipeline -----------------------------------------------------------------------------
+
+    def pipeline_begins(self) -> None:
+        """Starts a micro-step that a pipeline's schedule cuts into many forwards and backwards."""
+        if self._context.mode != OFF:
+            self._close_forward()
+            self._has_wrapper, self._in_pipeline, self._counted = True, True, False
+            self._may_start(time.monotonic_ns())
+
+    def pipeline_ends(self) -> None:
+        """Ends that micro-step."""
+        self._in_pipeline = False
 
     # ---- optimizer ----------------------------------------------------------------------------
 

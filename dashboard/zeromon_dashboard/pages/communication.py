@@ -8,6 +8,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.readout.hang import hang_text
+from zeromon.readout.pipeline import pipeline_lines
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import snapshot_figures
@@ -50,6 +51,7 @@ def content(known: Known) -> Page:
             "traffic-title": {
                 "children": f"Collectives of rank {rank.rank}, per step" if rank else "no rank yet"
             },
+            "pipeline": {"children": _pipeline(known.run)},
             "in-flight": {"children": _in_flight(known.run)},
             **optional(
                 "own-time",
@@ -76,6 +78,7 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
     return [
         dmc.Title(id="traffic-title", order=5, **parts["traffic-title"]),
         grid("traffic", _TRAFFIC, parts["traffic"], 360),
+        dmc.Stack(id="pipeline", gap=4, **parts["pipeline"]),
         two_columns(
             html.Div(
                 [heading("In flight"), dmc.Stack(id="in-flight", gap=4, **parts["in-flight"])]
@@ -131,6 +134,11 @@ def stats_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
 
 def _gigabytes(rate: float | None) -> float | None:
     return None if not rate else round(rate / 1e9, 4)
+
+
+def _pipeline(run: RunSnapshot) -> list[Any]:
+    """The bubbles of a pipeline's ranks, and its slowest stage."""
+    return [dmc.Text(line, size="sm") for line in pipeline_lines(run)]
 
 
 def _in_flight(run: RunSnapshot) -> list[Any]:

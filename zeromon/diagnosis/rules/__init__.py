@@ -12,11 +12,12 @@ from zeromon.diagnosis.rules import (
     memory,
     monitoring,
     offload,
+    pipeline,
     precision,
 )
 
 FAMILIES = (
-    health, memory, communication, precision, offload, ddp, fsdp, collectives, deepspeed, host,
+    health, memory, communication, pipeline, precision, offload, ddp, fsdp, collectives, deepspeed, host,
     monitoring,
 )  # fmt: skip
 """First what ends a run, then what slows it down, then what zeromon itself could not record.

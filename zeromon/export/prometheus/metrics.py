@@ -103,6 +103,14 @@ def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     return ((tuple(str(fact) for fact in facts), 1),)
 
 
+def _bubble(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
+    bubble = rank.pipeline.bubble if rank.pipeline else None
+    if bubble is not None:
+        yield ("measured",), bubble.measured_ratio
+        yield ("ideal",), bubble.ideal_ratio
+
+
 def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     told = set()
     for hang in run.hangs:
@@ -231,6 +239,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
     Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
+    Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _bubble),
     Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",
          (), _one(lambda r: r.steps_seconds_total)),

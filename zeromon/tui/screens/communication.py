@@ -14,6 +14,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import mean_busbw
 from zeromon.readout.hang import hang_kind
+from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import node_lost, straggler_text
 from zeromon.report.communication import checked
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
@@ -28,6 +29,7 @@ from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
 from zeromon.units import human_seconds
 
+_MOST_PIPELINE_LINES = 4
 BY = ("unit", "op", "group", "dim", "phase")
 
 
@@ -185,6 +187,8 @@ def arrivals(
     for node in run.nodes:
         if node.silent:
             lines += wrapped(node_lost(node), width, "bad")
+    for text in pipeline_lines(run)[:_MOST_PIPELINE_LINES]:
+        lines += wrapped(text, width, "dim")
     known = [
         rank for rank in ranks if rank.late_seconds is not None or rank.wait_seconds is not None
     ]

@@ -13,7 +13,7 @@ from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.figures import STEP
 from zeromon.readout.text import doing, exposed_unknown, overhead_text
-from zeromon.report import communication, configuration, memory
+from zeromon.report import communication, configuration, memory, pipeline
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
@@ -147,8 +147,9 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
 def _report(run: RunSnapshot) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
-        communication.units(run, 20), communication.sizes(run), memory.roles(run), memory.offload(run),
-        configuration.engines(run), configuration.settings(run, written_only=True),
+        pipeline.pipeline(run), communication.units(run, 20), communication.sizes(run),
+        memory.roles(run), memory.offload(run), configuration.engines(run),
+        configuration.settings(run, written_only=True),
     )  # fmt: skip
     return [line for block in blocks if block for line in ([], *text_lines(block))]
 

@@ -1,0 +1,166 @@
+"""torch.distributed.pipelining: what each stage computes for each micro-batch, and the schedule.
+
+A stage calls one of three methods for each action of its schedule, whatever the schedule. The order of
+the calls is the schedule's own table of actions. Private names of torch that the hooks use stand here;
+each has a canary test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from zeromon.ring.events import Kind, StageAction
+from zeromon_agents.hooks.backend import Backend, ImportHook
+from zeromon_agents.runtime.around import SKIP, around
+from zeromon_agents.runtime.hook_context import ON
+
+STAGE = "torch.distributed.pipelining.stage"
+SCHEDULES = "torch.distributed.pipelining.schedules"
+MESSAGES = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
+"""The stage methods that the schedules call before they send or receive."""
+
+
+class Begun(NamedTuple):
+    """An action of a stage that has begun."""
+
+    action: StageAction
+    stage: Any
+    micro_batch: int
+    start_ns: int
+
+
+class Pipelining(Backend):
+    """The hooks on stages and schedules."""
+
+    _written: dict[str, Any] | None = None
+
+    def hooks(self) -> Iterable[ImportHook]:
+        """Patches stages and schedules."""
+        return ((STAGE, self.watch_stage), (SCHEDULES, self.watch_schedules))
+
+    def watch_stage(self, module: Any) -> None:
+        """Patches the base class of all stages."""
+        computes = {
+            "forward_one_chunk": self._forward_begins,
+            "backward_one_chunk": self._backward_begins,
+            "backward_weight_one_chunk": self._weight_begins,
+        }
+        for name, begins in computes.items():
+            self._wrap(module._PipelineStageBase, name, begins, self._ends)
+        for name in MESSAGES:
+            self._wrap(module._PipelineStageBase, name, self._place)
+
+    def watch_schedules(self, module: Any) -> None:
+        """Patches the two base classes whose ``step`` the script calls, and the loss."""
+        for owner in (module.PipelineScheduleSingle, module.PipelineScheduleMulti):
+            self._wrap(owner, "step", self._call_begins, self._call_ends, scoped=True)
+        self._wrap(module._PipelineSchedule, "_maybe_compute_loss", self._loss_begins, self._ends)
+
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., Any],
+        after: Callable[..., None] | None = None,
+        *,
+        scoped: bool = False,
+    ) -> None:
+        if name in vars(owner):
+            self.patches.wrap(owner, name, around(self.context, before, after, scoped=scoped))
+
+    # ---- one call of a schedule ----------------------------------------------------------------
+
+    def _call_begins(self, schedule: Any, *_: Any, **__: Any) -> object:
+        self.steps.pipeline_begins()
+        if not schedule._has_backward:  # an evaluation
+            return None
+        described = describe(schedule)
+        if described != self._written:
+            self._written = described
+            self.context.add_metadata(pipeline=described)
+        return time.monotonic_ns()
+
+    def _call_ends(self, began: int | None, _: Any, schedule: Any, *__: Any) -> None:
+        self.steps.pipeline_ends()
+        if began is not None and self.context.mode == ON:
+            self._write(StageAction.CALL, began, -1, schedule._n_microbatches)
+
+    # ---- one action ---------------------------------------------------------------------------
+
+    def _forward_begins(self, stage: Any, chunk: int, *_: Any, **__: Any) -> Begun:
+        self._place(stage)
+        self.steps.forward_begins()
+        return Begun(StageAction.FORWARD, stage, chunk, time.monotonic_ns())
+
+    def _loss_begins(
+        self, schedule: Any, stage: Any, _output: Any, _targets: Any, chunk: int, *_: Any, **__: Any
+    ) -> object:
+        """The loss belongs to the forward of the last stage."""
+        if not stage.is_last or schedule._loss_fn is None:
+            return SKIP
+        return self._forward_begins(stage, chunk)
+
+    def _backward_begins(
+        self,
+        stage: Any,
+        chunk: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        *_: Any,
+        **__: Any,
+    ) -> Begun:
+        action = StageAction.BACKWARD if full_backward else StageAction.BACKWARD_INPUT
+        return self._gradients_begin(action, stage, chunk)
+
+    def _weight_begins(self, stage: Any, chunk: int, *_: Any, **__: Any) -> Begun:
+        return self._gradients_begin(StageAction.BACKWARD_WEIGHT, stage, chunk)
+
+    def _gradients_begin(self, action: StageAction, stage: Any, chunk: int) -> Begun:
+        self._place(stage)
+        self.steps.backward_begins()
+        return Begun(action, stage, chunk, time.monotonic_ns())
+
+    def _ends(self, begun: Begun | None, *_: Any) -> None:
+        if begun is None:
+            return
+        action, stage, chunk, start_ns = begun
+        # the host sees only the launch of what a device computes
+        if self.context.mode == ON and stage.has_backward and stage.device.type == "cpu":
+            self._write(action, start_ns, stage.stage_index, chunk)
+        if action is StageAction.FORWARD:
+            self.steps.forward_ends()
+        else:
+            self.steps.backward_ends()
+
+    def _write(self, action: StageAction, start_ns: int, stage: int, micro_batch: int) -> None:
+        # fmt: off
+        self.context.write(time.monotonic_ns(), Kind.STAGE, action, self.context.phase, 0, 0,
+                           self.context.unit, start_ns, stage, micro_batch, 0)
+        # fmt: on
+
+    def _place(self, stage: Any, *_: Any, **__: Any) -> None:
+        """What is sent, received or reduced from here on belongs to *stage*."""
+        self.context.unit = self.units.id_of(stage, _unit)
+
+
+def _unit(stage: Any) -> tuple[str, dict[str, Any]]:
+    return f"stage {stage.stage_index}", {"kind": "pipeline"}
+
+
+def describe(schedule: Any) -> dict[str, Any]:
+    """Returns the metadata of a schedule; ``stage_ranks``: the global rank of each stage."""
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    group = stages[0].group or torch.distributed.group.WORLD
+    ranks = torch.distributed.get_process_group_ranks(group)
+    placed = stages[0].stage_index_to_group_rank
+    return {
+        "schedule": type(schedule).__name__.removeprefix("Schedule"),
+        "stages": schedule._num_stages,
+        "micro_batches": schedule._n_microbatches,
+        "stage_ranks": [ranks[placed[stage]] for stage in sorted(placed)],
+        "device": stages[0].device.type,
+    }
