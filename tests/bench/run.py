@@ -15,6 +15,7 @@ NAMES = (
     "bench_prediction.py",
     "truth/ours.py",
     "bench_exposed.py",
+    "bench_pipeline.py",
     "bench_advice.py",
     "bench_tui.py",
     "bench_step.py",

@@ -22,6 +22,7 @@ from evidence import (
     fp16,
     offloading,
     one,
+    pipelined,
     planning,
     role,
     units,
@@ -556,3 +557,16 @@ def healthy() -> RunSnapshot:
 
 def test_a_healthy_run_is_left_alone() -> None:
     assert advise(healthy()) == ()
+
+
+def test_a_slow_stage_is_to_be_split_and_an_even_pipeline_to_get_more_micro_batches() -> None:
+    """Whichever shortens the time of the schedule's order more, by its own simulation."""
+    more, split = (
+        found(one, "pipeline_bubble") for one in (pipelined(), pipelined(balanced_seconds=0.14))
+    )
+    assert more is not None and more.remedy is not None
+    assert more.remedy.diff == "- n_microbatches=7\n+ n_microbatches=14"
+    assert more.remedy.gain_high_seconds == pytest.approx(0.025)
+    assert split is not None and split.remedy is not None
+    assert "stage 1" in split.remedy.diff
+    assert split.remedy.gain_high_seconds == pytest.approx(0.04)

@@ -47,6 +47,8 @@ def _unknown(own: PipelineRow, members: Sequence[int], rows: dict[int, PipelineR
 
 def _bubble(at: int, rows: Sequence[PipelineRow]) -> PipelineBubble | None:
     """The bubble of the rank at position *at*; None where the orders of the ranks do not fit."""
+    if len({stage.stage for row in rows for stage in row.own}) < rows[at].stages:
+        return None
     orders = [order_of(row.order) for row in rows]
     seconds = {
         (stage.stage, _ACTIONS[label]): spent

@@ -15,10 +15,10 @@ import torch
 
 from zeromon.ring.events import Kind, StageAction
 from zeromon_agents.hooks.backend import Backend, ImportHook
+from zeromon_agents.hooks.dimensions import STAGE
 from zeromon_agents.runtime.around import SKIP, around
 from zeromon_agents.runtime.hook_context import ON
 
-STAGE = "torch.distributed.pipelining.stage"
 SCHEDULES = "torch.distributed.pipelining.schedules"
 MESSAGES = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
 """The stage methods that the schedules call before they send or receive."""

@@ -14,6 +14,7 @@ from zeromon_agents.hooks.dimensions import MESH
 from zeromon_agents.hooks.dimensions import STAGE as PIPELINE_STAGE
 from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
+from zeromon_agents.hooks.pipelining import MESSAGES, SCHEDULES
 from zeromon_agents.runtime.bootstrap import missing_parts
 
 IGNORED = frozenset(
@@ -60,6 +61,12 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         (PARAM_GROUP, "FSDPParamGroup", "unshard wait_for_unshard reshard post_backward"),
         (PARAM_GROUP, "FSDPParamGroup", "finalize_backward post_forward"),
         (STATE, "FSDPState", "_root_pre_forward"),
+        (PIPELINE_STAGE, "_PipelineStageBase", " ".join(MESSAGES)),
+        (PIPELINE_STAGE, "_PipelineStageBase", "forward_one_chunk backward_one_chunk"),
+        (PIPELINE_STAGE, "_PipelineStageBase", "backward_weight_one_chunk has_backward is_last"),
+        (SCHEDULES, "PipelineScheduleSingle", "step"),
+        (SCHEDULES, "PipelineScheduleMulti", "step"),
+        (SCHEDULES, "_PipelineSchedule", "_maybe_compute_loss"),
         (RUNTIME, "", "_unshard _reshard _reduce_grad"),
         (WRAPPER, "FullyShardedDataParallel", "__init__ forward"),
         (MESH, "DeviceMesh", "__init__ get_group mesh_dim_names"),
@@ -92,6 +99,19 @@ def test_attributes_read_from_fsdp_are_still_set() -> None:
     for name in ("iter_forward_root", "_state_ctx", "all_states"):
         assert name in state
     assert "_auto_reshard_after_forward" in state or "post_forward_mesh_info" in group
+    schedules = inspect.getsource(importlib.import_module(SCHEDULES))
+    for name in (
+        "_has_backward",
+        "_n_microbatches",
+        "_num_stages",
+        "_stages",
+        "_stage",
+        "_loss_fn",
+    ):
+        assert f"self.{name} = " in schedules or f"self.{name}: " in schedules
+    stage = inspect.getsource(importlib.import_module(PIPELINE_STAGE))
+    for name in ("stage_index_to_group_rank", "stage_index", "group", "device"):
+        assert f"self.{name} = " in stage or f"self.{name}: " in stage
     wrapper = inspect.getsource(importlib.import_module(WRAPPER))
     assert "_handle" in wrapper
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import PhaseSpan, Start, StepMark, decode
+from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode
 from zeromon_agents.observe.step import Steps, process_start_ns
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
@@ -77,3 +77,27 @@ def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, Ring
     for _ in range(3):
         one_step(steps, wrapped=True, loaded=True)
     assert not [e for raw in reader.read(final=True) if isinstance(e := decode(raw), Start)]
+
+
+def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingReader]) -> None:
+    """Forwards and backwards alternate, and a forward does not begin the first step again."""
+    steps, reader = loop
+    steps.pipeline_begins()
+    for _ in range(2):
+        steps.forward_begins()
+        time.sleep(PAUSE_S)
+        steps.forward_ends()
+    for _ in range(3):
+        steps.backward_begins()
+        steps.backward_begins()  # autograd's, inside of the stage's
+        steps.backward_ends()
+        steps.backward_ends()
+    steps.pipeline_ends()
+    assert steps.micro_steps == 1
+    events = [decode(raw) for raw in reader.read(final=True)]
+    assert sum(isinstance(event, Start) for event in events) == 1
+    backwards = [e for e in events if isinstance(e, PhaseSpan) and e.phase is Phase.BACKWARD]
+    assert [bool(e.flags & Flag.CONTINUED) for e in backwards] == [False, True, True]
+    steps.backward_begins()
+    steps.backward_ends()
+    assert steps.micro_steps == 2
