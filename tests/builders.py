@@ -36,6 +36,8 @@ from zeromon.snapshot import (
     HostMemory,
     InFlight,
     Links,
+    PipelineBubble,
+    PipelineRow,
     Pressure,
     RankSnapshot,
     Risk,
@@ -251,6 +253,19 @@ def noisy(seed: int, middle: float = 0.1, count: int = 200) -> list[float]:
     return [middle * chooser.gauss(1, 0.02) for _ in range(count)]
 
 
+def pipelined(**facts: float) -> PipelineRow:
+    """The first of four stages, whose calls take 190 ms."""
+    bubble = PipelineBubble(
+        measured_ratio=0.32, ideal_ratio=0.3, span_seconds=0.19, ideal_seconds=0.18,
+        doubled_seconds=0.155, balanced_seconds=0.18, slowest_stage=1, slowest_seconds=0.03,
+        mean_seconds=0.03,
+    )  # fmt: skip
+    return PipelineRow(
+        schedule="1F1B", stages=4, micro_batches=7, stage_ranks=(0, 1, 2, 3), on_device=False, own=(),
+        order="", busy_seconds=0.13, span_seconds=0.19, bubble=replace(bubble, **facts),
+    )  # fmt: skip
+
+
 def full_run() -> RunSnapshot:
     """A run in which every metric has a value."""
     device = Device(
@@ -266,7 +281,7 @@ def full_run() -> RunSnapshot:
         pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
         host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
-        wait_seconds=0.1, late_seconds=0.0,
+        wait_seconds=0.1, late_seconds=0.0, pipeline=pipelined(),
         pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builders import MS, device_memory, rank, run, summary
+from builders import MS, device_memory, pipelined, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
 from zeromon.snapshot import (
@@ -15,8 +15,6 @@ from zeromon.snapshot import (
     Finding,
     HostMemory,
     Links,
-    PipelineBubble,
-    PipelineRow,
     Pressure,
     RankSnapshot,
     Risk,
@@ -145,21 +143,6 @@ def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapsh
     return one(**(base | facts))
 
 
-BUBBLE = PipelineBubble(
-    measured_ratio=0.32, ideal_ratio=0.3, span_seconds=0.19, ideal_seconds=0.18, doubled_seconds=0.155,
-    balanced_seconds=0.18, slowest_stage=1, slowest_seconds=0.03, mean_seconds=0.03,
-)  # fmt: skip
-
-
-def pipelined(**facts: float) -> RankSnapshot:
-    """The first of four stages, whose calls take 190 ms."""
-    row = PipelineRow(
-        schedule="1F1B", stages=4, micro_batches=7, stage_ranks=(0, 1, 2, 3), on_device=False, own=(),
-        order="", busy_seconds=0.13, span_seconds=0.19, bubble=replace(BUBBLE, **facts),
-    )  # fmt: skip
-    return one(pipeline=row)
-
-
 MANY_THREADS: Any = {"variables": {"OMP_NUM_THREADS": ""}, "threads": 8}
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
@@ -220,7 +203,7 @@ FIRES: dict[str, RankSnapshot] = {
     "pinned_memory_off": offloading(
         way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, device="cuda:0", links=ON_PCIE
     ),
-    "pipeline_bubble": pipelined(),
+    "pipeline_bubble": one(pipeline=pipelined()),
     "slow_link": one(
         row(nbytes=64.0 * MIB, exposed_seconds=0.03),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),
@@ -262,7 +245,7 @@ SILENT: dict[str, RankSnapshot] = {
     "pinned_memory_off": offloading(
         way("host_to_device", None), blocked_ms=0, settings=PAGEABLE, links=ON_PCIE
     ),
-    "pipeline_bubble": pipelined(doubled_seconds=0.175),
+    "pipeline_bubble": one(pipeline=pipelined(doubled_seconds=0.175)),
     "slow_link": one(
         row(nbytes=64.0 * MIB, best_busbw_bytes_per_second=300e9),
         links=Links(device_bytes_per_second=450e9, device_kind="18 NVLinks"),

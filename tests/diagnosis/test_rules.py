@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, run, summary
+from builders import MS, pipelined, run, summary
 from evidence import (
     FIRES,
     GATHERS,
@@ -22,7 +22,6 @@ from evidence import (
     fp16,
     offloading,
     one,
-    pipelined,
     planning,
     role,
     units,
@@ -562,7 +561,8 @@ def test_a_healthy_run_is_left_alone() -> None:
 def test_a_slow_stage_is_to_be_split_and_an_even_pipeline_to_get_more_micro_batches() -> None:
     """Whichever shortens the time of the schedule's order more, by its own simulation."""
     more, split = (
-        found(one, "pipeline_bubble") for one in (pipelined(), pipelined(balanced_seconds=0.14))
+        found(one(pipeline=row), "pipeline_bubble")
+        for row in (pipelined(), pipelined(balanced_seconds=0.14))
     )
     assert more is not None and more.remedy is not None
     assert more.remedy.diff == "- n_microbatches=7\n+ n_microbatches=14"
