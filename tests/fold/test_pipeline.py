@@ -33,7 +33,7 @@ def waited(end_ms: float, blocked_ms: float) -> Done:
     return Done(end, Op.RECV, Phase.OTHER, Flag.END_KNOWN, 1, 0, 100, end - blocked, blocked, -1)
 
 
-def calls(stage: int, count: int = 3) -> list[Event]:
+def calls(stage: int, count: int = 3, schedule: int = 1) -> list[Event]:
     """Calls of GPipe with four micro-batches on the rank of *stage*, one in each step."""
     events: list[Event] = []
     for number in range(1, count + 1):
@@ -47,7 +47,7 @@ def calls(stage: int, count: int = 3) -> list[Event]:
             lasts = 5 if at < 4 else 10
             events.append(ran(action, begin + start, begin + start + lasts, stage, at % 4))
         events += [
-            StageRun(round((begin + 80) * MS), StageAction.CALL, round(begin * MS), -1, 4),
+            StageRun(round((begin + 80) * MS), StageAction.CALL, round(begin * MS), schedule, 4),
             step(number, begin, begin + 100),
         ]
     return events
@@ -99,6 +99,14 @@ def test_a_call_whose_records_are_lost_in_part_does_not_count() -> None:
     row = summarize(folded(events, state(pipeline=FACTS))).pipeline
     assert row is not None and row.span_seconds == pytest.approx(0.080)
     assert row.order.count(" ") == 7
+
+
+def test_calls_of_another_schedule_are_forgotten() -> None:
+    """Even where that one has more actions than the present."""
+    into = folded(calls(0), state(pipeline=FACTS))
+    fewer = [e for e in calls(0, 3, 2) if not isinstance(e, StageRun) or e.micro_batch != 3]
+    row = summarize(folded(fewer, into)).pipeline
+    assert row is not None and row.order == "0F0 0F1 0F2 0B0 0B1 0B2"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ def _fold_stage(state: RankState, e: StageRun) -> None:
     waited, pipeline.waited_ns = pipeline.waited_ns, 0
     if e.action is StageAction.CALL:
         pipeline.now = PipelineCall()
+        if e.stage != pipeline.schedule:
+            pipeline.schedule = e.stage
+            pipeline.last.clear()
         if call.order and state.step:  # the first step connects and infers shapes
             pipeline.last.append(call)
         return

@@ -36,5 +36,7 @@ class PipelineCalls:
 
     last: deque[PipelineCall] = field(default_factory=lambda: deque(maxlen=_CALLS))
     now: PipelineCall = field(default_factory=PipelineCall)
+    schedule: int = 0
+    """Number of the schedule of *last*."""
     waited_ns: int = 0
     """Blocked in sends and receives since the last action."""

@@ -423,4 +423,6 @@ class StageRun(NamedTuple):
     action: StageAction
     start_ns: int
     stage: int
+    """Of a CALL the number of the schedule, which is another one after each change."""
     micro_batch: int
+    """Of a CALL the number of its micro-batches."""

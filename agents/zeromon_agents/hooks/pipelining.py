@@ -23,6 +23,8 @@ SCHEDULES = "torch.distributed.pipelining.schedules"
 MESSAGES = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
 """The stage methods that the schedules call before they send or receive."""
 
+_MOST_SCHEDULES = 32
+
 
 class Begun(NamedTuple):
     """An action of a stage that has begun."""
@@ -37,6 +39,8 @@ class Pipelining(Backend):
     """The hooks on stages and schedules."""
 
     _written: dict[str, Any] | None = None
+    _number = 0
+    """Of the schedule that was described last."""
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches stages and schedules."""
@@ -79,15 +83,16 @@ class Pipelining(Backend):
         if not schedule._has_backward:  # an evaluation
             return None
         described = describe(schedule)
-        if described != self._written:
+        if described != self._written and self._number < _MOST_SCHEDULES:
             self._written = described
+            self._number += 1
             self.context.add_metadata(pipeline=described)
         return time.monotonic_ns()
 
     def _call_ends(self, began: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self.steps.pipeline_ends()
         if began is not None and self.context.mode == ON:
-            self._write(StageAction.CALL, began, -1, schedule._n_microbatches)
+            self._write(StageAction.CALL, began, self._number, schedule._n_microbatches)
 
     # ---- one action ---------------------------------------------------------------------------
 
