@@ -604,7 +604,7 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         await pilot.press("slash", *"gather forward", "enter")
         await pilot.pause()
         assert len(table.rows) == 6
-        for by, rows in (("op", 1), ("group", 1), ("phase", 1), ("unit", 6)):
+        for by, rows in (("op", 1), ("group", 1), ("dim", 1), ("phase", 1), ("unit", 6)):
             await pilot.press("b")
             await pilot.pause()
             assert (f"by {by}" in screen_text(app), len(table.rows)) == (True, rows)
