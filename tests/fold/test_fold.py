@@ -234,6 +234,28 @@ def test_a_stalled_compute_stream_is_exposed_time() -> None:
     assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
 
 
+def test_waits_of_a_device_are_added_although_their_times_overlap() -> None:
+    """An end is the host's time of issue plus the device's duration; the waits follow each other."""
+    events = []
+    for sequence in (1, 2):
+        issued, done = collective(0, 10, 8, sequence=sequence)
+        events += [issued, done._replace(flags=Flag.DEVICE)]
+    made = folded([*events, step(1, 0, 20)])
+    assert made.history[-1].exposed_ns == 16 * MS
+
+
+def test_a_stall_without_a_unit_belongs_to_its_group() -> None:
+    """A plain script has no units."""
+    events = [
+        *collective(0, 10, 0),
+        Stall(12 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 0, 3 * MS, group=1),
+        step(1, 0, 20),
+    ]
+    rank = summarize(folded(events))
+    assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.units == ()
+
+
 def test_what_must_have_ended_is_no_longer_in_flight() -> None:
     """Nobody waited for number 1; number 2 of its group has ended, and the step is over."""
     lost, _ = collective(10, 20, 0, sequence=1)

@@ -24,6 +24,7 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 _INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
 _FAILED = int(Flag.FAILED)
 _AHEAD = int(Flag.AHEAD)
+_DEVICE = int(Flag.DEVICE)
 _QUANTIZED = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
 _QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
 
@@ -94,7 +95,10 @@ def _fold_done(state: RankState, e: Done) -> None:
     window = state.window
     window.communication.append((e.issued_ns, e.t_ns))
     if e.blocked_ns:
-        window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
+        if e.flags & _DEVICE:  # one stream's waits are disjoint; the host's times of issue are not
+            window.stall_ns += e.blocked_ns
+        else:
+            window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
         window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns
     if issued is not None and issued.engine:
@@ -141,9 +145,11 @@ def _count_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
 @folds(Stall)
 def _fold_stall(state: RankState, e: Stall) -> None:
     state.window.stall_ns += e.blocked_ns
+    state.window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns
-    state.unit_totals[e.unit].exposed_ns += e.blocked_ns
-    group = state.unit_groups.get((e.op, e.unit))
+    if e.unit:
+        state.unit_totals[e.unit].exposed_ns += e.blocked_ns
+    group = e.group or state.unit_groups.get((e.op, e.unit))
     if group is None:
         return
     state.ops[e.op, group].exposed_ns += e.blocked_ns

@@ -325,9 +325,9 @@ class Exit(NamedTuple):
     text: int
 
 
-@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a")
+@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group")
 class Stall(NamedTuple):
-    """The compute stream waited for communication at a unit's boundary (device timing)."""
+    """The compute stream waited for a stream that waited for a collective (device timing)."""
 
     t_ns: int
     op: Op
@@ -335,6 +335,8 @@ class Stall(NamedTuple):
     flags: int
     unit: int
     blocked_ns: int
+    group: int = 0
+    """0 where unknown."""
 
 
 @record(Kind.BACKWARD_COMM, "t, group, a, b, c")

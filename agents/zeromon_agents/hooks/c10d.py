@@ -258,7 +258,7 @@ class Collectives:
                     held = -1 if called_async is False else 0
                     entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
                     if group.cuda and payload is not None and payload.is_cuda:
-                        self._device.issued(entry)
+                        entry = entry if self._device.issued(entry) else None
                 else:
                     self._count(group.id, op, nbytes, dtype)
                 extra = group.extras.get(name)

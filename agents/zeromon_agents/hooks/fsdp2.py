@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Op, UnitEvent
+from zeromon.ring.events import UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy, fsdp2
 from zeromon_agents.hooks.backend import Backend, ImportHook
@@ -110,16 +110,10 @@ class Fsdp2(Backend):
 
     def _wait_begins(self, group: Any, *_: Any, **__: Any) -> object:
         """Returns the time in nanoseconds; SKIP where there is no gather to wait for."""
-        gathered = getattr(group, "_all_gather_result", None)
-        if gathered is None:
+        if getattr(group, "_all_gather_result", None) is None:
             return SKIP
         reached = time.monotonic_ns()
         self.context.unit = self.units.id_of(group, self.describe_unit)
-        event = gathered.all_gather_event
-        if event is not None and group.device.type == "cuda":
-            # the wrapped method begins by making the stream wait for this very event
-            stream = group.device_handle.current_stream()
-            self.device.stall(Op.ALL_GATHER, lambda: stream.wait_event(event))
         return reached
 
     def _wait_ends(self, reached: int | None, *_: Any) -> None:

@@ -4,50 +4,97 @@ Events come from a pool. They are recorded where work is issued and where a stre
 after ``query()`` returns True. CPU backends do not use this module.
 
 The host sees only the enqueueing of an NCCL collective. So the blocked time of device work is that of
-the *compute stream*: the time between reaching the wait and leaving it.
+the *compute stream*: the time between reaching the wait and leaving it. Where another stream waits for
+the collective, and the compute stream waits for that stream, it is the part of the second wait in which
+the other stream stood still: :meth:`DeviceTimer.waits_for`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Op, head
+from zeromon.ring.events import Flag, Kind, head
 from zeromon_agents.runtime.hook_context import (
     EVENT,
     ISSUED_NS,
     NBYTES,
+    ON,
     PLACE,
     SEQUENCE,
     WORD,
     Entry,
     HookContext,
 )
+from zeromon_agents.runtime.patches import Patches
 
 _POOL = 4096
 _POLL_AT = 256
+_REMEMBERED = 256
+"""Waits of a stream that are kept for the streams that wait for it."""
+_DEPTH = 8
+"""The most streams that wait for each other in a row; more would be kept without end."""
+_BEHIND = "_zeromon_waits"
+"""The attribute of a user's event with the waits that its stream had enqueued."""
+_NO_STALL_NS = 2000
+"""Two events beside each other are so far apart on a stream that did not stand still."""
 
 
-class Waited(NamedTuple):
-    """A wait whose events may not have completed yet."""
+class Waited:
+    """A stream's wait whose events may not have completed yet.
 
-    entries: list[Entry]
-    reached: Any
-    left: Any
-    on_compute_stream: bool
+    *entries*: the collectives that it waits for; none where it waits for another stream. *behind*: the
+    waits that the other stream had enqueued.
+    """
 
+    __slots__ = ("behind", "depth", "entries", "left", "passed", "ran", "reached", "stream")
 
-class Stalled(NamedTuple):
-    """A stall of the compute stream between two events, at a unit's boundary."""
+    def __init__(
+        self,
+        stream: int | None,
+        reached: Any,
+        left: Any,
+        entries: list[Entry],
+        behind: tuple[Waited, ...] = (),
+        ran: bool = False,
+    ) -> None:
+        self.stream = stream
+        """The stream's id; None for the compute stream."""
+        self.reached, self.left = reached, left
+        self.entries, self.behind = entries, behind
+        self.ran = ran
+        """Whether the stream ran the collective itself."""
+        self.depth: int = 1 + max((wait.depth for wait in behind), default=0)
+        """The number of streams in a row that wait for each other."""
+        self.passed = False
+        """Whether the compute stream has waited for it: a later wait cannot stand still for it."""
 
-    op: Op
-    phase: int
-    unit: int
-    reached: Any
-    left: Any
+    def stalls(self, origin: Any, start_ns: int, end_ns: int) -> Iterator[tuple[Entry, int]]:
+        """The collectives for which a stream stood still in a window, each with its part of the time.
+
+        The window counts from the event *origin*.
+        """
+        start_ns = max(start_ns, _elapsed_ns(origin, self.reached))
+        end_ns = min(end_ns, _elapsed_ns(origin, self.left))
+        if end_ns <= start_ns:
+            return
+        if self.entries:
+            yield self.entries[0], end_ns - start_ns
+        for wait in reversed(self.behind):  # of one stream, which leaves them in order
+            if _elapsed_ns(origin, wait.left) <= start_ns:
+                return
+            yield from wait.stalls(origin, start_ns, end_ns)
+
+    def pass_all(self) -> None:
+        """Notes that the compute stream has waited for this wait and for those behind it."""
+        if not self.passed:
+            self.passed = True
+            for wait in self.behind:
+                wait.pass_all()
 
 
 class DeviceTimer:
@@ -56,23 +103,38 @@ class DeviceTimer:
     def __init__(self, context: HookContext, cuda: Any = None) -> None:
         self._context = context
         self._cuda = cuda if cuda is not None else torch.cuda
+        self._record: Any = self._cuda.Event.record
         self._free: list[Any] = []
-        self._pending: deque[Waited | Stalled] = deque()
+        self._pending: deque[Waited] = deque()
         self._compute_stream: Any = None
-        for name in ("issued", "reached_wait", "left_wait", "ran_here", "stall"):
+        self._waits: dict[int, tuple[Waited, ...]] = {}
+        """Id of a stream -> its newest waits, of those that the compute stream has not waited for."""
+        for name in ("issued", "reached_wait", "left_wait", "ran_here", "_waits_behind"):
             setattr(
                 self, name, context.timed(getattr(self, name))
             )  # events cost more than a record
+
+    def install(self, patches: Patches) -> None:
+        """Patches the methods of the device's events through which each wait between streams passes."""
+        event = self._cuda.Event
+        if "wait" in vars(event) and "record" in vars(event):
+            patches.wrap(event, "record", self._record_hook)
+            patches.wrap(event, "wait", self._wait_hook)
 
     def mark_compute_stream(self) -> None:
         """Takes the current stream for the one in which the model computes."""
         if self._cuda.is_initialized():
             self._compute_stream = self._cuda.current_stream()
 
-    def issued(self, entry: Entry) -> None:
-        """Records an event where *entry*'s collective was issued; none while a graph is captured."""
-        if not self._cuda.is_current_stream_capturing():
-            entry[EVENT] = self._mark()
+    def issued(self, entry: Entry) -> bool:
+        """Records an event where *entry*'s collective was issued.
+
+        Returns False while a graph is captured: the collective does not run then, and has no time.
+        """
+        if self._cuda.is_current_stream_capturing():
+            return False
+        entry[EVENT] = self._mark()
+        return True
 
     def reached_wait(self, entries: list[Entry]) -> tuple[list[Entry], Any] | None:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""
@@ -85,72 +147,146 @@ class DeviceTimer:
     def left_wait(self, waiting: tuple[list[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
-        here = self._compute_stream is None or self._cuda.current_stream() == self._compute_stream
-        self._keep(Waited(entries, reached, self._mark(), here))
+        self._keep(Waited(self._side_stream(), reached, self._mark(), entries))
 
     def ran_here(self, entry: Entry) -> None:
         """Records the end of a synchronous collective that the current stream runs itself."""
-        here = self._compute_stream is None or self._cuda.current_stream() == self._compute_stream
-        self._keep(Waited([entry], entry[EVENT], self._mark(), here))
-
-    def stall(self, op: Op, wait: Any) -> None:
-        """Runs and times *wait*, which makes the current stream wait for a unit's communication."""
-        if self._cuda.is_current_stream_capturing():
-            wait()
-            return
-        reached = self._mark()
-        wait()
-        context = self._context
-        self._keep(Stalled(op, context.phase, context.unit, reached, self._mark()))
+        self._keep(Waited(self._side_stream(), entry[EVENT], self._mark(), [entry], ran=True))
 
     def poll(self) -> None:
-        """Writes a record of every wait whose events have completed. Never blocks."""
+        """Writes a record of every wait whose events have completed. Never blocks.
+
+        During the capture of a graph a query would end the capture, so nothing is read.
+        """
+        if self._compute_stream is None:
+            self.mark_compute_stream()  # no framework has told it: that of the optimizer
+        if not self._pending or self._cuda.is_current_stream_capturing():
+            return
         pending = self._pending
         while pending and pending[0].left.query():
-            item = pending.popleft()
-            if isinstance(item, Waited):
-                self._write_done(item)
-            else:
-                self._write_stall(item)
-            self._free.extend((item.reached, item.left))
+            wait = pending.popleft()
+            if wait.entries:
+                self._write_done(wait)
+            elif wait.stream is None:
+                self._write_stalls(wait)
+            if wait.stream is None:  # waits of other streams may still read the events of theirs
+                self._free.extend((wait.reached, wait.left))
 
-    def _mark(self) -> Any:
+    # ---- waits between streams ----------------------------------------------------------------
+
+    def _wait_hook(self, original: Any) -> Callable[..., Any]:
+        """Returns ``Event.wait`` that times waits for streams which waited for collectives."""
+        context = self._context
+
+        def wait(event: Any, stream: Any = None) -> Any:
+            behind = getattr(event, _BEHIND, None)
+            if not behind or context.mode != ON:
+                return original(event) if stream is None else original(event, stream)
+            return self.waits_for(behind, stream, lambda at: original(event, at))
+
+        return wait
+
+    def waits_for(self, behind: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]) -> Any:
+        """Runs and times *wait*, which makes *stream* wait for another one with the waits *behind*."""
+        note, reached = self._context.guard.note, None
+        if stream is None:
+            stream = self._cuda.current_stream()
+        try:
+            behind = tuple(one for one in behind if not one.passed and one.depth < _DEPTH)
+            if behind and not self._cuda.is_current_stream_capturing():
+                reached = self._mark(stream)
+        except self._context.guard.CAUGHT as error:
+            note(error, "Event.wait")
+        result = wait(stream)
+        if reached is not None:
+            try:
+                self._waits_behind(behind, stream, reached)
+            except self._context.guard.CAUGHT as error:
+                note(error, "Event.wait")
+        return result
+
+    def _waits_behind(self, behind: tuple[Waited, ...], stream: Any, reached: Any) -> None:
+        self._keep(Waited(self._side_stream(stream), reached, self._mark(stream), [], behind))
+
+    def _record_hook(self, original: Any) -> Callable[..., Any]:
+        """Returns ``Event.record`` that notes at the event the waits that its stream has enqueued."""
+        note, caught = self._context.guard.note, self._context.guard.CAUGHT
+
+        def record(event: Any, stream: Any = None) -> Any:
+            try:
+                if self._waits:
+                    at = self._cuda.current_stream() if stream is None else stream
+                    waits = self._waits.get(at.stream_id, ())
+                    if waits or getattr(event, _BEHIND, None):
+                        setattr(event, _BEHIND, waits)
+            except caught as error:
+                note(error, "Event.record")
+            return original(event) if stream is None else original(event, stream)
+
+        return record
+
+    # ---- helpers ------------------------------------------------------------------------------
+
+    def _side_stream(self, stream: Any = None) -> int | None:
+        """Returns the id of *stream*, by default the current one; None for the compute stream."""
+        if self._compute_stream is None:
+            return None
+        if stream is None:
+            stream = self._cuda.current_stream()
+        return None if stream == self._compute_stream else int(stream.stream_id)
+
+    def _mark(self, stream: Any = None) -> Any:
         event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
-        event.record()
+        self._record(event, stream)
         return event
 
-    def _keep(self, item: Waited | Stalled) -> None:
+    def _keep(self, wait: Waited) -> None:
+        if wait.stream is None:
+            for behind in wait.behind:
+                behind.pass_all()
+        else:
+            known = [one for one in self._waits.get(wait.stream, ()) if not one.passed]
+            self._waits[wait.stream] = (*known[1 - _REMEMBERED :], wait)
         if len(self._pending) >= _POLL_AT:
             self.poll()  # no step has polled for long, as in an evaluation
         if len(self._pending) < _POOL:
-            self._pending.append(item)
+            self._pending.append(wait)
 
-    def _write_done(self, item: Waited) -> None:
-        blocked = _nanoseconds(item.reached, item.left) if item.on_compute_stream else 0
-        for position, entry in enumerate(item.entries):
+    def _write_done(self, wait: Waited) -> None:
+        blocked = _nanoseconds(wait.reached, wait.left)
+        flags = Flag.DEVICE
+        # a stream that did not stall came after the end, which is then only an upper bound
+        if wait.ran or blocked > _NO_STALL_NS:
+            flags |= Flag.END_KNOWN
+        if wait.stream is not None:
+            blocked = 0
+        for position, entry in enumerate(wait.entries):
             event = entry[EVENT]
-            end = entry[ISSUED_NS] + _nanoseconds(event, item.left)
-            flags = Flag.DEVICE
-            # a stream that did not stall came after the end, which is then only an upper bound
-            if blocked > 2000 or not item.on_compute_stream:
-                flags |= Flag.END_KNOWN
+            end = entry[ISSUED_NS] + _nanoseconds(event, wait.left)
             word = head(Kind.DONE, flags=flags) | entry[WORD]
             stalled = 0 if position else blocked
             # fmt: off
             self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], entry[ISSUED_NS],
                                      stalled, entry[SEQUENCE])
             # fmt: on
-            if event is not item.reached:
+            if event is not wait.reached:
                 self._free.append(event)
 
-    def _write_stall(self, item: Stalled) -> None:
-        blocked = _nanoseconds(item.reached, item.left)
-        # fmt: off
-        now = time.monotonic_ns()
-        self._context.write(now, Kind.STALL, item.op, item.phase, Flag.DEVICE, 0, item.unit,
-                             blocked, 0, 0, 0)
-        # fmt: on
+    def _write_stalls(self, wait: Waited) -> None:
+        """Writes for which collectives of other streams the compute stream stood still, and how long."""
+        origin, now = wait.reached, time.monotonic_ns()
+        stalled = _nanoseconds(origin, wait.left)
+        for behind in wait.behind:
+            for entry, blocked in behind.stalls(origin, 0, stalled):
+                word = head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
+                self._context.ring.write(now, word, entry[PLACE], blocked, 0, 0, 0)
 
 
 def _nanoseconds(start: Any, end: Any) -> int:
-    return max(0, int(start.elapsed_time(end) * 1e6))
+    return max(0, _elapsed_ns(start, end))
+
+
+def _elapsed_ns(start: Any, end: Any) -> int:
+    """Returns the time between two events; negative where *end* came before *start*."""
+    milliseconds: float = start.elapsed_time(end)
+    return round(milliseconds * 1e6)

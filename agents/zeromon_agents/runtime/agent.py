@@ -142,6 +142,7 @@ class Agent:
         self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
         self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
         self.collectives.install(self.patches, self._count_the_rest)
+        self.guard.guarded(self.device.install)(self.patches)
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),
             ("torch.utils.data.dataloader", self.steps.watch_data),

@@ -1,77 +1,66 @@
-"""Device timing on a device that is pretended: its clock moves when the test says so.
+"""Device timing on the virtual device: never waiting, what is written when, nothing in a capture.
 
-What a real device does is checked by tests/gpu. Here: never waiting, what is written when, and that
-nothing is recorded while a graph is captured.
+`test_device_programs.py` holds the times against the schedule. What a real device does is checked by
+tests/gpu.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from virtual_device import Group, VirtualDevice
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Flag, Op, Phase, Stall, decode, head, place
+from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
+from zeromon_agents.runtime.patches import Patches
 
 MS = 1_000_000
 
 
-class Event:
-    """An event that has passed once the device's clock has reached it."""
+class Parts(NamedTuple):
+    device: VirtualDevice
+    timer: DeviceTimer
+    reader: RingReader
+    patches: Patches
 
-    made = 0
+    def events(self) -> list[object]:
+        return [decode(raw) for raw in self.reader.read()]
 
-    def __init__(self, cuda: FakeCuda) -> None:
-        Event.made += 1
-        self.cuda = cuda
-        self.at = -1.0
+    def gather(self, duration_ns: int, copied_ns: int = 0) -> None:
+        """The current stream gathers, waits, and copies."""
+        made = entry()
+        self.timer.issued(made)
+        group = Group(self.device)
+        work, _ = group.issue(1, peers=0, duration=duration_ns, asynchronous=True)
+        waiting = self.timer.reached_wait([made])
+        assert waiting is not None and work is not None
+        work.wait()
+        self.timer.left_wait(waiting)
+        self.device.current.run("compute", copied_ns)
 
-    def record(self) -> None:
-        self.at = self.cuda.queue_ms
-
-    def query(self) -> bool:
-        return self.cuda.now_ms >= self.at
-
-    def elapsed_time(self, later: Event) -> float:
-        assert self.query() and later.query(), "read before it has passed"
-        return later.at - self.at
-
-
-class FakeCuda:
-    """The part of torch.cuda that the timer uses. ``queue_ms``: when work enqueued now would run."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-        self.queue_ms = 0.0
-        self.capturing = False
-        self.stream = "compute"
-
-    def Event(self, *, enable_timing: bool) -> Event:
-        assert enable_timing
-        return Event(self)
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def current_stream(self) -> str:
-        return self.stream
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
+    def passed(self) -> list[object]:
+        """What is written once the device has done everything."""
+        self.device.synchronize()
+        self.timer.poll()
+        return self.events()
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> tuple[FakeCuda, DeviceTimer, RingReader, HookContext]:
+def parts(tmp_path: Path) -> Parts:
     ring = RingWriter(tmp_path / "r.ring", rank=0, capacity=1024)
     context = HookContext(ring, Guard())
     context.mode = ON
-    cuda = FakeCuda()
-    timer = DeviceTimer(context, cuda)
+    device, patches = VirtualDevice(), Patches()
+    timer = DeviceTimer(context, device)
+    timer.install(patches)
     timer.mark_compute_stream()
-    return cuda, timer, RingReader(ring.path), context
+    return Parts(device, timer, RingReader(ring.path), patches)
 
 
 def entry(issued_ns: int = 1000 * MS) -> list[object]:
@@ -80,99 +69,115 @@ def entry(issued_ns: int = 1000 * MS) -> list[object]:
     return [word, place(1, 2), 64, issued_ns, 9, 0, None, -1]
 
 
-def wait(cuda: FakeCuda, timer: DeviceTimer, made: list[object], stands_ms: float) -> None:
-    """The stream reaches the wait and stands still for so long."""
-    waiting = timer.reached_wait([made])
-    assert waiting is not None
-    cuda.queue_ms += stands_ms
-    timer.left_wait(waiting)
-
-
-def events(reader: RingReader) -> list[object]:
-    return [decode(raw) for raw in reader.read()]
-
-
-def test_nothing_is_written_before_the_device_has_passed(parts) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_written_before_the_device_has_passed(parts: Parts) -> None:
     """poll() asks and goes on; when the events have passed, one record comes."""
-    cuda, timer, reader, _ = parts
-    made = entry()
-    timer.issued(made)
-    cuda.queue_ms += 2
-    wait(cuda, timer, made, 5)
-    timer.poll()
-    assert events(reader) == []
-    cuda.now_ms = 100
-    timer.poll()
-    (done,) = events(reader)
+    parts.gather(5 * MS)
+    parts.timer.poll()
+    assert parts.events() == []
+    (done,) = parts.passed()
     assert isinstance(done, Done)
-    assert (done.blocked_ns, done.t_ns - done.issued_ns) == (5 * MS, 7 * MS)
+    assert (done.blocked_ns, done.t_ns - done.issued_ns) == (5 * MS, 5 * MS)
     assert done.flags == Flag.DEVICE | Flag.END_KNOWN
     assert (done.op, done.group, done.unit, done.nbytes, done.sequence) == (1, 1, 2, 64, 9)
 
 
-def test_a_wait_that_does_not_stand_still_gives_only_an_upper_bound(parts) -> None:  # type: ignore[no-untyped-def]
-    """The collective had ended before; nobody knows when."""
-    cuda, timer, reader, _ = parts
-    made = entry()
-    timer.issued(made)
-    cuda.queue_ms += 2
-    wait(cuda, timer, made, 0)
-    cuda.now_ms = 100
-    timer.poll()
-    (done,) = events(reader)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_wait_that_does_not_stand_still_gives_only_an_upper_bound(
+    parts: Parts, number: int
+) -> None:
+    """The collective had ended before; nobody knows when. On a side stream, too."""
+    with parts.device.stream(number):
+        parts.gather(0)
+    (done,) = parts.passed()
+    assert isinstance(done, Done)
     assert (done.blocked_ns, done.flags) == (0, Flag.DEVICE)
 
 
-def test_a_wait_on_another_stream_is_not_exposed(parts) -> None:  # type: ignore[no-untyped-def]
+def test_a_wait_on_another_stream_is_not_exposed(parts: Parts) -> None:
     """FSDP waits for its gathers on the all-gather stream first."""
-    cuda, timer, reader, _ = parts
-    made = entry()
-    cuda.stream = "all-gather"
-    timer.issued(made)
-    wait(cuda, timer, made, 5)
-    cuda.now_ms = 100
-    timer.poll()
-    (done,) = events(reader)
+    with parts.device.stream(1):
+        parts.gather(5 * MS)
+    (done,) = parts.passed()
+    assert isinstance(done, Done)
     assert (done.blocked_ns, done.t_ns - done.issued_ns) == (0, 5 * MS)
     assert done.flags & Flag.END_KNOWN
 
 
-def test_a_stall_at_a_unit_is_written_with_the_unit(parts) -> None:  # type: ignore[no-untyped-def]
-    """The compute stream waits for the unit's event."""
-    cuda, timer, reader, context = parts
-    context.unit = 7
-
-    def stand_still() -> None:
-        cuda.queue_ms += 3
-
-    timer.stall(Op.ALL_GATHER, stand_still)
-    cuda.now_ms = 50
-    timer.poll()
-    (stall,) = events(reader)
-    assert isinstance(stall, Stall)
-    assert (stall.op, stall.unit, stall.blocked_ns) == (Op.ALL_GATHER, 7, 3 * MS)
+def test_the_compute_stream_waits_for_a_stream_that_gathers(parts: Parts) -> None:
+    """FSDP2's event, FSDP1's and DeepSpeed's wait_stream: its copies do not count."""
+    with parts.device.stream(1):
+        parts.gather(5 * MS, copied_ns=3 * MS)
+    parts.device.current.run("compute", 2 * MS)
+    parts.device.current.wait_stream(parts.device.streams[1])
+    done, stall = parts.passed()
+    assert isinstance(done, Done) and isinstance(stall, Stall)
+    assert (done.blocked_ns, stall.blocked_ns) == (0, 3 * MS)
+    assert (stall.op, stall.group, stall.unit) == (Op.ALL_GATHER, 1, 2)
+    assert stall.flags & Flag.DEVICE
 
 
-def test_graph_capture_is_left_alone(parts) -> None:  # type: ignore[no-untyped-def]
-    """No event is recorded, the wait itself happens."""
-    cuda, timer, reader, _ = parts
-    cuda.capturing = True
-    made, waited = entry(), []
-    timer.issued(made)
-    assert timer.reached_wait([made]) is None
-    timer.stall(Op.ALL_GATHER, lambda: waited.append(1))
-    timer.poll()
-    assert (events(reader), waited) == ([], [1])
+def test_a_second_wait_for_the_same_gather_stands_still_no_more(parts: Parts) -> None:
+    with parts.device.stream(1):
+        parts.gather(5 * MS)
+        gathered = parts.device.current.record_event()
+    for _ in range(3):
+        parts.device.current.wait_event(gathered)
+    assert [type(event) for event in parts.passed()] == [Done, Stall]
 
 
-def test_events_are_used_again(parts) -> None:  # type: ignore[no-untyped-def]
+def test_graph_capture_is_left_alone(parts: Parts) -> None:
+    """No event is recorded, none is asked, the waits themselves happen."""
+    with parts.device.stream(1):
+        parts.gather(5 * MS)
+        gathered = parts.device.current.record_event()
+    made = parts.device.made
+    with parts.device.graph():
+        assert not parts.timer.issued(entry())
+        assert parts.timer.reached_wait([entry()]) is None
+        parts.device.current.wait_event(gathered)
+        parts.timer.poll()
+    assert parts.device.made == made and not parts.device.broken
+    assert [type(event) for event in parts.passed()] == [Done]
+
+
+def test_events_are_used_again(parts: Parts) -> None:
     """A thousand collectives take no more events than are under way at once."""
-    cuda, timer, _, _ = parts
-    Event.made = 0
     for _ in range(1000):
-        made = entry()
-        timer.issued(made)
-        wait(cuda, timer, made, 1)
-        cuda.now_ms = cuda.queue_ms
-        timer.poll()
-    assert Event.made == 3
+        parts.gather(MS)
+        parts.passed()
+    assert parts.device.made == 3
+
+
+def test_waits_that_the_compute_stream_has_passed_are_forgotten(parts: Parts) -> None:
+    for _ in range(100):
+        with parts.device.stream(1):
+            parts.gather(MS)
+        parts.device.current.wait_stream(parts.device.streams[1])
+        parts.passed()
+    assert len(parts.timer._waits[1]) == 1
+
+
+def test_streams_that_wait_for_each_other_keep_a_bounded_chain(parts: Parts) -> None:
+    """No compute stream ever waits for them."""
+    for _ in range(3 * device_timer._DEPTH):
+        for number in (1, 2):
+            with parts.device.stream(number):
+                parts.gather(MS)
+                parts.device.current.wait_stream(parts.device.streams[3 - number])
+    parts.device.synchronize()
+    kept = [wait for waits in parts.timer._waits.values() for wait in waits]
+    assert max(wait.depth for wait in kept) <= device_timer._DEPTH
+
+
+def test_the_optimizers_stream_computes_where_no_framework_says_more(parts: Parts) -> None:
+    parts.timer._compute_stream = None
+    parts.timer.poll()
+    with parts.device.stream(1):
+        parts.gather(5 * MS)
+    (done,) = parts.passed()
+    assert isinstance(done, Done) and done.blocked_ns == 0
+
+
+def test_nothing_is_patched_after_detach(parts: Parts) -> None:
+    assert parts.patches.restore() == []
+    assert vars(parts.device.Event)["wait"].__qualname__.startswith("VirtualDevice")

@@ -1,0 +1,336 @@
+"""The agent's own hooks and timer on the virtual device: the recorded exposed time is the schedule's.
+
+hypothesis writes the programs. Each mutant is a timer that is wrong on purpose: programs must find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from device_programs import PROGRAMS, Program, Result, Ring, disagreement, run
+from hypothesis import Phase, given, settings
+
+from zeromon_agents.observe import device_timer
+from zeromon_agents.observe.device_timer import DeviceTimer, Waited
+from zeromon_agents.runtime.hook_context import EVENT
+
+PROGRAMS_OF_A_MUTANT = 2000
+"""At most; most mutants are found by one of the first twenty."""
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Ring:
+    return Ring(tmp_path_factory.mktemp("ring") / "r.ring")
+
+
+def every_program(count: int, check: Callable[[Program], None], *phases: Phase) -> int:
+    """Checks *count* programs, always the same ones, and returns how many were checked."""
+    checked = 0
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=phases or (Phase.generate, Phase.shrink),
+    )
+    @given(PROGRAMS)
+    def each(program: Program) -> None:
+        nonlocal checked
+        checked += 1
+        check(program)
+
+    each()
+    return checked
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_the_recorded_exposed_time_is_that_of_the_schedule(ring: Ring, count: int) -> None:
+    """Collectives on side streams, late waits, several groups, graph capture, loops without a step."""
+    exposed = 0
+
+    def check(program: Program) -> None:
+        nonlocal exposed
+        result = run(ring, program)
+        assert not disagreement(result), disagreement(result)
+        exposed += any(result.true.values())
+
+    checked = every_program(count, check)
+    print(f"{checked} programs, {exposed} of them with exposed communication: no disagreement")
+    assert exposed > count // 4, "the programs expose nothing"
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.long)])
+def test_what_the_pool_does_not_hold_is_not_counted(
+    ring: Ring, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More waits are pending than the pool takes: those beyond it have no record, never a wrong one."""
+    monkeypatch.setattr(device_timer, "_POOL", 6)
+    monkeypatch.setattr(device_timer, "_POLL_AT", 3)
+    dropped = 0
+
+    def check(program: Program) -> None:
+        nonlocal dropped
+        result = run(ring, program)
+        wrong = too_much(result)
+        assert not wrong, wrong
+        dropped += sum(result.true.values()) > sum(result.recorded.values()) + 1
+
+    every_program(count, check)
+    assert dropped
+
+
+def too_much(result: Result) -> str:
+    """Returns where more is recorded than is true."""
+    more = {
+        unit: (time, result.true.get(unit, 0))
+        for unit, time in result.recorded.items()
+        if time > result.true.get(unit, 0) + 1
+    }
+    return result.faults or (f"more than is true: {more}" if more else "")
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.long)])
+def test_calls_that_take_time_add_no_more_than_that_time(ring: Ring, count: int) -> None:
+    """On a stream without a backlog, the host's time between two events is in the record."""
+    call_ns = 1500
+
+    def check(program: Program) -> None:
+        result = run(ring, program, call_ns=call_ns)
+        assert not result.faults
+        for unit in result.recorded.keys() | result.true.keys():
+            error = result.recorded.get(unit, 0) - result.true.get(unit, 0)
+            assert abs(error) <= 2 * call_ns * result.device.made, (unit, error)
+
+    every_program(count, check)
+
+
+# ---- mutants --------------------------------------------------------------------------------------
+
+
+def wait_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    keep = DeviceTimer._keep
+
+    def twice(self: Any, wait: Waited) -> None:
+        keep(self, wait)
+        if wait.entries:
+            keep(self, wait)
+
+    patch.setattr(DeviceTimer, "_keep", twice)
+
+
+def event_on_the_wrong_stream(patch: pytest.MonkeyPatch) -> None:
+    mark = DeviceTimer._mark
+    patch.setattr(DeviceTimer, "_mark", lambda self, _=None: mark(self, self._cuda.streams[0]))
+
+
+def capture_recorded(patch: pytest.MonkeyPatch) -> None:
+    def issued(self: Any, entry: Any) -> bool:
+        entry[EVENT] = self._mark()
+        return True
+
+    patch.setattr(DeviceTimer, "issued", issued)
+    patch.setattr(DeviceTimer, "reached_wait", lambda self, entries: (entries, self._mark()))
+
+
+def poll_during_a_capture(patch: pytest.MonkeyPatch) -> None:
+    poll = DeviceTimer.poll
+
+    def always(self: Any) -> None:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(self._cuda, "is_current_stream_capturing", bool)
+            poll(self)
+
+    patch.setattr(DeviceTimer, "poll", always)
+
+
+def event_used_again_before_it_was_read(patch: pytest.MonkeyPatch) -> None:
+    keep = DeviceTimer._keep
+
+    def early(self: Any, wait: Waited) -> None:
+        keep(self, wait)
+        self._free.append(wait.reached)
+
+    patch.setattr(DeviceTimer, "_keep", early)
+
+
+def events_of_side_streams_used_again(patch: pytest.MonkeyPatch) -> None:
+    done = DeviceTimer._write_done
+
+    def free(self: Any, wait: Waited) -> None:
+        done(self, wait)
+        if wait.stream is not None:
+            self._free.extend((wait.reached, wait.left))
+
+    patch.setattr(DeviceTimer, "_write_done", free)
+
+
+def elapsed_swapped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        device_timer, "_elapsed_ns", lambda start, end: round(end.elapsed_time(start) * 1e6)
+    )
+
+
+def compute_stream_not_distinguished(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeviceTimer, "_side_stream", lambda self, stream=None: None)
+
+
+def window_not_cut(patch: pytest.MonkeyPatch) -> None:
+    """What stood still before the compute stream came is counted, too; so is a negative time."""
+
+    def stalls(self: Waited, origin: Any, start: int, end: int) -> Any:
+        if self.entries:
+            yield self.entries[0], round(self.reached.elapsed_time(self.left) * 1e6)
+        for wait in self.behind:
+            yield from wait.stalls(origin, start, end)
+
+    patch.setattr(Waited, "stalls", stalls)
+
+
+def poll_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    def poll(self: Any) -> None:
+        if self._cuda.is_current_stream_capturing():
+            return
+        self._pending.reverse()
+        while self._pending and self._pending[-1].left.query():
+            wait = self._pending.popleft()
+            self._write_done(wait) if wait.entries else self._write_stalls(wait)
+
+    patch.setattr(DeviceTimer, "poll", poll)
+
+
+def poll_does_not_ask(patch: pytest.MonkeyPatch) -> None:
+    def poll(self: Any) -> None:
+        while self._pending and not self._cuda.is_current_stream_capturing():
+            wait = self._pending.popleft()
+            self._write_done(wait) if wait.entries else self._write_stalls(wait)
+
+    patch.setattr(DeviceTimer, "poll", poll)
+
+
+def waits_between_streams_not_followed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeviceTimer, "install", lambda self, patches: None)
+
+
+def whole_wait_for_a_stream_counted(patch: pytest.MonkeyPatch) -> None:
+    """The other stream's compute is taken for communication."""
+
+    def stalls(self: Waited, origin: Any, start: int, end: int) -> Any:
+        yield (self.entries or self.behind[0].entries)[0], end - start
+
+    patch.setattr(Waited, "stalls", stalls)
+
+
+def wait_passed_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A side stream's wait is forgotten once any stream has waited for it."""
+    keep = DeviceTimer._keep
+
+    def passing(self: Any, wait: Waited) -> None:
+        for behind in wait.behind:
+            behind.pass_all()
+        keep(self, wait)
+
+    patch.setattr(DeviceTimer, "_keep", passing)
+
+
+def end_always_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(device_timer, "_NO_STALL_NS", -1)
+
+
+def synchronous_collective_not_timed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeviceTimer, "ran_here", lambda self, entry: None)
+
+
+def milliseconds_truncated(patch: pytest.MonkeyPatch) -> None:
+    """Times of the order of a microsecond are lost."""
+    patch.setattr(
+        device_timer, "_elapsed_ns", lambda start, end: int(start.elapsed_time(end)) * 1_000_000
+    )
+
+
+def issue_event_after_the_call(patch: pytest.MonkeyPatch) -> None:
+    """The duration counts from the end of the wait's own event."""
+    reached = DeviceTimer.reached_wait
+
+    def late(self: Any, entries: Any) -> Any:
+        timed = reached(self, entries)
+        if timed is not None:
+            entries[0][EVENT] = timed[1]
+        return timed
+
+    patch.setattr(DeviceTimer, "reached_wait", late)
+
+
+MUTANTS = [
+    wait_counted_twice,
+    event_on_the_wrong_stream,
+    capture_recorded,
+    poll_during_a_capture,
+    event_used_again_before_it_was_read,
+    events_of_side_streams_used_again,
+    elapsed_swapped,
+    compute_stream_not_distinguished,
+    window_not_cut,
+    poll_out_of_order,
+    poll_does_not_ask,
+    waits_between_streams_not_followed,
+    whole_wait_for_a_stream_counted,
+    wait_passed_too_early,
+    end_always_known,
+    synchronous_collective_not_timed,
+    milliseconds_truncated,
+    issue_event_after_the_call,
+]
+
+
+class Killed(Exception):
+    """A program showed that the timer is wrong."""
+
+
+def kill(ring: Ring, wrong: Callable[[Result], str]) -> None:
+    def check(program: Program) -> None:
+        try:
+            found = wrong(run(ring, program))
+        except Exception as error:
+            raise Killed(str(error)) from error
+        if found:
+            raise Killed(found)
+
+    with pytest.raises(Killed):
+        every_program(PROGRAMS_OF_A_MUTANT, check, Phase.generate)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_timer_that_is_wrong_on_purpose_is_found(
+    ring: Ring, mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    kill(ring, disagreement)
+
+
+def test_a_pool_that_counts_what_it_does_not_hold_is_found(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last wait that the pool holds lasts until those beyond it have ended."""
+    monkeypatch.setattr(device_timer, "_POOL", 6)
+    monkeypatch.setattr(device_timer, "_POLL_AT", 3)
+    keep = DeviceTimer._keep
+
+    def merged(self: Any, wait: Waited) -> None:
+        keep(self, wait)
+        if self._pending and self._pending[-1] is not wait:
+            self._pending[-1].left = wait.left
+
+    monkeypatch.setattr(DeviceTimer, "_keep", merged)
+    kill(ring, too_much)
+
+
+def test_a_hook_that_takes_a_captured_collective_for_one_of_the_host_is_found(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call takes microseconds of the host, and its collective does not run at all."""
+    issued = DeviceTimer.issued
+    monkeypatch.setattr(DeviceTimer, "issued", lambda self, entry: issued(self, entry) or True)
+    kill(ring, disagreement)
