@@ -1,0 +1,103 @@
+"""``python -m zeromon_virtual``: a specification on stdin, the result on stdout."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support import clean_environment
+
+from zeromon_virtual.__main__ import main
+
+SPEC: dict[str, Any] = {
+    "model": {
+        "layers": 2, "hidden": 256, "heads": 4, "ffn": 1024, "vocabulary": 1000, "sequence": 128,
+    },
+    "device": {"flops_per_second": {"default": 20e12}, "bytes_per_second": 1e12},
+    "sharding": {"shards": 8},
+    "link": {"latency_seconds": 2e-5, "bytes_per_second": 20e9},
+    "spans": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    """A virtual device stays registered in its process: the tests of others must not see it."""
+    environment = clean_environment() | {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "zeromon_virtual"]
+    done = subprocess.run(
+        command, input=json.dumps(SPEC), env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_parts_of_the_compute_stream_sum_to_the_step(result: dict[str, Any]) -> None:
+    parts = ("compute_seconds", "exposed_seconds", "other_wait_seconds", "idle_seconds")
+    assert sum(result[part] for part in parts) == pytest.approx(result["step_seconds"], abs=1e-9)
+    assert all(result[part] >= 0 for part in parts)
+    assert sum(row["seconds"] for row in result["exposed"]) == pytest.approx(
+        result["exposed_seconds"], abs=1e-9
+    )
+
+
+def test_the_schedule_is_that_of_fsdp2(result: dict[str, Any]) -> None:
+    """Two gathers a unit, one for the root, which stays gathered; one reduction for each."""
+    found: dict[str, list[str]] = {}
+    for span in result["spans"]:
+        if span["kind"] == "collective":
+            found.setdefault(span["name"], []).append(f"{span['unit']} {span['phase']}")
+    assert found["all_gather"] == [
+        "(root) forward", "blocks.0 forward", "blocks.1 forward",
+        "blocks.1 backward", "blocks.0 backward",
+    ]  # fmt: skip
+    assert found["reduce_scatter"] == [
+        "blocks.1 backward", "blocks.0 backward", "(root) backward",
+    ]  # fmt: skip
+
+
+def test_a_collective_takes_latency_and_bytes_over_bandwidth(result: dict[str, Any]) -> None:
+    """The gather of a block: 12 hidden² weights and 4 hidden of the norms, in fp32, 7/8 on the bus."""
+    gathers = [
+        span
+        for span in result["spans"]
+        if span["name"] == "all_gather" and span["unit"] == "blocks.1"
+    ]
+    nbytes = (12 * 256**2 + 4 * 256) * 4
+    for span in gathers:
+        seconds = span["end_seconds"] - span["start_seconds"]
+        assert seconds == pytest.approx(2e-5 + nbytes * 7 / 8 / 20e9, abs=2e-9)
+
+
+def test_a_matrix_product_takes_its_flops_over_the_rate_or_its_bytes_over_the_bandwidth(
+    result: dict[str, Any],
+) -> None:
+    """The output layer: (128, 256) by (256, 1000) is short of FLOPs, so its bytes decide."""
+    nbytes = 4 * (128 * 256 + 256 * 1000 + 128 * 1000)
+    expected = max(2 * 128 * 256 * 1000 / 20e12, nbytes / 1e12)
+    products = [s for s in result["spans"] if s["name"] == "mm"]
+    seconds = [s["end_seconds"] - s["start_seconds"] for s in products]
+    assert any(one == pytest.approx(expected, abs=2e-9) for one in seconds)
+
+
+def test_memory_is_counted_by_where_it_was_allocated(result: dict[str, Any]) -> None:
+    """AdamW's two states are twice the sharded parameters, in 512-byte blocks."""
+    places = result["peak_bytes_by_place"]
+    assert sum(places.values()) == result["peak_bytes"]
+    numel = 2 * (12 * 256**2 + 4 * 256) + 2 * 1000 * 256 + 2 * 256
+    assert places["sharded param"] == pytest.approx(numel * 4 / 8, rel=0.01)
+    assert places["optimizer"] == pytest.approx(2 * numel * 4 / 8, rel=0.01)
+
+
+def test_an_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(SPEC | {"link": 3})))
+    assert main() == 2
+    assert capsys.readouterr().err == "zeromon_virtual: spec.link: expected an object, found 3\n"
