@@ -4,9 +4,9 @@ All times are whole nanoseconds. Work is known when it is enqueued, and so is it
 work in the order of enqueueing, not before the host has enqueued it, and a link carries its transfers
 in that order, too. No thread runs and nothing waits, so that a program gives the same times each time.
 
-Exposed communication is read from the schedule: the compute stream stands still for a collective that it
+Exposed communication is read from the schedule: the compute stream is blocked by a collective that it
 runs itself or waits for. Where it waits for another stream, only the time counts in which that stream in
-turn stood still for a collective; the rest of the wait was for the other stream's kernels.
+turn was blocked by a collective; the rest of the wait was for the other stream's kernels.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class Stream:
         return max(self.free_ns, self.clock.host_ns)
 
     def add(self, work: Work) -> Work:
-        """Enqueues *work*; what the compute stream then stands still for is exposed."""
+        """Enqueues *work*; what the compute stream is then blocked by is exposed."""
         self.schedule.append(work)
         self.free_ns = work.end_ns
         if self is self.clock.compute and work.kind is not Kind.KERNEL:
-            for issue, duration_ns in stood_still(work, work.ready_ns, work.end_ns):
+            for issue, duration_ns in blocked_by(work, work.ready_ns, work.end_ns):
                 self.clock.exposed_ns[issue] += duration_ns
         return work
 
@@ -225,8 +225,8 @@ class Event:
         self.clock.host_ns = max(self.clock.host_ns, self.at_ns or 0)
 
 
-def stood_still(work: Work, start_ns: int, end_ns: int) -> Iterator[tuple[Issue, int]]:
-    """The collectives for which a stream stood still from *start_ns* to *end_ns*, while in *work*."""
+def blocked_by(work: Work, start_ns: int, end_ns: int) -> Iterator[tuple[Issue, int]]:
+    """The collectives that blocked a stream from *start_ns* to *end_ns*, while in *work*."""
     start_ns, end_ns = max(start_ns, work.ready_ns), min(end_ns, work.end_ns)
     if end_ns <= start_ns:
         return
@@ -236,4 +236,4 @@ def stood_still(work: Work, start_ns: int, end_ns: int) -> Iterator[tuple[Issue,
         for before in reversed(work.other.schedule[: work.length]):
             if before.end_ns <= start_ns:
                 break
-            yield from stood_still(before, start_ns, end_ns)
+            yield from blocked_by(before, start_ns, end_ns)

@@ -13,7 +13,7 @@ from zeromon_virtual.engine import Engine
 
 @dataclass(frozen=True)
 class ExposedRow:
-    """Time that the compute stream stood still for the collectives that one unit issued in one phase."""
+    """Time that the compute stream was blocked by the collectives that one unit issued in one phase."""
 
     op: str
     unit: str

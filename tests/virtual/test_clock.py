@@ -53,7 +53,7 @@ def test_a_link_carries_transfers_in_the_order_of_issue(clock: Clock) -> None:
     assert (one.free_ns, two.free_ns, link.free_ns) == (50, 100, 100)
 
 
-def test_exposed_is_the_part_of_a_wait_in_which_the_other_stream_stood_still_for_a_collective(
+def test_exposed_is_the_part_of_a_wait_in_which_the_other_stream_blocked_by_for_a_collective(
     clock: Clock,
 ) -> None:
     link, side = Link(0, 1), clock.stream()
