@@ -19,8 +19,6 @@ from zeromon_virtual.engine import Engine
 from zeromon_virtual.result import Result, summarize
 from zeromon_virtual.spec import LinkSpec, ShardingSpec, Spec, SpecError
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-
 
 class Job:
     """A model on the virtual device, and the loop that trains it."""
@@ -46,14 +44,14 @@ class Job:
             if sharding.micro_steps > 1:
                 self.model.set_requires_gradient_sync(last or sharding.sync_each_micro_step)
                 self.model.set_reshard_after_backward(last or sharding.reshard_after_backward)
-            with phase(FORWARD):
+            with phase("forward"):
                 logits = self.model(self.tokens)
                 loss = logits.flatten(0, 1).float().log_softmax(-1).mean()
                 del logits
-            with phase(BACKWARD):
+            with phase("backward"):
                 loss.backward()
             del loss
-        with phase(OPTIMIZER):
+        with phase("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.engine.clock.synchronize()
