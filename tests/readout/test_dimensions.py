@@ -13,7 +13,12 @@ from evidence import found, one, row, units
 from zeromon.compare.figures import figures_of, samples_per_step
 from zeromon.export.prometheus.metrics import METRICS, rows_of
 from zeromon.fold.summarize import summarize
-from zeromon.readout.dimensions import by_dimension, is_worth_showing
+from zeromon.readout.dimensions import (
+    by_dimension,
+    dim_exposed,
+    is_worth_showing,
+    untimed_dimensions,
+)
 from zeromon.report.render import render
 from zeromon.ring.dimensions import Dim, dim_of, dimension_metadata, name_of
 from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
@@ -192,6 +197,15 @@ def test_the_table_sums_by_dimension() -> None:
     rows = {r.dim: r for r in added(MIXED.traffic, "dim")}
     assert rows["tp"].phase == "(several)" and rows["tp"].exposed_seconds == pytest.approx(0.02)
     assert rows["tp"].busbw_bytes_per_second == pytest.approx(3e9)
+
+
+@pytest.mark.parametrize(("unknown", "dims"), [(0, ["dp_shard", "tp"]), (90, ["dp_shard"])])
+def test_exposed_seconds_of_a_dimension_that_is_not_timed_are_absent(
+    unknown: int, dims: list[str]
+) -> None:
+    seen = counted(MIXED, unknown=unknown)
+    assert [dim for (dim,), _ in dim_exposed(seen)] == dims
+    assert untimed_dimensions(seen) == [d for d in ("tp",) if d not in dims]
 
 
 def test_metrics_have_a_bounded_label() -> None:

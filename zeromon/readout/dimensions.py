@@ -75,6 +75,11 @@ def is_worth_showing(rank: RankSnapshot) -> bool:
     return len(used) > 1 or any(dim_of(one.name) in MODEL_PARALLEL for one in used)
 
 
+def untimed_dimensions(rank: RankSnapshot) -> list[str]:
+    """The names of the dimensions whose exposed time is unknown."""
+    return [row.dimension.name for row in by_dimension(rank) if row.exposed_seconds is None]
+
+
 def exposed_by_dimension(rank: RankSnapshot) -> str:
     """``tp 30.0 ms, dp_shard 5.0 ms``: exposed a step; "" where there is one dimension only."""
     rows = [row for row in by_dimension(rank) if row.exposed_seconds is None or row.exposed_seconds]
@@ -112,6 +117,13 @@ def dim_totals(
             key = (dim_of(row.dim),)
             found[key] = found.get(key, 0.0) + value
     return sorted(found.items())
+
+
+def dim_exposed(rank: RankSnapshot) -> list[tuple[tuple[Dim], float]]:
+    """The exposed seconds of each dimension; without those of which too much is not timed."""
+    unknown = {dim_of(one) for one in {r.dim for r in rank.collectives} if not is_timed(rank, one)}
+    totals = dim_totals(rank, lambda row: row.exposed_seconds)
+    return [(key, seconds) for key, seconds in totals if key[0] not in unknown]
 
 
 def dim_busbw(rank: RankSnapshot) -> list[tuple[tuple[Dim], float | None]]:

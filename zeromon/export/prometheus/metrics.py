@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from zeromon.focus import death_cause, death_roles
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.dimensions import dim_busbw, dim_groups, dim_totals
+from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -273,8 +273,8 @@ METRICS: tuple[Spec, ...] = (
          ("dim", "group", "size", "nodes"), lambda run, r: ((row, 1) for row in dim_groups(r))),
     Spec("zeromon_dim_bytes_total", "counter", "bytes", "Payload S of the collectives in a dimension of the parallelism (dp_shard, tp, ...).",
          ("dim",), lambda run, r: dim_totals(r, lambda c: c.nbytes)),
-    Spec("zeromon_dim_exposed_seconds_total", "counter", "seconds", "Exposed communication in a dimension of the parallelism; absent where none of its collectives was timed.",
-         ("dim",), lambda run, r: dim_totals(r, lambda c: c.exposed_seconds if c.seconds else None)),
+    Spec("zeromon_dim_exposed_seconds_total", "counter", "seconds", "Exposed communication in a dimension of the parallelism; absent where more than a tenth of its collectives is not timed.",
+         ("dim",), lambda run, r: dim_exposed(r)),
     Spec("zeromon_dim_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth of all collectives in a dimension of the parallelism together, over about the last ten timed steps.",
          ("dim",), lambda run, r: dim_busbw(r)),
     Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",

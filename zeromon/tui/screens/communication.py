@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from zeromon.focus import most_exposed
-from zeromon.readout.dimensions import mean_busbw
+from zeromon.readout.dimensions import mean_busbw, untimed_dimensions
 from zeromon.readout.hang import hang_kind
 from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import node_lost, straggler_text
@@ -111,9 +111,10 @@ class Communication(View):
             table.show(self._rows(rank), model.look)
             against_trace = checked(rank)
             matching = f" with {self._text!r}" if self._text else ""
-            table.border_title = (
-                f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}".replace("[", r"\[")
-            )
+            title = f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}"
+            if BY[self._by] == "dim" and (unknown := untimed_dimensions(rank)):
+                title += f"; not timed: {clean(', '.join(unknown))}"
+            table.border_title = title.replace("[", r"\[")
             table.border_subtitle = against_trace.partition(": ")[2]
         self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns), model.look)
         self.query_one("#skew", Panel).show(
