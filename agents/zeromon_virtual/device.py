@@ -24,6 +24,7 @@ class VirtualDevice:
     """The module ``torch.virtual``: the functions that torch and frameworks call on ``torch.cuda``."""
 
     def __init__(self) -> None:
+        self.__name__ = f"torch.{NAME}"
         self.clock = Clock()
 
     # ---- streams and events, under the names that torch.cuda gives them -------------------------

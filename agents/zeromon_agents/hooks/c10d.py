@@ -209,7 +209,7 @@ class Collectives:
         tensor_type, dtypes = torch.Tensor, _DTYPES
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
-        attached = self.attached
+        attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
 
@@ -257,7 +257,7 @@ class Collectives:
                     write(started, issued | word, at, nbytes, sequence, dtype, context.engine)
                     held = -1 if called_async is False else 0
                     entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
-                    if group.cuda and payload is not None and payload.is_cuda:
+                    if group.cuda and payload is not None and payload.device.type == timed:
                         entry = entry if self._device.issued(entry) else None
                 else:
                     self._count(group.id, op, nbytes, dtype)
@@ -295,7 +295,7 @@ class Collectives:
                         if called_async is not False and entry[EVENT] is None:
                             entry[HELD_NS] = now() - entry[ISSUED_NS]
                             # on a device a callback would wait in a stream of its own
-                            on_device = getattr(payload, "is_cuda", False)
+                            on_device = not getattr(payload, "is_cpu", True)
                             if wants_callback and not on_device:
                                 self._call_back(work, entry)
             except Guard.CAUGHT as error:

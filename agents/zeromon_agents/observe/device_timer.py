@@ -103,6 +103,8 @@ class DeviceTimer:
     def __init__(self, context: HookContext, cuda: Any = None) -> None:
         self._context = context
         self._cuda = cuda if cuda is not None else torch.cuda
+        self.device_type: str = getattr(self._cuda, "__name__", "torch.cuda").rpartition(".")[2]
+        """The type of the devices whose collectives are timed."""
         self._record: Any = self._cuda.Event.record
         self._free: list[Any] = []
         self._pending: deque[Waited] = deque()
