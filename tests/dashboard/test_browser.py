@@ -31,6 +31,14 @@ if BROWSER is None:
 
 PAGES = ("overview", "memory", "communication", "ranks", "advice")
 EVIL = "<img src=x onerror=alert(1)>"
+PACED = """
+import runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.03))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Trains as a device would: what is left of a step leaves the CPUs to the browser."""
 
 
 @dataclass
@@ -85,7 +93,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     program = str(ROOT / "examples" / "train_gpt.py")
     small = ["--width", "32", "--layers", "2", "--length", "32", "--batch", "2"]
     watched = [sys.executable, "-m", "zeromon", "run", "--name", "live-run", "--"]
-    command = [*watched, *LAUNCH, "2", program]
+    paced = folder / "paced.py"
+    paced.write_text(PACED)
+    command = [*watched, *LAUNCH, "2", str(paced), program]
     with (folder / "training.log").open("w") as log:
         made.training = subprocess.Popen(
             [*command, "--steps", "1000000", "--log-every", "100000", *small],
