@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -65,6 +65,10 @@ def fsdp2_tp() -> nn.Module:
     return sharded(grid["dp_shard"], split(grid["tp"]))
 
 
+def fsdp1() -> nn.Module:
+    return FullyShardedDataParallel(Block(), use_orig_params=True, device_id=torch.device("cpu"))
+
+
 def stage() -> nn.Module:
     model = Block()
     made = PipelineStage(model, 0, RANKS, torch.device("cpu"))
@@ -83,6 +87,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "ddp": lambda: DistributedDataParallel(Block()),
     "compiled ddp": lambda: compiled(DistributedDataParallel(Block())),
     "ddp of a compiled module": lambda: DistributedDataParallel(compiled(Block())),
+    "compiled fsdp1": lambda: compiled(fsdp1()),
     "pp": stage,
     "none": Block,
 }
@@ -97,7 +102,8 @@ if not hasattr(torch.cpu.Stream, "record_event"):  # before torch 2.7 FSDP2 does
 def train(make: Callable[[], nn.Module]) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    alone = getattr(model, "no_sync", nullcontext)  # DDP's reducer takes no Work of a fake group
+    is_ddp = isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
+    alone = model.no_sync if is_ddp else nullcontext  # DDP's reducer takes no Work of a fake group
     for _ in range(3):
         with alone():
             model(torch.ones(2, 8)).pow(2).mean().backward()

@@ -149,7 +149,7 @@ def counted(snapshot: RankSnapshot, *, unknown: int = 0) -> RankSnapshot:
     """*snapshot* with totals by group, and collectives of unknown operation in that of tp."""
     made = folded_rank(sent("tp", 4, 1))
     totals = tuple(
-        replace(made.collectives[0], group=f"mesh_{name}", dim=name, count=90, nodes=1)
+        replace(made.collectives[0], group=f"mesh_{name}", dim=name, count=90, timed=80, nodes=1)
         for name in ("tp", "dp_shard")
     )
     groups = tuple(
@@ -174,6 +174,24 @@ def test_exposed_time_is_unknown_where_a_tenth_is_not_timed(unknown: int, is_kno
     finding = found(counted(MIXED, unknown=unknown), "exposed_communication")
     assert finding is not None and ("tp 20.0 ms" in finding.text) == is_known
     assert ("tp n/a" in finding.text) != is_known
+
+
+def test_collectives_that_no_hook_times_make_a_dimension_unknown() -> None:
+    """All-reduces of a DTensor are counted by sequence number, and scatters before are timed."""
+    seen = counted(MIXED)
+    for facts in ({"timed": 0, "seconds": 0.0}, {"timed": 40}):
+        reduces = replace(seen.collectives[0], op="all_reduce", count=60, **facts)
+        rows = by_dimension(replace(seen, collectives=(*seen.collectives, reduces)))
+        assert {r.dimension.name: r.exposed_seconds is None for r in rows}["tp"]
+    of_ddp = replace(seen.collectives[0], timed=0)
+    rows = by_dimension(replace(seen, collectives=(of_ddp, *seen.collectives[1:])))
+    assert all(r.exposed_seconds is not None for r in rows)
+
+
+def test_a_world_group_without_collectives_is_no_row_and_tensor_parallelism_is() -> None:
+    world = Dimension(name="world", size=8, used=True)
+    rows = by_dimension(replace(MIXED, dimensions=(TP, world), collectives=()))
+    assert [(r.dimension.name, r.exposed_seconds) for r in rows] == [("tp", None)]
 
 
 def test_the_report_has_dimensions_only_where_they_say_more_than_groups() -> None:

@@ -25,8 +25,13 @@ class DimensionRow:
 
 def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
     """The dimensions in which *rank* communicates, the most exposed first, unknown ones before."""
-    rows = [_row(rank, one) for one in rank.dimensions if one.used]
+    rows = [_row(rank, one) for one in rank.dimensions if one.used and _says_something(rank, one)]
     return tuple(sorted(rows, key=lambda row: -_order(row)))
+
+
+def _says_something(rank: RankSnapshot, dimension: Dimension) -> bool:
+    """Whether it has collectives, or splits the model, so that some must be there."""
+    return sum(_counts(rank, dimension.name)) > 0 or dim_of(dimension.name) in MODEL_PARALLEL
 
 
 def _order(row: DimensionRow) -> float:
@@ -51,11 +56,29 @@ def of_dimension(rank: RankSnapshot, name: str) -> list[CollectiveStatsRow]:
 
 
 def is_timed(rank: RankSnapshot, name: str) -> bool:
-    """Whether nearly all collectives of the dimension passed a hook, so that their times are known."""
+    """Whether there are collectives of the dimension, and nearly all are timed or of control steps."""
+    timed, untimed = _counts(rank, name)
+    return timed > 0 and untimed <= UNTIMED * (timed + untimed)
+
+
+_MOST_IN_CONTROL_STEPS = 0.25
+"""At most every eighth step is a control step: where more is not timed, no hook sees it."""
+
+
+def _counts(rank: RankSnapshot, name: str) -> tuple[int, int]:
+    """The collectives of the dimension: those that hooks time, and the others."""
+    rows = [row for row in rank.collectives if row.dim == name]
     groups = {row.label for row in rank.groups if row.dim == name}
-    unknown = sum(rank.unattributed.get(label, 0) for label in groups)
-    known = sum(row.count for row in rank.collectives if row.dim == name)
-    return unknown <= UNTIMED * (known + unknown) and known > 0
+    untimed = sum(rank.unattributed.get(label, 0) for label in groups) + sum(map(_missed, rows))
+    return sum(row.count - _missed(row) for row in rows), untimed
+
+
+def _missed(row: CollectiveRow) -> int:
+    if not row.seconds:
+        return row.count
+    missing = row.count - row.timed
+    is_ddp = not row.timed  # its reducer times a backward as a whole
+    return 0 if is_ddp or missing <= _MOST_IN_CONTROL_STEPS * row.count else missing
 
 
 def mean_busbw(rows: Iterable[CollectiveStatsRow]) -> float | None:

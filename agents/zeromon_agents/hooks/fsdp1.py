@@ -18,7 +18,7 @@ from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.torch_roles import fsdp1_handles
-from zeromon_agents.runtime.around import SKIP, around
+from zeromon_agents.runtime.around import RAISED, SKIP, around
 
 RUNTIME = "torch.distributed.fsdp._runtime_utils"
 WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -41,10 +41,12 @@ class Fsdp1(Backend):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._roots: dict[int, weakref.ref[Any]] = {}
+        self._made: list[weakref.ref[Any]] = []
+        """Wrappers until a root is known: torch.compile leaves the hook on a root's forward out."""
         self._fqns: dict[int, str] = {}
 
     def hooks(self) -> Iterable[ImportHook]:
-        """Patches the runtime's functions and the wrapper's forward."""
+        """Patches the runtime's functions and the wrapper."""
         return ((RUNTIME, self.watch_runtime), (WRAPPER, self.watch_wrapper))
 
     def watch_runtime(self, module: Any) -> None:
@@ -58,7 +60,9 @@ class Fsdp1(Backend):
             self.patches.wrap(module, name, hook)
 
     def watch_wrapper(self, module: Any) -> None:
-        """Patches the wrapper's forward, of which only the outermost one counts."""
+        """Patches the wrapper's constructor, and its forward, of which only the outermost one counts."""
+        noted = around(self.context, after=self._note)
+        self.patches.wrap(module.FullyShardedDataParallel, "__init__", noted)
         hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
         self.patches.wrap(module.FullyShardedDataParallel, "forward", hook)
 
@@ -85,6 +89,19 @@ class Fsdp1(Backend):
             "kind": "fsdp1",
             "nbytes": _unsharded_bytes(handle),
         }
+
+    def end_step(self) -> None:
+        """Registers the roots that torch has found in a compiled forward."""
+        if not self._made:
+            return
+        wrappers, self._made = [ref() for ref in self._made], []
+        for wrapper in wrappers:
+            if wrapper is not None and wrapper._is_root:
+                self._register(wrapper)
+
+    def _note(self, _: None, result: Any, wrapper: Any, *__: Any) -> None:
+        if result is not RAISED:
+            self._made.append(weakref.ref(wrapper))
 
     def _forward_begins(self, fsdp: Any, *_: Any, **__: Any) -> object:
         """Starts the forward phase of the root; returns SKIP for the wrappers inside."""

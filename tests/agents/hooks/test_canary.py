@@ -68,7 +68,7 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         (SCHEDULES, "PipelineScheduleMulti", "step"),
         (SCHEDULES, "_PipelineSchedule", "_maybe_compute_loss"),
         (RUNTIME, "", "_unshard _reshard _reduce_grad"),
-        (WRAPPER, "FullyShardedDataParallel", "forward"),
+        (WRAPPER, "FullyShardedDataParallel", "__init__ forward"),
         (MESH, "DeviceMesh", "__init__ get_group mesh_dim_names"),
         (PIPELINE_STAGE, "_PipelineStageBase", "__init__"),
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "__init__ forward"),

@@ -49,6 +49,7 @@ def found(
         ("ddp", "ddp", 4, {"dp": 4}),
         ("compiled ddp", "ddp", 4, {"dp": 4}),
         ("ddp of a compiled module", "ddp", 4, {"dp": 4}),
+        ("compiled fsdp1", "fsdp1-full", 4, {"dp_shard": 4}),
         ("pp", "pp", 1, {"pp": 4}),
         ("none", "unknown", None, {}),
     ],
