@@ -28,9 +28,8 @@ FORMULAS = {
 
 def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    print(
-        f"{ranks} ranks, {CHUNKS} micro-batches, forward 20 ms, backward 40 ms of a rank's layers"
-    )
+    times = f"forward {FORWARD * 1e3:.0f} ms, backward {BACKWARD * 1e3:.0f} ms"
+    print(f"{ranks} ranks, {CHUNKS} micro-batches, {times} of the layers of a rank")
     print(
         f"{'schedule':24}{'measured':>10}{'schedule':>10}{'formula':>10}{'error':>10}{'of time':>10}"
     )

@@ -1,0 +1,46 @@
+"""Every view says the same of a pipeline's bubble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import pipelined, rank, run
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.pages import communication as page
+from zeromon_dashboard.url_state import Route
+
+from zeromon.readout.pipeline import pipeline_lines
+from zeromon.report.render import render
+from zeromon.snapshot import PipelineRow
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import plain
+from zeromon.tui.screens.communication import arrivals
+from zeromon.tui.screens.rank import rank_page
+
+KNOWN = "bubble 32.0 %, 30.0 % by its schedule"
+SLOWEST = "stage 1 (rank 1) is the slowest: 30.0 ms a micro-batch, mean of all stages 30.0 ms"
+ELSEWHERE = replace(pipelined(), bubble=None, unknown="its ranks are elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [(pipelined(), (KNOWN, SLOWEST)), (ELSEWHERE, ("bubble n/a: its ranks are elsewhere",))],
+)
+def test_views_show_the_bubble_or_why_it_is_unknown(row: PipelineRow, said: tuple[str, ...]) -> None:
+    made = run(rank(0, pipeline=row))
+    look = DisplayOptions()
+    views = (
+        "\n".join(pipeline_lines(made)),
+        render(made),
+        "\n".join(plain(line) for line in arrivals(made, made.ranks, look, 200, 20)),
+        "\n".join(plain(line) for line in rank_page(made, made.ranks[0], look, 200)),
+        str(page.content(Known(where=Route(), run=made, series={})).parts["pipeline"]),
+    )
+    for view in views:
+        assert all(text in view for text in said)
+
+
+def test_a_run_without_a_pipeline_has_no_such_line() -> None:
+    assert pipeline_lines(run(rank(0))) == []
+    assert "Pipeline" not in render(run(rank(0)))
