@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from evidence import FIRES, found, role
 
+from zeromon.check.problem import Machine, Problem
+from zeromon.check.runner import check as check_files
 from zeromon.cli import main
+from zeromon.memory.models import from_count
 from zeromon.ring.strategy import Framework, Sharding, fsdp1, fsdp2
 
 GB = 1e9
@@ -27,15 +30,15 @@ COVERED: dict[str, list[str]] = {}
 ANSWERED = {
     "ZeRO inference": "out of scope: zeromon watches training, and inference has no optimizer state, "
     "gradients or steps, which all figures are about",
-    "allgather_bucket_size": "takes no memory and sends no more bytes: parameters are gathered in "
-    "place, in one call where torch has all_gather_into_tensor (all_gather_dp_groups of DeepSpeed)",
+    "allgather_bucket_size": "takes no memory and sends no more bytes: parameters are gathered "
+    "in place, in one call where torch has all_gather_into_tensor (all_gather_dp_groups of DeepSpeed)",
+    "HYBRID_SHARD in a script": "is valid: torch makes one group for each node; ZM307 proposes it",
+    "CPUOffload in a script": "is valid; whether it is needed is a question of bytes, see plan",
 }
 OPEN = {
-    "gather_distributed_parameters": "check of scripts",
-    "bf16 on V100 and T4": "rule, check",
-    "precision loss": "rule for fp16 without gradient_clipping, for spikes of the norm",
+    "bf16 on V100 and T4, live": "agents tell bf16 from fp16 only under DeepSpeed and autocast",
+    "spikes of the gradient norm": "no event carries the norm",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
-    "contiguous_gradients, reduce_scatter off": "rules",
     "time of offload and recomputation": "seconds a step in plan",
     "OOM ladder": "rungs with bytes",
     "slow network": "--interconnect",
@@ -43,16 +46,8 @@ OPEN = {
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
     "NVMe prefetch": "pipeline_read, pipeline_write",
-    "dead keys of accelerate": "the fix as a deepspeed_config_file",
-    "zero3_init_flag: false": "warning with bytes",
-    "offload to cpu with an nvme_path": "ZM106",
     "figures that differ between files": "ZM602 across files",
-    "FSDP arguments that do not exist": "check of scripts",
-    "clip_grad_norm_ on FSDP1": "check of scripts",
-    "FSDP scripts": "ShardedGradScaler, CPUOffload, HYBRID_SHARD, NO_SHARD, nested wrapping",
-    "torch.load on every rank": "check of scripts",
     "seeds and initial parameters": "manual_seed, hash by rank",
-    "bucket of 5e8 for prefetch": "check",
     "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
     "more batch, more throughput": "a curve",
@@ -383,6 +378,122 @@ def test_reinforcement_learning_keeps_more_than_the_trained_model(plan: Any, mod
     path = model(OPT_13B)
     found = row(plan(path, "--devices", "8", "--rollout", "64", "--length", "1024"), "ZeRO-2")
     assert found["roles"]["device"]["kv_cache"] == 64 * 1024 * 800 * 1024
+
+
+# ---- configurations and scripts -------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[..., list[Problem]]:
+    """Checks a file with this text; a machine as --memory and --model would give it."""
+
+    def checked(text: Any, name: str = "ds.json", machine: Machine | None = None) -> list[Problem]:
+        (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
+        return list(check_files([str(tmp_path / name)], machine).problems)
+
+    return checked
+
+
+def said(problems: list[Problem], code: str) -> str:
+    """Message and fix of the one problem with *code*."""
+    [problem] = [p for p in problems if p.code == code]
+    return f"{problem.message}; fix: {problem.fix}"
+
+
+def zero(stage: int = 3, **settings: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **settings}, "bf16": {"enabled": True},
+            "train_batch_size": "auto"}  # fmt: skip
+
+
+@taught(
+    "contiguous_gradients, reduce_scatter off", "bucket of 5e8 for prefetch",
+    "offload to cpu with an nvme_path", "precision loss",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "code", "says"),
+    [
+        (zero(2, contiguous_gradients=False), "ZM205", "fragments the memory"),
+        (zero(2, reduce_scatter=False), "ZM319", "twice the bytes"),
+        (zero(3, stage3_prefetch_bucket_size=5e8), "ZM303", "953.7 MiB in half precision"),
+        (zero(3, offload_param={"device": "cpu", "nvme_path": "/n"}), "ZM106", "has no effect"),
+        (zero(2) | {"bf16": {}, "fp16": {"enabled": True}}, "ZM407", "a spike of the norm"),
+    ],
+)  # fmt: skip
+def test_settings_that_were_accepted_in_silence(
+    check: Any, config: dict[str, Any], code: str, says: str
+) -> None:
+    assert says in said(check(config), code)
+
+
+@taught("bf16 on V100 and T4")
+@pytest.mark.parametrize("device", ["v100", "t4"])
+def test_bf16_on_a_device_that_emulates_it(check: Any, device: str) -> None:
+    machine = Machine(device=device)
+    assert "no units for bf16" in said(check(zero(2), machine=machine), "ZM406")
+    yaml = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n"
+    assert "mixed_precision: fp16" in said(check(yaml, "a.yaml", machine), "ZM406")
+    assert not [p for p in check(zero(2), machine=Machine(device="a100")) if p.code == "ZM406"]
+
+
+LAUNCH = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n"
+
+
+@taught("zero3_init_flag: false")
+def test_every_rank_builds_the_whole_model(check: Any) -> None:
+    """7 B in fp32: 28 GB a rank."""
+    text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  zero3_init_flag: false\n"
+    machine = Machine(model=from_count(7_000_000_000))
+    assert "26.1 GiB in fp32" in said(check(text, "a.yaml", machine), "ZM704")
+
+
+@taught("dead keys of accelerate")
+def test_a_setting_that_accelerate_ignores_has_a_place_where_it_works(check: Any) -> None:
+    text = (
+        f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
+    )
+    where = (
+        'deepspeed_config_file: ds.json, which has {"zero_optimization": {"reduce_bucket_size": '
+    )
+    assert where in said(check(text, "a.yaml"), "ZM102")
+
+
+HEAD = """\
+import torch, deepspeed
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+"""
+
+
+@taught(
+    "gather_distributed_parameters", "FSDP arguments that do not exist", "clip_grad_norm_ on FSDP1",
+    "FSDP scripts", "torch.load on every rank",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("with deepspeed.zero.gather_distributed_parameters(m): pass", "ZM107", "GatheredParameters"),
+        ("FSDP(m, transformer_layer_cls={B})", "ZM107", "functools.partial"),
+        ("FSDP(m, auto_wrap_policy=transformer_auto_wrap_policy)", "ZM107", "functools.partial"),
+        ("m = FSDP(m, auto_wrap_policy=p)\ntorch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)",
+         "ZM109", "m.clip_grad_norm_(max_norm)"),
+        ("MixedPrecision(param_dtype=torch.float16)", "ZM408", "ShardedGradScaler"),
+        ("FSDP(m, p, ShardingStrategy.NO_SHARD)", "ZM104", "DistributedDataParallel"),
+        ("for name, x in m.named_modules():\n    fully_shard(x)", "ZM312", "many small all-gathers"),
+        ("m.load_state_dict(torch.load('x'))\nfully_shard(m.a)\nfully_shard(m)", "ZM704", "mmap=True"),
+    ],
+)  # fmt: skip
+def test_scripts_that_were_accepted_in_silence(
+    check: Any, script: str, code: str, says: str
+) -> None:
+    assert says in said(check(HEAD + script, "train.py"), code)
+
+
+@taught("FSDP scripts")
+def test_a_second_call_of_fsdp_does_not_hide_the_first(check: Any) -> None:
+    """Two models, both wrapped as one unit."""
+    found = check(f"{HEAD}actor = FSDP(actor)\ncritic = FSDP(critic)\n", "train.py")
+    assert [p.code for p in found] == ["ZM206", "ZM206"]
 
 
 # ---- the list -------------------------------------------------------------------------------------

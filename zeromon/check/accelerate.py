@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
+from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.deepspeed.settings import ZERO, stage_of
 from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, whole
 from zeromon.check.schema import schema
+from zeromon.units import human_bytes
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
 """A check of (accelerate configuration, the DeepSpeed configuration that it names or None, machine)."""
@@ -68,6 +72,8 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
             if prefixed not in options:
                 near = get_close_matches(prefixed, known[part], 1, 0.7)
                 fix = f"did you mean {near[0]}?" if near else f"remove {name}"
+                if part == DEEPSPEED and not near:
+                    fix = _in_a_file(str(name), config.get(part, str(name))) or fix
                 message = f"{part} has no {name}: accelerate ignores the setting"
                 yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
     for old, new in _OLD.items():
@@ -75,6 +81,16 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
             message = f"{old} is the old form of {new}"
             fix = "mixed_precision: fp16" if old == "fp16" else f"write {new}"
             yield config.problem("ZM104", "info", (old,), message, fix)
+
+
+def _in_a_file(name: str, value: Any) -> str:
+    """Returns where a setting of DeepSpeed works that accelerate does not read; "" for others."""
+    known, text = schema()["deepspeed"], json.dumps({name: value})
+    if name in known["sections"][ZERO]["fields"]:
+        text = json.dumps({ZERO: {name: value}})
+    elif name not in known["top"]:
+        return ""
+    return f"deepspeed_config_file: ds.json, which has {text}"
 
 
 def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
@@ -224,6 +240,40 @@ def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]
             yield config.problem("ZM504", "error", (DEEPSPEED, device), message, fix)
 
 
+def dead_paths(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Yields a path on NVMe beside an offload to the host, which never reads it."""
+    for name in ("optimizer", "param"):
+        path = (DEEPSPEED, f"offload_{name}_nvme_path")
+        device = config.get(DEEPSPEED, f"offload_{name}_device")
+        if device == "cpu" and config.get(*path) not in (None, "", "none"):
+            message = f"offload_{name}_device is cpu, and {path[-1]} has no effect"
+            fix = f"offload_{name}_device: nvme, or remove {path[-1]}"
+            yield config.problem("ZM106", "info", path, message, fix)
+
+
+def whole_model_on_every_rank(
+    config: Config, other: Config | None, machine: Machine
+) -> Iterator[Problem]:
+    """Yields stage 3 without ``zero.Init``: every rank builds the whole model before it is split."""
+    path = (DEEPSPEED, "zero3_init_flag")
+    if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
+        return
+    if is_on(config.get(*path)) is False:
+        takes = "the whole model"
+        if machine.model is not None:
+            takes = f"{human_bytes(4 * machine.model.params)} in fp32"
+        message = f"every rank builds {takes} before stage 3 splits it"
+        yield config.problem("ZM704", "warning", path, message, "zero3_init_flag: true")
+
+
+def bf16_device(config: Config, _other: Config | None, machine: Machine) -> Iterator[Problem]:
+    """Yields bf16 on a device that emulates it."""
+    if machine.device in NO_BF16 and config.get("mixed_precision") == "bf16":
+        message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
+        path = ("mixed_precision",)
+        yield config.problem("ZM406", "warning", path, message, "mixed_precision: fp16")
+
+
 def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields fp16 at ZeRO stage 3, and training in fp32."""
     if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
@@ -348,4 +398,7 @@ CHECKS: tuple[Check, ...] = (
     across_nodes,
     full_state_dict,
     checkpoint_choices,
+    dead_paths,
+    whole_model_on_every_rank,
+    bf16_device,
 )

@@ -79,6 +79,8 @@ class Machine:
     model: ModelSpec | None = None
     host_bytes: int | None = None
     hosts: int | None = None
+    device: str = ""
+    """Name of the device, such as ``v100``; "" where --memory gives a size."""
 
 
 class Refused(NamedTuple):

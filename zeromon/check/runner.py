@@ -10,6 +10,7 @@ from pathlib import Path
 from zeromon.check import (
     accelerate,
     deepspeed,
+    fsdp_scripts,
     loaders,
     plans,
     script_configs,
@@ -197,7 +198,8 @@ class _Run:
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
-        for test in (*scripts.CHECKS, *training_loop.CHECKS, *loaders.CHECKS):
+        checks = (*scripts.CHECKS, *training_loop.CHECKS, *fsdp_scripts.CHECKS, *loaders.CHECKS)
+        for test in checks:
             self.problems += test(script)
         for call in filter(scripts.is_arguments, script.calls):
             fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))

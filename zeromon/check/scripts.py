@@ -21,6 +21,8 @@ FRAMEWORKS = (
 FSDP = "FullyShardedDataParallel"
 WRAPPERS = (FSDP, "DistributedDataParallel", "fully_shard")
 NONEXISTENT = {
+    "deepspeed.zero.gather_distributed_parameters": "deepspeed.zero.GatheredParameters(params), or "
+    "model.save_16bit_model(folder) of the engine",
     "deepspeed.Profiling": "deepspeed.profiling.flops_profiler.FlopsProfiler, "
     'or "flops_profiler" in the configuration',
 }
@@ -322,8 +324,10 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
     """Yields FSDP around the whole model, where the file wraps no other module."""
     fsdp = calls_of(script, FSDP)
     helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
-    if len(fsdp) == 1 and not helpers:
-        call = fsdp[0]
+    models = [call.node.args[0] if call.node.args else None for call in fsdp]
+    names = {node.id for node in models if isinstance(node, ast.Name)}
+    apart = len(fsdp) == 1 or len(names) == len(fsdp)  # several models, each wrapped whole
+    for call in fsdp if apart and not helpers else ():
         policy = script.value(script.argument(call, "auto_wrap_policy", 4))
         given = script.argument(call, "auto_wrap_policy", 4) is not None
         alone = not (call.loops or is_open(call) or _is_parameter(call))

@@ -89,6 +89,7 @@ def _machine(options: argparse.Namespace) -> Machine:
         model=_model(options.model) if options.model else None,
         host_bytes=host_memory(options.host_memory),
         hosts=options.hosts,
+        device=(options.memory or "").strip().lower(),
     )
 
 

@@ -19,6 +19,14 @@ from zeromon.check.deepspeed.conflicts import (
     two_precisions,
 )
 from zeromon.check.deepspeed.fields import deprecated, names, values
+from zeromon.check.deepspeed.hygiene import (
+    bf16_device,
+    clipping,
+    dead_paths,
+    gradient_types,
+    gradients,
+    large_prefetch,
+)
 from zeromon.check.deepspeed.optimizer import optimizer, scheduler
 from zeromon.check.deepspeed.performance import (
     bucket_size,
@@ -61,4 +69,10 @@ CHECKS: tuple[Check, ...] = (
     scheduler,
     hjson,
     unfilled,
+    gradients,
+    gradient_types,
+    bf16_device,
+    clipping,
+    large_prefetch,
+    dead_paths,
 )

@@ -1,0 +1,79 @@
+"""Checks of settings that are valid and rarely wanted: gradients, devices, clipping, dead paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, number
+from zeromon.units import human_bytes
+
+NO_BF16 = ("v100", "v100-16", "t4")
+"""Names of devices without units for bf16, as ``--memory`` takes them."""
+
+_LARGE_PREFETCH = 500_000_000
+"""Ten times DeepSpeed's default of ``stage3_prefetch_bucket_size``."""
+
+
+def gradients(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields gradients that are not contiguous, or all-reduced where each rank needs its part only."""
+    stage = stage_of(config)
+    if not stage:
+        return
+    path: Path = (ZERO, "contiguous_gradients")
+    offloads = config.get(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
+    if is_on(config.get(*path)) is False and not (stage < 3 and offloads):
+        message = "gradients stay where backward allocates them, which fragments the memory"
+        yield config.problem("ZM205", "warning", path, message, config.write(path[-1], True))
+    path = (ZERO, "reduce_scatter")
+    if is_on(config.get(*path)) is False:
+        message = (
+            "every rank receives all gradients, of which it needs its own part: twice the bytes"
+        )
+        yield config.problem("ZM319", "warning", path, message, config.write(path[-1], True))
+
+
+def gradient_types(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a type of accumulated gradients that DeepSpeed refuses without ZeRO."""
+    kept = config.get("data_types", "grad_accum_dtype")
+    half = next((name for name in ("bf16", "fp16") if precision_of(config, name)), None)
+    if stage_of(config) == 0 and half and kept in ("fp32", "bf16", "fp16") and kept != half:
+        path: Path = ("data_types", "grad_accum_dtype")
+        message = f"DeepSpeed refuses {half} with gradients in {kept} at stage 0"
+        yield config.problem("ZM105", "error", path, message, config.write(path[-1], half))
+
+
+def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Yields bf16 on a device that emulates it."""
+    if machine.device in NO_BF16 and precision_of(config, "bf16"):
+        message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
+        fix = f'"fp16": {{{config.write("enabled", True)}}} and no bf16'
+        yield config.problem("ZM406", "warning", ("bf16", "enabled"), message, fix)
+
+
+def clipping(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields fp16 without a limit of the gradient norm."""
+    if precision_of(config, "fp16") and not config.get("gradient_clipping"):
+        message = "fp16 without gradient_clipping: a spike of the norm is applied as it is"
+        fix = config.write("gradient_clipping", 1.0)
+        yield config.problem("ZM407", "info", ("fp16", "enabled"), message, fix)
+
+
+def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a prefetch of ten times the default: elements, not bytes."""
+    path = (ZERO, "stage3_prefetch_bucket_size")
+    size = number(config.get(*path))
+    if stage_of(config) == 3 and size is not None and size >= _LARGE_PREFETCH:
+        takes = human_bytes(2 * size)
+        message = f"{size:,.0f} elements are gathered ahead, {takes} in half precision"
+        yield config.problem("ZM303", "info", path, message, config.write(path[-1], 50_000_000))
+
+
+def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields an ``nvme_path`` beside an offload to the host, which never reads it."""
+    for name in ("offload_optimizer", "offload_param"):
+        given = config.get(ZERO, name, "nvme_path")
+        if config.get(ZERO, name, "device") == "cpu" and given not in (None, "", AUTO, "none"):
+            message = f"{name} goes to host memory, and nvme_path has no effect"
+            fix = f"{config.write('device', 'nvme')}, or remove nvme_path"
+            yield config.problem("ZM106", "info", (ZERO, name, "nvme_path"), message, fix)

@@ -1,0 +1,122 @@
+"""Checks of how a script calls FSDP: arguments, units, precision, and what it loads on every rank."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from zeromon.check.problem import Problem
+from zeromon.check.scripts import FSDP, Check, Script, calls_of, is_open
+
+_ARGUMENTS = (
+    "module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
+    "backward_prefetch", "mixed_precision", "ignored_modules", "param_init_fn", "device_id",
+    "sync_module_states", "forward_prefetch", "limit_all_gathers", "use_orig_params",
+    "ignored_states", "device_mesh",
+)  # fmt: skip
+"""Parameters of torch's FullyShardedDataParallel."""
+
+_OF_A_POLICY = ("transformer_layer_cls", "min_num_params", "module_classes", "recurse")
+_PARTIAL = "functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})"
+
+
+def arguments(script: Script) -> Iterator[Problem]:
+    """Yields arguments that FSDP1 does not have, and a wrap policy without its classes."""
+    for call in calls_of(script, FSDP):
+        for word in call.node.keywords:
+            if word.arg is None or word.arg in _ARGUMENTS:
+                continue
+            near = get_close_matches(word.arg, _ARGUMENTS, 1, 0.7)
+            fix = f"did you mean {near[0]}?" if near else f"remove {word.arg}"
+            fix = f"auto_wrap_policy={_PARTIAL}" if word.arg in _OF_A_POLICY else fix
+            message = f"{FSDP} has no argument {word.arg}"
+            yield script.problem("ZM107", "error", word.value, message, fix, word.arg)
+        policy = script.argument(call, "auto_wrap_policy", 4)
+        if str(script.value(policy)).endswith(".transformer_auto_wrap_policy"):
+            message = (
+                "transformer_auto_wrap_policy needs the classes of the layers: it fails when called"
+            )
+            fix = f"auto_wrap_policy={_PARTIAL}"
+            yield script.problem(
+                "ZM107", "error", policy or call.node, message, fix, "auto_wrap_policy"
+            )
+
+
+def no_shard(script: Script) -> Iterator[Problem]:
+    """Yields FSDP1's ``NO_SHARD``, which torch deprecates."""
+    for call in calls_of(script, FSDP):
+        node = script.argument(call, "sharding_strategy", 2)
+        if node is not None and str(script.value(node)).endswith("ShardingStrategy.NO_SHARD"):
+            message = "NO_SHARD is deprecated: it is DDP, with FSDP's cost"
+            fix = "DistributedDataParallel(model)"
+            yield script.problem("ZM104", "warning", node, message, fix, "sharding_strategy")
+
+
+def unscaled(script: Script) -> Iterator[Problem]:
+    """Yields FSDP in fp16 in a script without a gradient scaler."""
+    if script.words & {"ShardedGradScaler", "GradScaler", "Accelerator", "Trainer", "Fabric"}:
+        return
+    for name in ("MixedPrecision", "MixedPrecisionPolicy"):
+        for call in calls_of(script, name):
+            low = script.argument(call, "param_dtype", 0)
+            if script.value(low) in ("torch.float16", "torch.half"):
+                message = "fp16 without a gradient scaler: small gradients become 0"
+                fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
+                yield script.problem(
+                    "ZM408", "warning", low or call.node, message, fix, "param_dtype"
+                )
+
+
+def every_module(script: Script) -> Iterator[Problem]:
+    """Yields loops over all modules that make a unit of each, down to the single layers."""
+    shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
+    for loop in ast.walk(script.tree):
+        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+            continue
+        over = loop.iter.func
+        if not isinstance(over, ast.Attribute) or over.attr not in ("modules", "named_modules"):
+            continue
+        for line in loop.body:  # not below an if, which selects
+            plain = line.value if isinstance(line, (ast.Expr, ast.Assign)) else None
+            if plain in shards:
+                message = "each module is a unit, down to the single layers: many small all-gathers"
+                fix = "for block in model.layers: ..., then the model"
+                short = shards[plain].short
+                yield script.problem("ZM312", "warning", line, message, fix, short)
+
+
+def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
+    """Yields ``load_state_dict(torch.load(...))`` that all ranks of a sharding script run."""
+    if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
+        return
+    loads = {call.node: call for call in script.calls if call.name == "torch.load"}
+    alone = {
+        inner
+        for node in ast.walk(script.tree)
+        if isinstance(node, (ast.If, ast.IfExp)) and "rank" in ast.unparse(node.test).lower()
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(script.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        first = node.args[0] if node.args else None
+        if node.func.attr != "load_state_dict" or first not in loads or first in alone:
+            continue
+        call = loads[first]
+        if is_open(call) or script.value(script.argument(call, "mmap")) is True:
+            continue
+        if str(script.value(script.argument(call, "map_location", 1))) == "meta":
+            continue
+        message = "every rank loads the whole checkpoint into the memory of its host"
+        fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
+        yield script.problem("ZM704", "info", node, message, fix, "torch.load")
+
+
+CHECKS: tuple[Check, ...] = (
+    arguments,
+    no_shard,
+    unscaled,
+    every_module,
+    loaded_on_every_rank,
+)
