@@ -104,7 +104,7 @@ class Collectives:
         """Runs the collective of the _c10d_functional operator *func*, or waits for it."""
         name = func.overloadpacket.__name__
         if name == "wait_tensor":
-            self._wait_for(out.untyped_storage())
+            self._wait_for(args[0].untyped_storage())
         elif name in FUNCTIONAL:
             op = FUNCTIONAL[name]
             pg = dist.distributed_c10d._resolve_process_group(args[-1])

@@ -98,6 +98,8 @@ class Spec:
     micro_batch: int = 1
     steps: int = 3
     """Steps to take; the last one is reported. The first creates the state of the optimizer."""
+    clip_gradients: bool = False
+    """Whether gradients are clipped to a norm, which is reduced over all ranks before the optimizer."""
     spans: bool = False
     """Whether the result lists each kernel, collective and wait."""
 

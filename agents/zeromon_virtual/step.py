@@ -52,6 +52,8 @@ class Job:
                 loss.backward()
             del loss
         with phase("optimizer"):
+            if self.spec.clip_gradients:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.engine.clock.synchronize()

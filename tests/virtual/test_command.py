@@ -20,6 +20,7 @@ SPEC: dict[str, Any] = {
     "device": {"flops_per_second": {"default": 20e12}, "bytes_per_second": 1e12},
     "sharding": {"shards": 8},
     "link": {"latency_seconds": 2e-5, "bytes_per_second": 20e9},
+    "clip_gradients": True,
     "spans": True,
 }  # fmt: skip
 
@@ -73,6 +74,13 @@ def test_a_collective_takes_latency_and_bytes_over_bandwidth(result: dict[str, A
     for span in gathers:
         seconds = span["end_seconds"] - span["start_seconds"]
         assert seconds == pytest.approx(2e-5 + nbytes * 7 / 8 / 20e9, abs=2e-9)
+
+
+def test_the_norm_of_the_gradients_is_waited_for(result: dict[str, Any]) -> None:
+    """DTensor reduces it by a functional collective, which nothing hides: 20 us of latency."""
+    (row,) = [row for row in result["exposed"] if row["phase"] == "optimizer"]
+    assert (row["op"], row["unit"]) == ("all_reduce", "")
+    assert 2e-5 <= row["seconds"] < 2.1e-5
 
 
 def test_a_matrix_product_takes_its_flops_over_the_rate_or_its_bytes_over_the_bandwidth(
