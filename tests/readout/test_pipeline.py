@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 from builders import pipelined, rank, run
-from zeromon_dashboard.page import Known
-from zeromon_dashboard.pages import communication as page
-from zeromon_dashboard.url_state import Route
 
 from zeromon.readout.pipeline import pipeline_lines
 from zeromon.report.render import render
@@ -17,6 +14,9 @@ from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
 from zeromon.tui.screens.communication import arrivals
 from zeromon.tui.screens.rank import rank_page
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.pages import communication as page
+from zeromon_dashboard.url_state import Route
 
 KNOWN = "bubble 32.0 %, 30.0 % by its schedule"
 SLOWEST = "stage 1 (rank 1) is the slowest: 30.0 ms a micro-batch, mean of all stages 30.0 ms"
