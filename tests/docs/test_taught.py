@@ -46,7 +46,7 @@ OPEN = {
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
     "NVMe prefetch": "pipeline_read, pipeline_write",
-    "figures that differ between files": "ZM602 across files",
+    "figures of a launch command": "check ... -- accelerate launch ...",
     "seeds and initial parameters": "manual_seed, hash by rank",
     "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
@@ -494,6 +494,37 @@ def test_a_second_call_of_fsdp_does_not_hide_the_first(check: Any) -> None:
     """Two models, both wrapped as one unit."""
     found = check(f"{HEAD}actor = FSDP(actor)\ncritic = FSDP(critic)\n", "train.py")
     assert [p.code for p in found] == ["ZM206", "ZM206"]
+
+
+@taught("figures that differ between files")
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("transformers.TrainingArguments('o', gradient_accumulation_steps=8)", "ZM602",
+         "is 8 here, and gradient_accumulation_steps is 4 in {yaml}: Trainer refuses"),
+        ("transformers.TrainingArguments('o', max_grad_norm=0.5)", "ZM105",
+         "max_grad_norm is 0.5 here, and gradient_clipping is 1.0 in {yaml}: Trainer refuses"),
+        ("transformers.TrainingArguments('o', fp16=True)", "ZM105",
+         "the precision is fp16 here and bf16 in {yaml}: this script wins"),
+        ("accelerate.Accelerator(gradient_accumulation_steps=8)", "ZM602",
+         "is 8 here and 4 in {yaml}, which wins"),
+        ("accelerate.Accelerator(mixed_precision='fp16')", "ZM105", "this script wins"),
+    ],
+)  # fmt: skip
+def test_a_figure_in_two_files_has_one_winner(
+    tmp_path: Path, script: str, code: str, says: str
+) -> None:
+    """A tutorial's own example accumulates over 4 micro-steps in one file, and over 8 in the other."""
+    yaml, train = tmp_path / "a.yaml", tmp_path / "train.py"
+    yaml.write_text(
+        f"{LAUNCH}  zero_stage: 2\n  gradient_accumulation_steps: 4\n  gradient_clipping: 1.0\n"
+    )
+    train.write_text(f"import accelerate, transformers\n{script}\n")
+    found = check_files([str(yaml), str(train)]).problems
+    assert says.format(yaml=yaml) in said(list(found), code)
+    same = script.replace("=8", "=4").replace("0.5", "1.0").replace("fp16", "bf16")
+    train.write_text(f"import accelerate, transformers\n{same}\n")
+    assert code not in {p.code for p in check_files([str(yaml), str(train)]).problems}
 
 
 # ---- the list -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zeromon.check import (
     accelerate,
+    across,
     deepspeed,
     fsdp_scripts,
     loaders,
@@ -65,8 +66,11 @@ class Result:
 def check(paths: Iterable[str], machine: Machine | None = None) -> Result:
     """Returns all problems of files and folders, in order of files and lines."""
     run = _Run(machine or Machine())
-    for path in paths:
+    given = list(paths)
+    for path in given:
         run.path(path)
+    if not any(Path(path).is_dir() for path in given):  # files of a folder may not belong together
+        run.across()
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     ordered = sorted(
         set(run.problems),
@@ -96,6 +100,15 @@ class _Run:
         self.machine = machine
         self.checked: set[Path] = set()
         self.problems: list[Problem] = []
+        self.launches: list[tuple[Config, Config | None]] = []
+        """Accelerate files, each with the DeepSpeed configuration that it names."""
+        self.scripts: list[scripts.Script] = []
+
+    def across(self) -> None:
+        """Compares the scripts with the accelerate file, where there is one."""
+        if len(self.launches) == 1:
+            for script in self.scripts:
+                self.problems += across.differences(script, *self.launches[0])
 
     def path(self, path: str) -> None:
         """Checks a file or a folder from the command line."""
@@ -165,6 +178,7 @@ class _Run:
         """Checks one configuration, and the file that it names."""
         if kind == "accelerate":
             other = self.follow(config, file)
+            self.launches.append((config, other))
             for test in accelerate.CHECKS:
                 self.problems += test(config, other, self.machine)
             if other is None and not config.get(accelerate.DEEPSPEED, "deepspeed_config_file"):
@@ -198,6 +212,7 @@ class _Run:
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
+        self.scripts.append(script)
         checks = (*scripts.CHECKS, *training_loop.CHECKS, *fsdp_scripts.CHECKS, *loaders.CHECKS)
         for test in checks:
             self.problems += test(script)
