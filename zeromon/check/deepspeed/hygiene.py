@@ -24,7 +24,7 @@ def gradients(config: Config, _: Machine) -> Iterator[Problem]:
     offloads = config.get(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
     if is_on(config.get(*path)) is False and not (stage < 3 and offloads):
         message = "gradients stay where backward allocates them, which fragments the memory"
-        yield config.problem("ZM205", "warning", path, message, config.write(path[-1], True))
+        yield config.problem("ZM205", "info", path, message, config.write(path[-1], True))
     path = (ZERO, "reduce_scatter")
     if is_on(config.get(*path)) is False:
         message = (
