@@ -1,6 +1,6 @@
 """A device that is simulated by discrete events: streams, events and graph capture on a virtual clock.
 
-``VirtualDevice`` has the interface of ``torch.cuda`` that the agent uses. All times are integers of
+``VirtualDevice`` has the interface of the agent's ``Accelerator``. All times are integers of
 nanoseconds. A stream runs in order what the host enqueued; each operation starts when the host has
 enqueued it, the stream is free, and what it waits for has ended. So its times are known when it is
 enqueued, and the host sees a result once its own clock has passed it.
@@ -60,6 +60,7 @@ class VirtualDevice:
     """The streams, the host's clock and the module functions. ``call_ns``: what a call costs."""
 
     def __init__(self, streams: int = 4, call_ns: int = 0) -> None:
+        self.type = "cuda"
         self.now, self.call_ns = 0, call_ns
         self.streams = [Stream(self, number) for number in range(streams)]
         self.current = self.streams[0]

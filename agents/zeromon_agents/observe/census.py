@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.events import Kind, Role
-from zeromon_agents.observe.allocator import cuda_ready
+from zeromon_agents.observe import accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
 
@@ -92,7 +92,7 @@ def count(
 
 def _add(content: Any, row: list[int], seen: set[int]) -> None:
     """Adds a tensor or a flat list of tensors to *row*; flattens what is nested deeper."""
-    pins, device, host = cuda_ready(), 0, 0
+    pins, device, host = accelerator.ready() is not None, 0, 0
     for tensor in content if type(content) is list else (content,):
         if tensor is None:
             continue

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from zeromon.ring.events import Flag, Kind, head
+from zeromon_agents.observe.accelerator import Accelerator, current
 from zeromon_agents.runtime.hook_context import (
     EVENT,
     ISSUED_NS,
@@ -98,14 +99,15 @@ class Waited:
 
 
 class DeviceTimer:
-    """Records and reads device events. *cuda* is ``torch.cuda`` or has its interface."""
+    """Records and reads events of *accelerator*, by default that of this process."""
 
-    def __init__(self, context: HookContext, cuda: Any = None) -> None:
+    def __init__(self, context: HookContext, accelerator: Accelerator | None = None) -> None:
         self._context = context
-        self._cuda = cuda if cuda is not None else torch.cuda
-        self.device_type: str = getattr(self._cuda, "__name__", "torch.cuda").rpartition(".")[2]
-        """The type of the devices whose collectives are timed."""
-        self._record: Any = self._cuda.Event.record
+        device = accelerator or current() or Accelerator("cuda", torch.cuda)
+        self._device = device
+        self.device_type = device.type
+        """The type of the tensors whose collectives are timed here."""
+        self._record: Any = device.Event.record
         self._free: list[Any] = []
         self._pending: deque[Waited] = deque()
         self._compute_stream: Any = None
@@ -118,22 +120,22 @@ class DeviceTimer:
 
     def install(self, patches: Patches) -> None:
         """Patches the methods of the device's events through which each wait between streams passes."""
-        event = self._cuda.Event
+        event = self._device.Event
         if "wait" in vars(event) and "record" in vars(event):
             patches.wrap(event, "record", self._record_hook)
             patches.wrap(event, "wait", self._wait_hook)
 
     def mark_compute_stream(self) -> None:
         """Takes the current stream for the one in which the model computes."""
-        if self._cuda.is_initialized():
-            self._compute_stream = self._cuda.current_stream()
+        if self._device.is_initialized():
+            self._compute_stream = self._device.current_stream()
 
     def issued(self, entry: Entry) -> bool:
         """Records an event where *entry*'s collective was issued.
 
         Returns False while a graph is captured: the collective does not run then, and has no time.
         """
-        if self._cuda.is_current_stream_capturing():
+        if self._device.is_current_stream_capturing():
             return False
         entry[EVENT] = self._mark()
         return True
@@ -142,7 +144,7 @@ class DeviceTimer:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""
         if any(entry[EVENT] is None for entry in entries):
             return None
-        if self._cuda.is_current_stream_capturing():
+        if self._device.is_current_stream_capturing():
             return None
         return entries, self._mark()
 
@@ -162,7 +164,7 @@ class DeviceTimer:
         """
         if self._compute_stream is None:
             self.mark_compute_stream()  # no framework has told it: that of the optimizer
-        if not self._pending or self._cuda.is_current_stream_capturing():
+        if not self._pending or self._device.is_current_stream_capturing():
             return
         pending = self._pending
         while pending and pending[0].left.query():
@@ -192,10 +194,10 @@ class DeviceTimer:
         """Runs and times *wait*, which makes *stream* wait for another one with the waits *behind*."""
         note, reached = self._context.guard.note, None
         if stream is None:
-            stream = self._cuda.current_stream()
+            stream = self._device.current_stream()
         try:
             behind = tuple(one for one in behind if not one.passed and one.depth < _DEPTH)
-            if behind and not self._cuda.is_current_stream_capturing():
+            if behind and not self._device.is_current_stream_capturing():
                 reached = self._mark(stream)
         except self._context.guard.CAUGHT as error:
             note(error, "Event.wait")
@@ -217,7 +219,7 @@ class DeviceTimer:
         def record(event: Any, stream: Any = None) -> Any:
             try:
                 if self._waits:
-                    at = self._cuda.current_stream() if stream is None else stream
+                    at = self._device.current_stream() if stream is None else stream
                     waits = self._waits.get(at.stream_id, ())
                     if waits or getattr(event, _BEHIND, None):
                         setattr(event, _BEHIND, waits)
@@ -234,11 +236,11 @@ class DeviceTimer:
         if self._compute_stream is None:
             return None
         if stream is None:
-            stream = self._cuda.current_stream()
+            stream = self._device.current_stream()
         return None if stream == self._compute_stream else int(stream.stream_id)
 
     def _mark(self, stream: Any = None) -> Any:
-        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+        event = self._free.pop() if self._free else self._device.Event(enable_timing=True)
         self._record(event, stream)
         return event
 

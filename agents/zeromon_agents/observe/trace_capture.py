@@ -19,7 +19,7 @@ import torch
 
 from zeromon.ring.atomic import replacing
 from zeromon.ring.events import Kind, TraceState
-from zeromon_agents.observe.allocator import cuda_ready
+from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
@@ -176,8 +176,10 @@ class Capture:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
-        if cuda_ready():
-            activities.append(ProfilerActivity.CUDA)
+        device = accelerator.ready()
+        if device is not None:  # a type without an activity of its own is torch's private one
+            known = ProfilerActivity.__members__
+            activities.append(known.get(device.type.upper(), known["PrivateUse1"]))
         made = profile(activities=activities)
         self._own_call = True
         try:

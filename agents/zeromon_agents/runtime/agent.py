@@ -30,7 +30,8 @@ from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.units import Units
-from zeromon_agents.observe.allocator import Allocator, cuda_ready
+from zeromon_agents.observe import accelerator
+from zeromon_agents.observe.allocator import Allocator
 from zeromon_agents.observe.census import Census, census_step
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
@@ -211,16 +212,10 @@ class Agent:
         self.context.add_metadata(record_ns=cost.record_ns, call_ns=cost.call_ns)
 
     def _write_device_metadata(self) -> None:
-        if self._wrote_device or not cuda_ready():
-            return
-        self._wrote_device = True
-        index = torch.cuda.current_device()
-        properties = torch.cuda.get_device_properties(index)
-        self.context.add_metadata(
-            device=f"cuda:{index}",
-            device_name=properties.name,
-            device_uuid=str(getattr(properties, "uuid", "")),
-        )
+        device = None if self._wrote_device else accelerator.ready()
+        if device is not None:
+            self._wrote_device = True
+            self.context.add_metadata(**device.describe())
 
     def _register_existing_groups(self) -> None:
         world = torch.distributed.distributed_c10d._world

@@ -123,7 +123,7 @@ def wait_counted_twice(patch: pytest.MonkeyPatch) -> None:
 
 def event_on_the_wrong_stream(patch: pytest.MonkeyPatch) -> None:
     mark = DeviceTimer._mark
-    patch.setattr(DeviceTimer, "_mark", lambda self, _=None: mark(self, self._cuda.streams[0]))
+    patch.setattr(DeviceTimer, "_mark", lambda self, _=None: mark(self, self._device.streams[0]))
 
 
 def capture_recorded(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def poll_during_a_capture(patch: pytest.MonkeyPatch) -> None:
 
     def always(self: Any) -> None:
         with pytest.MonkeyPatch.context() as inside:
-            inside.setattr(self._cuda, "is_current_stream_capturing", bool)
+            inside.setattr(self._device, "is_current_stream_capturing", bool)
             poll(self)
 
     patch.setattr(DeviceTimer, "poll", always)
@@ -191,7 +191,7 @@ def window_not_cut(patch: pytest.MonkeyPatch) -> None:
 
 def poll_out_of_order(patch: pytest.MonkeyPatch) -> None:
     def poll(self: Any) -> None:
-        if self._cuda.is_current_stream_capturing():
+        if self._device.is_current_stream_capturing():
             return
         self._pending.reverse()
         while self._pending and self._pending[-1].left.query():
@@ -203,7 +203,7 @@ def poll_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
 def poll_does_not_ask(patch: pytest.MonkeyPatch) -> None:
     def poll(self: Any) -> None:
-        while self._pending and not self._cuda.is_current_stream_capturing():
+        while self._pending and not self._device.is_current_stream_capturing():
             wait = self._pending.popleft()
             self._write_done(wait) if wait.entries else self._write_stalls(wait)
 

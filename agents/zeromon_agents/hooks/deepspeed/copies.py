@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from zeromon.ring.events import Path
 from zeromon_agents.hooks.deepspeed.engines import Engine, Engines
+from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.runtime.around import SKIP
 
@@ -37,7 +36,7 @@ class Copies:
         if state is None:
             return
         copied, started = state
-        spent = 0 if torch.cuda.is_initialized() else time.monotonic_ns() - started
+        spent = 0 if accelerator.ready() is not None else time.monotonic_ns() - started
         for path, nbytes in copied:
             self._transfers.add(path, nbytes, spent, spent)
 
