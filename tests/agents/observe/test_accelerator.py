@@ -17,6 +17,7 @@ from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
+from zeromon_agents.runtime.patches import Patches
 
 
 @pytest.fixture
@@ -66,6 +67,15 @@ def test_a_young_backend_has_no_graphs_and_torchs_own_events() -> None:
     assert found.Event is torch.Event
     assert not found.is_current_stream_capturing()
     assert not found.is_initialized()
+
+
+def test_torchs_own_event_stays_as_it_is(tmp_path: Path) -> None:
+    """It is a class in C: waits between streams are then not followed."""
+    found = Accelerator("openreg", SimpleNamespace(current_stream=lambda: None))
+    context, patches = HookContext(RingWriter(tmp_path / "r.ring", rank=0), Guard()), Patches()
+    DeviceTimer(context, found).install(patches)
+    assert patches.restore() == []
+    assert torch.Event is found.Event
 
 
 def test_the_timer_takes_the_accelerator_of_the_process(npu: VirtualDevice, tmp_path: Path) -> None:
