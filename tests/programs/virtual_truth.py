@@ -19,6 +19,7 @@ import torch
 import zeromon_agents.runtime.agent as agent_module
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import Done, Stall, decode
+from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.agent import Agent
 from zeromon_agents.runtime.rank_info import RankInfo
@@ -85,7 +86,8 @@ def watched(case: str, folder: Path) -> dict[str, Any]:
     """Takes the steps of a case with the agent, whose device is the virtual one."""
     spec = from_json(SPEC | {"sharding": {"shards": 8} | CASES[case]})
     with job(spec) as running:
-        agent_module.DeviceTimer = lambda context: DeviceTimer(context, torch.virtual)
+        device = Accelerator("virtual", torch.virtual)
+        agent_module.DeviceTimer = lambda context: DeviceTimer(context, device)
         agent = Agent(folder, RankInfo())
         agent.start()
         truth, result = by_schedule(running, spec.steps)

@@ -83,7 +83,7 @@ def test_the_timer_takes_the_accelerator_of_the_process(npu: VirtualDevice, tmp_
     context = HookContext(RingWriter(tmp_path / "r.ring", rank=0, capacity=64), Guard())
     context.mode = ON
     timer = DeviceTimer(context)
-    assert timer.type == "npu"
+    assert timer.device_type == "npu"
     collectives = c10d.Collectives(context, timer)
     collectives.end_warm_up()
     pg = SimpleNamespace()
