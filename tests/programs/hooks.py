@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from leave import leave
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import zeromon_agents
 
@@ -308,11 +309,23 @@ def graph_breaks() -> dict:
         compiled(torch.ones(2, 8)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    steps = agent().context.step if agent() else 0
     counters = dynamo.utils.counters
+    found = [sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]]
+    counters.clear()
+    dynamo.reset()
+    # FSDP1 runs between two graphs, where dynamo tries each Python frame, also of the hooks
+    cpu = torch.device("cpu")
+    sharded = FullyShardedDataParallel(nn.Linear(8, 8), use_orig_params=True, device_id=cpu)
+    compiled = torch.compile(sharded, backend="aot_eager")
+    for _ in range(3):
+        compiled(torch.ones(2, 8)).sum().backward()
     return {
-        "breaks": sum(counters["graph_break"].values()),
-        "graphs": counters["stats"]["unique_graphs"],
-        "steps": agent().context.step if agent() else 0,
+        "breaks": found[0],
+        "graphs": found[1],
+        "steps": steps,
+        "fsdp1_breaks": sum(counters["graph_break"].values()),
+        "fsdp1_graphs": counters["stats"]["unique_graphs"],
     }
 
 

@@ -22,7 +22,7 @@ from zeromon.ring.buffer import NameKind
 from zeromon.ring.events import Dtype, Flag, Kind, Op, head, typed
 from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
-from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.around import RAISED, around, leave_to_python
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import (
     END,
@@ -305,7 +305,7 @@ class Collectives:
         method.__name__ = name
         # pybind recognizes by the code's name that a Python subclass calls its base class
         method.__code__ = method.__code__.replace(co_name=name)
-        return method
+        return leave_to_python(method, and_callees=True)
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, take, now = self._context, self.open.pop, time.monotonic_ns
@@ -338,7 +338,7 @@ class Collectives:
                 except Guard.CAUGHT as error:
                     note(error, "Work.wait")
 
-        return wait
+        return leave_to_python(wait, and_callees=True)
 
     def _wait_for_entries(
         self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any

@@ -9,7 +9,7 @@ from typing import Any
 
 from zeromon.ring.events import Kind, UnitEvent
 from zeromon_agents.observe.allocator import allocated_bytes
-from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.around import around, leave_to_python
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
 Describe = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
@@ -79,4 +79,5 @@ class Units:
             if event is not None and (happens is None or happens(*args)):
                 self.mark(event, unit)
 
-        return around(context, enter, scoped=True, active_from=ON)
+        hook = around(context, enter, scoped=True, active_from=ON, traced=True)
+        return lambda original: leave_to_python(hook(original), and_callees=False)

@@ -9,17 +9,38 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, HookContext
 
+Function = TypeVar("Function")
+
 RAISED: Final = object()
 """The *result* that *after* receives when the wrapped function raised."""
 SKIP: Final = object()
 """What *before* returns for a call that *after* has nothing to do with."""
+
+
+def leave_to_python(function: Function, *, and_callees: bool) -> Function:
+    """Returns *function*, whose frames dynamo does not compile when eager code calls it.
+
+    Inside of a region under torch.compile each Python frame is tried, also ours: FSDP1's functions run
+    there between two graphs.
+    """
+    code = getattr(function, "__code__", None)
+    evaluation: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    if code is None:
+        return function
+    if hasattr(evaluation, "set_code_exec_strategy"):
+        skip, default = evaluation._FrameAction.SKIP, evaluation._FrameAction.DEFAULT
+        strategy = evaluation._FrameExecStrategy(skip, skip if and_callees else default)
+        evaluation.set_code_exec_strategy(code, strategy)
+    elif hasattr(evaluation, "skip_code"):  # torch before 2.7
+        evaluation.skip_code(code)
+    return function
 
 
 def around(
@@ -43,6 +64,23 @@ def around(
     unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
     the function: the graph then contains the function alone, and does not depend on the mode.
     """
+    for function in (before, after):
+        leave_to_python(function, and_callees=True)
+    decorate = _decorator(context, before, after, where, active_from, scoped, traced)
+    if traced:
+        return decorate
+    return lambda original: leave_to_python(decorate(original), and_callees=False)
+
+
+def _decorator(
+    context: HookContext,
+    before: Callable[..., Any] | None,
+    after: Callable[..., None] | None,
+    where: str,
+    active_from: int,
+    scoped: bool,
+    traced: bool,
+) -> Callable[[Any], Any]:
     note, is_compiling, now = context.guard.note, torch.compiler.is_compiling, time.perf_counter_ns
 
     def decorate(original: Any) -> Any:
