@@ -23,6 +23,7 @@ import torch.distributed as dist
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import UnitEvent
 from zeromon_agents.hooks.c10d import PAYLOADS, Collectives
+from zeromon_agents.hooks.functional import Functional, in_place_of
 from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around
@@ -88,6 +89,21 @@ def measure() -> dict[str, float]:
     def pair() -> None:
         wait(issue(group, payload, options))
 
+    def bare_functional(tensor: Any, reduction: str, group: str) -> Any:
+        return tensor
+
+    def bare_wait_tensor(tensor: Any) -> Any:
+        return tensor
+
+    functional = Functional(context, collectives, collectives._device)
+    operator = torch.ops._c10d_functional.all_reduce
+    arguments = [argument.name for argument in operator.default._schema.arguments]
+    issue_hook = functional.issue_hook(bare_functional, str(operator), arguments)
+    issue_functional = in_place_of(bare_functional, issue_hook)
+    wait_tensor = in_place_of(bare_wait_tensor, functional.wait_hook(bare_wait_tensor))
+    name = group.group_name
+    wait_tensor(issue_functional(tensor, "sum", name))
+
     class Owner:
         """A unit's object."""
 
@@ -106,6 +122,13 @@ def measure() -> dict[str, float]:
             "on": at(ON, pair),
             "counting": at(IDLE, pair),
             "off": at(OFF, pair),
+            "functional_bare": at(
+                ON, lambda: bare_wait_tensor(bare_functional(tensor, "sum", name))
+            ),
+            "functional": at(ON, lambda: wait_tensor(issue_functional(tensor, "sum", name))),
+            "functional_counting": at(
+                IDLE, lambda: wait_tensor(issue_functional(tensor, "sum", name))
+            ),
             "method": at(ON, lambda: method(None, None)),
             "unit": at(ON, lambda: unit(owner, None)),
             "around": at(ON, lambda: plain(None, None)),
@@ -163,6 +186,14 @@ def main() -> None:
     rows = {
         "collective, recorded (issue + wait)": (figures["on"] - bare, 2000),
         "collective, counted only (issue + wait)": (figures["counting"] - bare, 2000),
+        "functional collective, recorded (issue + wait)": (
+            figures["functional"] - figures["functional_bare"],
+            2000,
+        ),
+        "functional collective, counted only (issue + wait)": (
+            figures["functional_counting"] - figures["functional_bare"],
+            2000,
+        ),
         "detached hook still in place (a call)": ((figures["off"] - bare) / 2, 100),
         "a unit's method (FSDP)": (figures["unit"] - figures["method"], 2000),
         "any other wrapped method": (figures["around"] - figures["method"], 1000),

@@ -84,7 +84,7 @@ PAYLOADS: dict[str, Payload] = {
 }
 """The methods that communicate, under every name that a supported torch gives them."""
 
-_DTYPES = {
+DTYPES = {
     getattr(torch, name): code
     for name, code in (
         ("float32", Dtype.FLOAT32),
@@ -206,7 +206,7 @@ class Collectives:
         write, note, now = context.ring.write, context.guard.note, time.monotonic_ns
         op, index, keyword, per_rank = where
         issued = head(Kind.ISSUED, op)
-        tensor_type, dtypes = torch.Tensor, _DTYPES
+        tensor_type, dtypes = torch.Tensor, DTYPES
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
         attached, timed = self.attached, self._device.device_type
@@ -260,7 +260,7 @@ class Collectives:
                     if group.cuda and payload is not None and payload.device.type == timed:
                         entry = entry if self._device.issued(entry) else None
                 else:
-                    self._count(group.id, op, nbytes, dtype)
+                    self.count(group.id, op, nbytes, dtype)
                 extra = group.extras.get(name)
                 if extra is None or group.seen_sequences is not None:
                     before = sequence_number(pg)
@@ -275,11 +275,11 @@ class Collectives:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
                     if entry is not None:
                         entry[WORD] |= failed
-                        self._done(entry, now(), 0)
+                        self.done(entry, now(), 0)
                 raise
             try:
                 if before >= 0:
-                    self._note_sequence(group, pg, before, name)
+                    self.note_sequence(group, pg, before, name)
                 if entry is None:
                     opened.pop(id(work), None)  # an id may be used again: drop its older entry
                 else:
@@ -289,7 +289,7 @@ class Collectives:
                         if entry[EVENT] is not None:
                             self._device.ran_here(entry)
                         else:
-                            self._done(entry, now(), now() - entry[ISSUED_NS])
+                            self.done(entry, now(), now() - entry[ISSUED_NS])
                     else:
                         opened[id(work)] = entry
                         if called_async is not False and entry[EVENT] is None:
@@ -317,7 +317,7 @@ class Collectives:
             if entry is None:
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
             if type(entry[0]) is list or entry[EVENT] is not None:
-                return self._wait_for_entries(original, work, entry, args, kwargs)
+                return self.wait_for_entries(original, work, entry, args, kwargs)
             reached, outcome = now(), failed
             try:
                 result = original(work, *args, **kwargs) if args or kwargs else original(work)
@@ -340,9 +340,7 @@ class Collectives:
 
         return leave_to_python(wait, and_callees=True)
 
-    def _wait_for_entries(
-        self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def wait_for_entries(self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any) -> Any:
         """Waits for device work, or for several coalesced collectives at once."""
         entries: list[Entry] = entry if type(entry[0]) is list else [entry]
         guard, timed = self._context.guard, None
@@ -361,7 +359,7 @@ class Collectives:
                     left = time.monotonic_ns()
                     for position, one in enumerate(entries):
                         held = left - one[ISSUED_NS] if one[HELD_NS] < 0 else left - reached
-                        self._done(one, left, 0 if position else held)
+                        self.done(one, left, 0 if position else held)
             except Guard.CAUGHT as error:
                 guard.note(error, "Work.wait")
 
@@ -382,7 +380,8 @@ class Collectives:
 
     # ---- helpers ------------------------------------------------------------------------------
 
-    def _count(self, group: int, op: int, nbytes: int, dtype: int) -> None:
+    def count(self, group: int, op: int, nbytes: int, dtype: int) -> None:
+        """Counts a collective of a control step."""
         phase = self._context.phase
         self.last_counted = (op, phase, group, nbytes)
         key = (group, op, phase, typed(dtype, self._context.engine))
@@ -418,13 +417,14 @@ class Collectives:
             time.sleep(0.001)
         time.sleep(0.002)  # the callback has run; its thread still releases it
 
-    def _done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
+    def done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
+        """Writes the end of *entry*."""
         word, at, nbytes, issued, sequence, _, _, _ = entry
         entry[END] = end_ns
         done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
         self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
-    def _note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
+    def note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
         """Notes the sequence numbers that a call took, and how many one call of its method takes.
 
         Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo).
@@ -453,6 +453,6 @@ class Collectives:
         for key, entry in list(self.open.items()):
             if type(entry[0]) is not list and entry[END]:
                 self.open.pop(key, None)
-                self._done(entry, entry[END], max(0, entry[HELD_NS]))
+                self.done(entry, entry[END], max(0, entry[HELD_NS]))
         while len(self.open) > 4096:
             self.open.pop(next(iter(self.open)))

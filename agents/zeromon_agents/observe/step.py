@@ -320,7 +320,6 @@ class Steps:
             context.add_metadata(resumed_step=taken - 1)
         self._before_step_mark(context.step + 1)
         now = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
-        context.phase = Phase.OTHER
         context.unit = 0
         flags = Flag.IDLE if context.mode == IDLE else Flag(0)
         # an engine that steps twice without a backward has taken two steps
@@ -336,6 +335,7 @@ class Steps:
         # fmt: on
         self.step_start_ns = self._free_since = now
         self.micro_steps = 0
+        context.phase = self._unmarked()
         self._last_engine = engine
         following = context.step + 1
         if context.mode != OFF:  # another thread may have switched the agent off
@@ -376,7 +376,12 @@ class Steps:
             self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
             self._data_from = 0
             self._may_start(self._free_since)
-            self._context.phase = Phase.OTHER
+            self._context.phase = self._unmarked()
+
+    def _unmarked(self) -> Phase:
+        """Returns the phase of what no hook marks: forward, where no wrapper marks it."""
+        inferred = self._in_loop and not self._has_wrapper and not self.micro_steps
+        return Phase.FORWARD if inferred else Phase.OTHER
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:

@@ -29,6 +29,7 @@ from zeromon_agents.hooks.backend import Services
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
+from zeromon_agents.hooks.functional import Functional
 from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator
@@ -79,6 +80,7 @@ class Agent:
         self.patches, self.imports = Patches(), ImportWatch()
         self.device = DeviceTimer(context)
         self.collectives = Collectives(context, self.device)
+        self.functional = Functional(context, self.collectives, self.device)
         before_mark = context.timed(self._before_step_mark)
         self.steps = Steps(context, before_mark, self.collectives.counts.clear)
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
@@ -104,8 +106,8 @@ class Agent:
         )
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         self._counting = (
-            guarded(self.collectives.flush_step), guarded(self.transfers.flush),
-            self.backends.end_step,
+            guarded(self.collectives.flush_step), guarded(self.functional.flush_step),
+            guarded(self.transfers.flush), self.backends.end_step,
         )  # fmt: skip
         self._sampling = tuple(
             map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
@@ -143,6 +145,7 @@ class Agent:
         self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
         self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
         self.collectives.install(self.patches, self._count_the_rest)
+        self.guard.guarded(self.functional.install)(self.patches)
         self.guard.guarded(self.device.install)(self.patches)
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),

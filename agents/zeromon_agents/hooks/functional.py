@@ -1,0 +1,269 @@
+"""Hooks on functional collectives: DTensor's, those of ``torch.compile``, and the program's own.
+
+A functional collective is an operator: ``torch.ops._c10d_functional.all_reduce`` returns a tensor
+before the communication has ended, and ``wait_tensor`` waits for it. C++ calls the process group, so the
+hooks of :mod:`zeromon_agents.hooks.c10d` do not see it. An operator object calls its attribute ``_op``,
+in eager programs and in compiled graphs, and the hook takes the place of that attribute. The operator
+object stays the same, so torch.compile neither breaks a graph nor compiles again.
+
+torch keeps the work of a collective under the storage of the tensor that it returns. So does the hook:
+under the address of the storage, without a reference to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.utils import _python_dispatch
+
+from zeromon.ring.events import Flag, Kind, Op, head
+from zeromon_agents.hooks.c10d import DTYPES, Collectives, total_bytes
+from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import END, EVENT, HELD_NS, ON, WORD, Entry, HookContext
+from zeromon_agents.runtime.patches import Patches
+
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+WAIT = "wait_tensor"
+OPERATORS: dict[str, tuple[Op, bool]] = {
+    "all_reduce": (Op.ALL_REDUCE, False),
+    "all_reduce_": (Op.ALL_REDUCE, False),
+    "all_reduce_coalesced": (Op.ALL_REDUCE, False),
+    "all_reduce_coalesced_": (Op.ALL_REDUCE, False),
+    "all_gather_into_tensor": (Op.ALL_GATHER, True),
+    "all_gather_into_tensor_out": (Op.ALL_GATHER, True),
+    "all_gather_into_tensor_coalesced": (Op.ALL_GATHER, True),
+    "reduce_scatter_tensor": (Op.REDUCE_SCATTER, False),
+    "reduce_scatter_tensor_out": (Op.REDUCE_SCATTER, False),
+    "reduce_scatter_tensor_coalesced": (Op.REDUCE_SCATTER, False),
+    "all_to_all_single": (Op.ALL_TO_ALL, False),
+    "broadcast": (Op.BROADCAST, False),
+    "broadcast_": (Op.BROADCAST, False),
+    "isend": (Op.SEND, False),
+    "irecv": (Op.RECV, False),
+}
+"""Operator -> operation, and whether its first argument is one rank's part of the payload."""
+OTHERS = frozenset((WAIT, "_wrap_tensor_autograd", "batch_p2p_ops"))
+"""The operators of the namespaces that issue no collective, or several of them."""
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Tensors whose communication an operator starts itself. Of a subclass it calls the handler, which calls
+the operator again."""
+_GROUP = "group_name"
+"""The argument of every operator that issues: a group's name, or the group."""
+_MOST_PENDING = 4096
+_BLOCKED_NS = 20_000
+"""A wait that took longer has seen the end of the collective."""
+_ISSUED, _DONE = head(Kind.ISSUED), head(Kind.DONE)
+_FAILED, _END_KNOWN = head(0, flags=Flag.FAILED), head(0, flags=Flag.END_KNOWN)
+
+
+class Functional:
+    """The hooks on the operators, and the collectives that were not waited for yet."""
+
+    def __init__(self, context: HookContext, collectives: Collectives, device: DeviceTimer) -> None:
+        self._context = context
+        self._collectives = collectives
+        self._device = device
+        self._names: dict[str, Group] = {}
+        """Groups by the names that torch resolves, as long as none of the names is taken back."""
+        self.pending: dict[int, Any] = {}
+        """Address of a storage -> the collective under way, or a list of several."""
+
+    def install(self, patches: Patches) -> None:
+        """Patches every operator that this torch has."""
+        for namespace in NAMESPACES:
+            for name in (*OPERATORS, WAIT):
+                operator = getattr(getattr(torch.ops, namespace), name, None)
+                if operator is None:
+                    continue
+                schema = [argument.name for argument in operator.default._schema.arguments]
+                for owner in (operator, *(getattr(operator, o) for o in operator.overloads())):
+                    original = patches.original(owner, "_op")
+                    if name == WAIT:
+                        hook = self.wait_hook(original)
+                    else:
+                        hook = self.issue_hook(original, str(operator), schema)
+                    patches.set(owner, "_op", in_place_of(original, hook))
+
+        for name in ("_unregister_process_group", "_unregister_all_process_groups"):
+            if name in vars(distributed_c10d):
+                forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
+                patches.wrap(distributed_c10d, name, forget)
+
+    def _group_of(self, group: Any) -> Group:
+        """Returns what is known of *group*, a process group or its name."""
+        if not isinstance(group, str):
+            return self._collectives.group_of(group)
+        pg = distributed_c10d._resolve_process_group(group)
+        known = self._names[group] = self._collectives.group_of(pg)
+        return known
+
+    def flush_step(self) -> None:
+        """Forgets the oldest collectives that nobody waits for."""
+        while len(self.pending) > _MOST_PENDING:
+            del self.pending[next(iter(self.pending))]
+
+    def issue_hook(self, original: Any, qualified: str, schema: list[str]) -> Callable[..., Any]:
+        """Returns the wrapper of an operator that issues; inlined as that of c10d."""
+        context, collectives, pending = self._context, self._collectives, self.pending
+        groups, names, write = collectives.groups, self._names, context.ring.write
+        note, now, dtypes, list_type = context.guard.note, time.monotonic_ns, DTYPES, list
+        plain, tensor_type = _PLAIN, torch.Tensor
+        modes, depth = _python_dispatch, torch._C._len_torch_dispatch_stack
+        name = qualified.rpartition(".")[2]
+        op, per_rank = OPERATORS[name]
+        keyword, group_at = schema[0], schema.index(_GROUP)
+        point_to_point, in_place = op in (Op.SEND, Op.RECV), name.endswith("_")
+        own_word = head(0, op, flags=Flag.ASYNC)
+        attached = collectives.attached
+
+        def issue(*args: Any, **kwargs: Any) -> Any:
+            mode = context.mode
+            if not mode:
+                return original(*args, **kwargs)
+            entry: Entry | None = None
+            group: Any = None
+            before = -1
+            try:
+                payload = args[0] if args else kwargs[keyword]
+                first = payload[0] if type(payload) is list_type else payload
+                # a mode or a subclass calls the operator again, with plain tensors
+                if (
+                    type(first) in plain
+                    and not (modes._is_in_torch_dispatch_mode and depth())
+                    and not first.is_meta
+                ):
+                    pg = args[group_at] if group_at < len(args) else kwargs[_GROUP]
+                    group = names.get(pg) if type(pg) is str else groups.get(id(pg))
+                    if group is None:
+                        group = self._group_of(pg)
+                    nbytes = payload.nbytes if payload is first else total_bytes(payload)
+                    if per_rank:
+                        nbytes *= group.size
+                    group.issued += 1
+                    if point_to_point:
+                        group.point_to_point += 1
+                        sequence = -group.point_to_point
+                    elif attached:
+                        sequence = sequence_number(group.ref()) + 1
+                        group.numbers.append(sequence)
+                    else:
+                        sequence = group.issued - group.point_to_point
+                    dtype = dtypes.get(first.dtype, 0)
+                    if mode == ON:
+                        word, at = own_word | context.head_word, group.id | context.unit << 16
+                        began = now()
+                        write(began, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
+                        entry = [word, at, nbytes, began, sequence, 0, None, 0]
+                        if group.cuda and first.is_cuda:
+                            self._device.issued(entry)
+                    else:
+                        collectives.count(group.id, op, nbytes, dtype)
+                    extra = group.extras.get(qualified)
+                    if extra is None or group.seen_sequences is not None:
+                        before = sequence_number(group.ref())
+                    elif extra:
+                        group.extra += extra
+            except Guard.CAUGHT as error:
+                note(error, qualified)
+            try:
+                result = original(*args, **kwargs) if kwargs else original(*args)
+            except BaseException:
+                with suppress(Guard.CAUGHT):  # the caller must get the call's own error
+                    if entry is not None:
+                        entry[WORD] |= _FAILED
+                        collectives.done(entry, now(), 0)
+                raise
+            try:
+                if before >= 0:
+                    collectives.note_sequence(group, group.ref(), before, qualified)
+                if entry is not None:
+                    entry[HELD_NS] = now() - began
+                    if type(result) is tensor_type and not in_place:
+                        pending[result.untyped_storage()._cdata] = entry
+                    else:
+                        self._keep(result, entry)
+            except Guard.CAUGHT as error:
+                note(error, qualified)
+            return result
+
+        return issue
+
+    def _keep(self, result: Any, entry: Entry) -> None:
+        """Keeps *entry* of an operator with several results, or whose result is its argument."""
+        for tensor in result if type(result) is list else (result,):
+            key = tensor.untyped_storage()._cdata
+            known = self.pending.get(key)
+            self.pending[key] = entry if known is None else [*_entries(known), entry]
+
+    def wait_hook(self, original: Any) -> Callable[..., Any]:
+        """Returns the wrapper of ``wait_tensor``."""
+        context, take, now = self._context, self.pending.pop, time.monotonic_ns
+        note, write, plain = context.guard.note, context.ring.write, _PLAIN
+        list_type = list
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            entry = None
+            if context.mode:
+                try:
+                    tensor = args[0] if args else kwargs["tensor"]
+                    if type(tensor) in plain:
+                        entry = take(tensor.untyped_storage()._cdata, None)
+                except Guard.CAUGHT as error:
+                    note(error, WAIT)
+            if entry is None:
+                return original(*args, **kwargs) if kwargs else original(*args)
+            if type(entry[0]) is list_type or entry[EVENT] is not None or entry[END]:
+                return self._wait_for_entries(original, tensor, entry)
+            reached, outcome = now(), _DONE | _FAILED
+            try:
+                result = original(tensor)
+                outcome = _DONE
+                return result
+            finally:
+                left = now()
+                try:
+                    word, at, nbytes, issued, sequence, _, _, held = entry
+                    entry[END], blocked = left, left - reached
+                    if blocked > _BLOCKED_NS:
+                        outcome |= _END_KNOWN
+                    write(left, word | outcome, at, nbytes, issued, blocked + held, sequence)
+                except Guard.CAUGHT as error:
+                    note(error, WAIT)
+
+        return wait
+
+    def _wait_for_entries(self, original: Any, tensor: Any, known: Any) -> Any:
+        """Waits for device work, or for the collectives whose result one tensor is."""
+        entries = [entry for entry in _entries(known) if not entry[END]]
+        if not entries:  # another result of the same operator was waited for
+            return original(tensor)
+        try:
+            return self._collectives.wait_for_entries(original, tensor, entries, (), {})
+        finally:
+            for entry in entries:
+                entry[END] = entry[END] or time.monotonic_ns()
+
+
+def _entries(known: Any) -> list[Entry]:
+    return known if type(known[0]) is list else [known]
+
+
+def in_place_of(original: Any, hook: Callable[..., Any]) -> Any:
+    """Returns an object that calls *hook* and has the hash of *original*.
+
+    The hash of an operator is that of its ``_op``, and torch keeps operators in sets and as keys.
+    """
+    number = hash(original)
+    members = {"__call__": staticmethod(hook), "__hash__": lambda _: number}
+    replacement = type("Hook", (), members)()
+    replacement.__module__ = original.__module__  # torch reads it to look the operator up again
+    return replacement
