@@ -47,7 +47,11 @@ def watched_names() -> dict[str, dict]:
         fsdp1.FullyShardedDataParallel, ddp.DistributedDataParallel, torch.autograd,
         data._BaseDataLoaderIter, dist, dist.distributed_c10d,
     )  # fmt: skip
+    operators = torch.ops._c10d_functional
     found = {repr(o): dict(vars(o)) for o in owners}
+    for operator in (operators.all_reduce, operators.wait_tensor):
+        for owner in (operator, operator.default):
+            found[repr(owner)] = {"_op": vars(owner)["_op"]}
     found["optimizer hooks"] = {
         "pre": dict(optimizer._global_optimizer_pre_hooks),
         "post": dict(optimizer._global_optimizer_post_hooks),
@@ -358,7 +362,7 @@ def every_op() -> dict:
 
 
 def counts_to_the_end() -> dict:
-    """Sixteen steps, of which the last is a control step; then collectives from Python and from C++.
+    """Sixteen steps, of which the last is a control step; then collectives of both interfaces.
 
     Four of the steps run under torch's own profiler, and at the twelfth the process forks.
     """

@@ -1,4 +1,4 @@
-"""Counts collectives that C++ issues past the hooks: DDP's reducer, functional and compiled ones.
+"""Counts collectives that C++ issues past the hooks: DDP's reducer, replayed graphs, generated C++.
 
 A group's own sequence number says how many there were. Their operation is known only
 
