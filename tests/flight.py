@@ -29,15 +29,25 @@ def by_gloo_op(series: dict[tuple[str, ...], float], rank: str) -> Counter[str]:
     return found
 
 
-def flight_counts(facts: dict[str, Any]) -> tuple[Counter[str], Counter[str]]:
-    """Calls and bytes by operation, from the Flight Recorder."""
+def numel(sizes: list[list[int]]) -> int:
+    """Elements of all tensors."""
+    return sum(map(math.prod, sizes))
+
+
+def flight_counts(facts: dict[str, Any], ranks: int = 1) -> tuple[Counter[str], Counter[str]]:
+    """Calls and bytes by operation, from the Flight Recorder.
+
+    Of a functional all-gather gloo's recorder keeps one rank's part of the output: such a part counts for
+    each of the *ranks*.
+    """
     calls: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for entry in facts["flight"]:
         op = entry["profiling_name"].removeprefix("gloo:").lstrip("_")
         side = "output" if op == "all_gather" else "input"
         calls[op] += 1
-        nbytes[op] += sum(
+        part = op == "all_gather" and numel(entry["output_sizes"]) == numel(entry["input_sizes"])
+        nbytes[op] += (ranks if part else 1) * sum(
             math.prod(size) * ITEM[dtype]
             for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=False)
         )

@@ -1,13 +1,84 @@
-"""The operators of functional collectives that the hooks know."""
+"""Functional collectives: tensor, context and expert parallel, and what torch.compile makes of them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed._functional_collectives  # it tells torch.fx which operators have side effects
+from flight import by_gloo_op, flight_counts
+from support import Node, Result, train_command
 
+from zeromon.snapshot import RankSnapshot
 from zeromon_agents.hooks.functional import NAMESPACES, OPERATORS, OTHERS
+
+STEPS = 6
+"""Of each case of the program."""
+CASES = [
+    (("tp", "tp_aot", "ep", "cp"), 2),
+    pytest.param(
+        ("tp", "tp_inductor", "ddp_compiled", "fsdp2_compiled"), 2, marks=pytest.mark.long
+    ),
+    pytest.param(("fsdp2_tp", "tp", "tp_aot", "ep", "cp"), 4, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("cases", "ranks"), CASES)
+def test_functional_collectives_are_counted_timed_and_left_alone(
+    shared_node: Node, cases: tuple[str, ...], ranks: int
+) -> None:
+    """Counts and bytes are the Flight Recorder's; results and graphs those of a run without."""
+    watched, result = ran(shared_node, cases, ranks)
+    bare, _ = ran(shared_node, cases, ranks, watched=False)
+    assert (watched.pop("watched"), bare.pop("watched")) == (True, False)
+    counted_as_the_flight_recorder_says(shared_node, watched, result)
+    for rank in result.snapshot.ranks:
+        assert rank.errors == 0
+        timed_outside_of_control_steps(rank, ddp="ddp_compiled" in cases)
+    of_tp = range(2, STEPS + 1) if cases[0] == "tp" else ()
+    exposed_as_the_program_says(result.snapshot.ranks[0], watched["spent"], of_tp)
+    assert watched["losses"] == bare["losses"]
+    assert watched["compiled"] == bare["compiled"]
+
+
+def ran(
+    node: Node, cases: tuple[str, ...], ranks: int, *, watched: bool = True
+) -> tuple[dict[str, Any], Result]:
+    """What rank 0 of the program wrote, and what the collector saw."""
+    folder = node.folder / "-".join(("functional", str(ranks), str(watched), *cases))
+    command = train_command(ranks, str(folder), *cases, program="functional.py")
+    result = node.run(command, watched=watched, TORCH_FR_BUFFER_SIZE="20000")
+    assert result.code == 0, result.output
+    return json.loads((folder / "0.json").read_text()), result
+
+
+def counted_as_the_flight_recorder_says(node: Node, facts: dict[str, Any], result: Result) -> None:
+    """Every collective of rank 0, with its bytes, to the unit."""
+    calls, nbytes = flight_counts(facts, len(result.snapshot.ranks))
+    metrics = node.metrics(result.run)
+    assert by_gloo_op(metrics["zeromon_collectives_total"], "0") == calls
+    assert by_gloo_op(metrics["zeromon_collective_bytes_total"], "0") == nbytes
+    assert "zeromon_collectives_unattributed_total" not in metrics
+
+
+def timed_outside_of_control_steps(rank: RankSnapshot, *, ddp: bool) -> None:
+    """A collective that was not timed was of a control step, or DDP's reducer issued it."""
+    idle = sum(step.collectives for step in rank.recent if step.idle)
+    assert idle
+    if not ddp:
+        assert sum(rank.untimed.values()) == idle
+        assert all(step.timed for step in rank.recent if not step.idle)
+
+
+def exposed_as_the_program_says(rank: RankSnapshot, spent: dict[str, float], steps: Any) -> None:
+    """The time in the operators by the program's own clock; idle machines show one percent."""
+    seen = {step.step: step for step in rank.recent}
+    exposed = sum(seen[number].exposed_ns for number in steps) / 1e9
+    outside = sum(spent[str(number)] for number in steps)
+    assert exposed == pytest.approx(outside, rel=0.1)
 
 
 def test_every_operator_is_hooked_or_known_to_issue_nothing() -> None:
