@@ -37,8 +37,8 @@ def numel(sizes: list[list[int]]) -> int:
 def flight_counts(facts: dict[str, Any], ranks: int = 1) -> tuple[Counter[str], Counter[str]]:
     """Calls and bytes by operation, from the Flight Recorder.
 
-    Of a functional all-gather gloo's recorder keeps one rank's part of the output: such a part counts for
-    each of the *ranks*.
+    Of a functional all-gather gloo's recorder keeps one rank's part of the output: such a part counts
+    for each of the *ranks*.
     """
     calls: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
