@@ -333,20 +333,43 @@ def graph_breaks() -> dict:
     }
 
 
-def every_op() -> dict:
-    """Each collective once, through the public functions."""
+def end_without_options() -> dict:
+    """A collective whose options do not say that it is asynchronous, as none do on torch 2.6."""
+    from zeromon_agents.runtime.hook_context import END
+
     begin()
     zeromon_agents.start()
-    t = torch.ones(4)
+    work = dist.group.WORLD.allreduce([torch.ones(4)])
+    entry = next(iter(agent().collectives.open.values()))
+    deadline = time.monotonic() + 20
+    while not entry[END] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    known = bool(entry[END])
+    work.wait()
+    return {"end_known_before_wait": known, "errors": agent().guard.errors}
+
+
+def every_op() -> dict:
+    """Each collective once, through the public functions; those that this torch's gloo has."""
+    begin()
+    t, one = torch.ones(4), [torch.ones(4)]
+    calls = {
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(4), [t]),
+        "gather_single": lambda: dist.gather_single(torch.ones(4), t, 0),
+    }
+    has = {name: supported(call) for name, call in calls.items()}
+    zeromon_agents.start()
     dist.all_reduce(t)
     dist.broadcast(t, 0)
     dist.reduce(t, 0)
     dist.all_gather([torch.ones(4)], t)
     dist.all_gather_into_tensor(torch.ones(4), t)
-    dist.reduce_scatter(torch.ones(4), [t])
+    for name in calls:
+        if has[name]:
+            calls[name]()
     dist.reduce_scatter_tensor(torch.ones(4), t)
-    dist.gather(t, [torch.ones(4)], 0)
-    dist.scatter(t, [torch.ones(4)], 0)
+    dist.gather(t, one, 0)
+    dist.scatter(t, one, 0)
     dist.all_to_all_single(torch.ones(4), t)
     dist.barrier()
     dist.all_reduce_coalesced([t, t])
@@ -358,7 +381,16 @@ def every_op() -> dict:
     agent().steps.optimizer_ends()
     assert agent().guard.errors == 0, agent().guard.first
     zeromon_agents.stop()
-    return {}
+    return has
+
+
+def supported(call) -> bool:
+    """Whether torch and its gloo have a collective."""
+    try:
+        call()
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def counts_to_the_end() -> dict:

@@ -1,18 +1,17 @@
 """examples/train_gpt.py, and beside it an independent count of what it communicated.
 
-Writes --out RANK.json: the losses (exactly), the Flight Recorder's entries, and the sizes of the
+Writes --out RANK.json: the losses (exactly), what C++ itself recorded, and the sizes of the
 model's parameters, from which the test computes what each strategy must send.
 """
 
 import argparse
 import importlib.util
 import json
-import pickle
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from c10d_record import Record
 from leave import leave
 
 spec = importlib.util.spec_from_file_location(
@@ -33,21 +32,14 @@ def main() -> None:
     destroy = dist.destroy_process_group
 
     def dump_then_destroy() -> None:
-        dump = torch._C._distributed_c10d._dump_fr_trace
-        content = pickle.loads(
-            dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-        )
-        wanted = (
-            "profiling_name", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes",
-            "process_group",
-        )  # fmt: skip
-        facts["flight"] = [{k: e[k] for k in wanted} for e in content["entries"]]
+        facts["flight"] = record.entries()
         facts["rank"] = dist.get_rank()
         facts["world"] = dist.get_world_size()
         destroy()
 
     if options.strategy == "none":
         facts["rank"] = 0
+    record = Record()
     dist.destroy_process_group = dump_then_destroy
     model = train_gpt.GPT(options.width, options.layers, options.heads, options.length, False)
     facts["params"] = {name: list(p.shape) for name, p in model.named_parameters()}

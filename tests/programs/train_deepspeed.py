@@ -1,7 +1,7 @@
 """examples/train_gpt_deepspeed.py, once for each of --cases CONFIG:ACCUMULATE, in one process.
 
 Writes --out RANK.json: for each case the losses (exactly) and DeepSpeed's own step counters, and for
-all of them the Flight Recorder's entries and the sizes of the model's parameters.
+all of them what C++ itself recorded and the sizes of the model's parameters.
 QUANTIZER=1 puts a test double in the place of ZeRO++'s CUDA kernels (see quantizer.py).
 """
 
@@ -10,12 +10,11 @@ import gc
 import importlib.util
 import json
 import os
-import pickle
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from c10d_record import Record
 from leave import leave
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -49,6 +48,7 @@ def main() -> None:
     deepspeed.initialize = remember
     dist.destroy_process_group = lambda: None  # the next case needs it
     facts: dict = {"cases": {}}
+    record = Record()
     for case in ours.cases.split(","):
         config, accumulate = case.split(":")
         path = EXAMPLES / "deepspeed" / f"{config}.json"
@@ -64,15 +64,7 @@ def main() -> None:
         gc.collect()
     model = example.GPT(options.width, options.layers, options.heads, options.length, False)
     facts["params"] = [p.numel() for p in model.parameters()]
-    dump = torch._C._distributed_c10d._dump_fr_trace
-    entries = pickle.loads(
-        dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    )["entries"]
-    wanted = (
-        "profiling_name", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes",
-        "process_group",
-    )  # fmt: skip
-    facts["flight"] = [{k: e[k] for k in wanted} for e in entries]
+    facts["flight"] = record.entries()
     facts["watched"] = "zeromon_agents.runtime.agent" in sys.modules
     folder = Path(ours.out)
     folder.mkdir(parents=True, exist_ok=True)
