@@ -17,13 +17,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # where packages are is handed on.
 CONFIG  = $(PIP) config get global.$(1) 2>/dev/null
 INDEX   = i="$${PIP_INDEX_URL:-$$($(call CONFIG,index-url))}"; [ -z "$$i" ] || echo "UV_DEFAULT_INDEX=$$i"
-UV     := env UV_FIND_LINKS="$${PIP_FIND_LINKS:-$$($(call CONFIG,find-links))}" $$($(INDEX)) \
-          $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV_ENV := env UV_FIND_LINKS="$${PIP_FIND_LINKS:-$$($(call CONFIG,find-links))}" $$($(INDEX))
+UV     := $(UV_ENV) $(BIN)/uv pip install --quiet --python $(BIN)/python
 
 # Where this is set, as in an image, each process compiles torch anew: half of the CPU time of all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test static check test-long test-quiet test-nvme recordings bench clean
+VERSIONS ?= 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
+
+.PHONY: help demo test static check test-long test-quiet test-nvme test-torch recordings bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -32,6 +34,7 @@ help:
 	@echo "make test-long more variants of the same: 4 ranks, other launchers, 50 kills"
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
+	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
 
@@ -80,6 +83,9 @@ test-nvme: $(READY)
 	@echo '#include <libaio.h>' | $(CXX) -fsyntax-only -x c++ - 2>/dev/null \
 	  || { echo "libaio.h is missing: apt-get install libaio-dev" >&2; exit 2; }
 	$(PYTEST) -m nvme -s tests/nvme
+
+test-torch: $(READY)
+	$(UV_ENV) $(BIN)/python tests/torch_versions.py $(VERSIONS)
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py

@@ -22,9 +22,11 @@ from zeromon.stats.noise import Estimate
 from zeromon.storage.step_history import pieces, steps
 
 STEPS = 12
+FSDP2 = pytest.param("fsdp2", marks=pytest.mark.fsdp2)
 CASES = [
-    *((strategy, 2) for strategy in ("fsdp2", "fsdp1-full", "ddp", "zero1")),
-    ("fsdp2", 4),
+    pytest.param("fsdp2", 2, marks=pytest.mark.fsdp2),
+    *((strategy, 2) for strategy in ("fsdp1-full", "ddp", "zero1")),
+    pytest.param("fsdp2", 4, marks=pytest.mark.fsdp2),
     *(pytest.param(name, 4, marks=pytest.mark.long) for name in ("fsdp1-full", "ddp", "zero1")),
 ]
 
@@ -138,7 +140,7 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
         assert sent.value == pytest.approx(share * (2 * whole + broadcast), rel=0.02)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full"])
+@pytest.mark.parametrize("strategy", [FSDP2, "fsdp1-full"])
 def test_a_trace_of_the_record_has_every_collective_as_a_slice(
     shared_node: Node, strategy: str
 ) -> None:
@@ -185,7 +187,7 @@ def unit_of(name: str) -> str:
     return ".".join(name.split(".")[:2]) if name.startswith("layers.") else "root"
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full", "ddp", "zero1"])
+@pytest.mark.parametrize("strategy", [FSDP2, "fsdp1-full", "ddp", "zero1"])
 def test_losses_are_bit_identical_without_the_agent(shared_node: Node, strategy: str) -> None:
     """Watching changes no bit of what is learned."""
     watched = trained(shared_node, strategy, 2)
@@ -200,7 +202,7 @@ def test_losses_are_bit_identical_without_the_agent(shared_node: Node, strategy:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full"])
+@pytest.mark.parametrize("strategy", [FSDP2, "fsdp1-full"])
 def test_units_carry_their_fqn(shared_node: Node, strategy: str) -> None:
     """Each block and the root is a unit, unsharded twice a step (idle steps left out)."""
     rank = trained(shared_node, strategy, 2).result.snapshot.ranks[0]

@@ -53,6 +53,7 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> N
     assert result.snapshot.ranks[0].errors == 3
 
 
+@pytest.mark.fsdp2
 def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> None:
     """unshard, wait and reshard go on; steps are still counted."""
     facts, _ = case(shared_node, "unit_hook_fails")

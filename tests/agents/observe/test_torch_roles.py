@@ -166,6 +166,7 @@ def test_dtensors_on_a_two_dimensional_mesh() -> None:
     assert found(model) == {Role.SHARDED_PARAM: 2 * LINEAR // 4}
 
 
+@pytest.mark.fsdp2
 @pytest.mark.usefixtures("four_ranks")
 def test_a_gathered_unit_is_seen_in_its_own_role() -> None:
     """One unit unsharded by hand."""

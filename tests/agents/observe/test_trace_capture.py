@@ -40,6 +40,7 @@ def marks(file: str) -> list[int]:
     return sorted(int(match.group(1)) for match in found if match)
 
 
+@pytest.mark.fsdp2
 def test_all_ranks_record_exactly_those_steps(node: Node) -> None:
     seen: list[str] = []
     ask = asking(node, 2)

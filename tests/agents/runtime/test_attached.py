@@ -92,8 +92,9 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]
         job.kill()
 
 
+FSDP2 = pytest.param("fsdp2", marks=pytest.mark.fsdp2)
 KINDS = [
-    "fsdp2",
+    FSDP2,
     pytest.param("ddp", marks=pytest.mark.long),
     pytest.param("zero3", marks=pytest.mark.long),
     "plain",
@@ -208,7 +209,7 @@ def test_the_ring_of_an_earlier_time_is_not_kept(
 # ---- a run that hangs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["fsdp2", "ddp"])
+@pytest.fixture(scope="module", params=[FSDP2, "ddp"])
 def hung(request: pytest.FixtureRequest, hanging: dict[str, Job]) -> Iterator[Job]:
     """Rank 0 waits in a collective; DDP's is issued from C++, where no hook would see it."""
     job = hanging[request.param]

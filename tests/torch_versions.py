@@ -1,0 +1,209 @@
+"""The agents' tests and a live run per strategy on other torches: `torch_versions.py 2.6.0 ...`.
+
+Each version gets an environment of its own, one after the other, which takes 6 GB where the index has no
+CPU build and is removed afterwards. tests/agents, without its long tests and those that measure time,
+takes about a quarter of an hour. A live run is what a user does: `zeromon run -- torchrun ...`, then
+`zeromon report`. Prints the table of docs/versions.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from support import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+SELECTED = "not gpu and not nvme and not bench and not quiet and not long and not alone"
+STEPS = 12
+SMALL = f"--steps {STEPS} --width 32 --layers 2 --heads 2 --length 32 --batch 2".split()
+EXAMPLES = ROOT / "examples"
+LIVE = {
+    **{
+        name: [str(EXAMPLES / "train_gpt.py"), "--strategy", name, *SMALL]
+        for name in ("ddp", "zero1", "fsdp1-full", "fsdp2")
+    },
+    **{
+        f"deepspeed-zero{stage}": [
+            str(EXAMPLES / "train_gpt_deepspeed.py"), "--no-compile", "--config",
+            str(EXAMPLES / "deepspeed" / f"zero{stage}.json"), *SMALL,
+        ]
+        for stage in (1, 2, 3)
+    },
+}  # fmt: skip
+"""The strategy that the report must tell -> the script that trains under it."""
+
+
+class Tested(NamedTuple):
+    """What one version did."""
+
+    version: str
+    passed: int
+    skipped: Counter[str]
+    """Reason -> tests."""
+    failed: list[str]
+    live: dict[str, str]
+    """Strategy -> why it did not work; "" where it did."""
+
+    @property
+    def row(self) -> str:
+        """The row of the table."""
+        why = "; ".join(f"{count}: {reason}" for reason, count in sorted(self.skipped.items()))
+        well = ", ".join(name for name, error in self.live.items() if not error)
+        ill = "".join(f"; {name}: {error}" for name, error in self.live.items() if error)
+        failed = ", ".join(self.failed) or "0"
+        return f"| {self.version} | {self.passed} | {why or '0'} | {failed} | {well}{ill} |"
+
+
+TORCH = "not without zeromon either"
+"""What is wrong with a live run that this torch itself cannot do here."""
+HEAD = "| torch | passed | skipped | failed | live runs |\n|---|---|---|---|---|"
+
+
+def install(version: str, folder: Path) -> Path:
+    """An environment with that torch and everything else as pinned; returns its bin folder.
+
+    What torch itself brought stays, where the pins differ (sympy of torch 2.6).
+    """
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
+    pip = [*uv, "pip"]
+    into = ["--quiet", "--no-cache", "--python", str(folder / "bin" / "python")]
+    subprocess.run([*pip, "install", *into, f"torch=={version}", "numpy"], check=True)
+    freeze = [*pip, "freeze", "--python", str(folder / "bin" / "python")]
+    has = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    names = {_name(line) for line in has}
+    kept = folder / "constraints.txt"
+    kept.write_text("\n".join([*has, *(pin for pin in pins if _name(pin) not in names)]))
+    install = [*pip, "install", *into, "-c", str(kept)]
+    subprocess.run([*install, "-e", f"{ROOT}[dev]"], check=True)
+    subprocess.run(
+        [*install, "--no-build-isolation", "deepspeed"],
+        check=True, env={**os.environ, "DS_BUILD_OPS": "0"},
+    )  # fmt: skip
+    return folder / "bin"
+
+
+def _name(requirement: str) -> str:
+    return requirement.partition("==")[0].strip().lower().replace("_", "-")
+
+
+def tests(bin_folder: Path, environment: Mapping[str, str]) -> tuple[int, Counter[str], list[str]]:
+    """Runs tests/agents; returns how many passed, reasons of skipped ones, names of failed ones."""
+    results = bin_folder.parent / "results.xml"
+    subprocess.run(
+        [str(bin_folder / "python"), "-m", "pytest", "-p", "no:cacheprovider", "tests/agents",
+         "-m", SELECTED, "--junitxml", str(results)],
+        cwd=ROOT, env=environment, check=False,
+    )  # fmt: skip
+    return read(results)
+
+
+def read(results: Path) -> tuple[int, Counter[str], list[str]]:
+    """What a JUnit file says: passed, skipped by reason, failed."""
+    passed, skipped, failed = 0, Counter[str](), list[str]()
+    for case in xml.parse(results).getroot().iter("testcase"):
+        skip = case.find("skipped")
+        if skip is not None:
+            skipped[skip.get("message", "")] += 1
+        elif case.find("failure") is not None or case.find("error") is not None:
+            failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
+        else:
+            passed += 1
+    return passed, skipped, failed
+
+
+def live(
+    strategy: str, script: Sequence[str], bin_folder: Path, environment: Mapping[str, str]
+) -> str:
+    """Trains under zeromon and reads the report; returns what is wrong with it, "" for nothing."""
+    python, name = str(bin_folder / "python"), f"live-{strategy}"
+    zeromon = [python, "-m", "zeromon"]
+    train = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *script,
+    ]
+    done = _finished([*zeromon, "run", "--name", name, "--", *train], environment)
+    if done.returncode:
+        bare = _finished(train, environment)
+        return TORCH if bare.returncode else f"fails under zeromon: {done.stderr[-300:]}"
+    told = _finished([*zeromon, "report", name, "--json", "--wait", "30"], environment)
+    return wrong(json.loads(told.stdout), strategy)
+
+
+def _finished(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def wrong(report: Mapping[str, object], strategy: str) -> str:
+    """What the report of a live run lacks; "" where nothing."""
+    ranks = report["ranks"]
+    assert isinstance(ranks, list)
+    found = [
+        (rank["strategy"], rank["steps"], rank["errors"], rank["exposed_ratio"] is not None)
+        for rank in ranks
+    ]
+    return "" if found == [(strategy, STEPS, 0, True)] * 2 else f"reports {found}"
+
+
+def version_tested(version: str) -> Tested:
+    """Makes the environment, runs everything, removes it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"torch-{version}-", dir=ROOT / ".venv"))
+    try:
+        bin_folder = install(version, folder)
+        own = {name: text for name, text in os.environ.items() if not name.startswith("ZEROMON_")}
+        own |= {
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "DS_ACCELERATOR": "cpu",
+            "TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        places = {
+            "ZEROMON_DIR": str(folder / "rings"),
+            "ZEROMON_STORE": str(folder / "store"),
+            "ZEROMON_PORT": str(free_port()),
+        }
+        found = {
+            name: live(name, script, bin_folder, own | places) for name, script in LIVE.items()
+        }
+        return Tested(version, *tests(bin_folder, own), found)
+    finally:
+        shutil.rmtree(folder)
+
+
+def main(versions: Sequence[str]) -> int:
+    """Prints a row a version; returns whether anything failed."""
+    rows = []
+    for version in versions:
+        done = version_tested(version)
+        rows.append(done)
+        print(HEAD, *(one.row for one in rows), sep="\n", flush=True)
+    faults = [why for one in rows for why in one.live.values() if why not in ("", TORCH)]
+    return int(bool(faults) or any(one.failed for one in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
