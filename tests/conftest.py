@@ -46,11 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what this torch cannot do, by what it lacks and not by its version."""
-    if item.get_closest_marker("fsdp2") is not None:
-        import torch
+    wanted = {mark.name for mark in item.iter_markers()} & {"fsdp2", "recorder"}
+    if not wanted:
+        return
+    import torch
 
-        if not (torch.cuda.is_available() or hasattr(torch.cpu.Stream, "record_event")):
-            pytest.skip("FSDP2 of this torch does not run on a CPU: its streams have no events")
+    if "fsdp2" in wanted and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("FSDP2 of this torch does not run on a CPU: its streams have no events")
+    if "recorder" in wanted and not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):
+        pytest.skip("this torch keeps no Flight Recorder of gloo, which names what C++ issues")
 
 
 @pytest.fixture(scope="session")

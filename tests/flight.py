@@ -29,6 +29,12 @@ def by_gloo_op(series: dict[tuple[str, ...], float], rank: str) -> Counter[str]:
     return found
 
 
+def unattributed(metrics: dict[str, dict[tuple[str, ...], float]], rank: str) -> int:
+    """Collectives of unknown operation."""
+    series = metrics.get("zeromon_collectives_unattributed_total", {})
+    return int(sum(value for (of_rank, *_), value in series.items() if of_rank == rank))
+
+
 def numel(sizes: list[list[int]]) -> int:
     """Elements of all tensors."""
     return sum(map(math.prod, sizes))

@@ -30,6 +30,8 @@ class Record:
 
     def __init__(self) -> None:
         self._dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+        self.facts = {"recorder": self._dump is not None}
+        """Whether gloo has a Flight Recorder, from which the agent has C++'s operations."""
         if self._dump is None:
             self._profiler = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True

@@ -428,7 +428,8 @@ def counts_to_the_end() -> dict:
     issued = group._get_sequence_number_for_group()
     dist.destroy_process_group()
     zeromon_agents.stop()
-    return {"issued": issued}
+    has_recorder = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
+    return {"issued": issued, "recorder": has_recorder}
 
 
 def two_optimizers() -> dict:

@@ -32,7 +32,7 @@ def main() -> None:
     destroy = dist.destroy_process_group
 
     def dump_then_destroy() -> None:
-        facts["flight"] = record.entries()
+        facts.update(record.facts, flight=record.entries())
         facts["rank"] = dist.get_rank()
         facts["world"] = dist.get_world_size()
         destroy()

@@ -64,7 +64,7 @@ def main() -> None:
         gc.collect()
     model = example.GPT(options.width, options.layers, options.heads, options.length, False)
     facts["params"] = [p.numel() for p in model.parameters()]
-    facts["flight"] = record.entries()
+    facts.update(record.facts, flight=record.entries())
     facts["watched"] = "zeromon_agents.runtime.agent" in sys.modules
     folder = Path(ours.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
+from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts, unattributed
 from support import ENDED_WELL, ROOT, Node, Result, train_command
 from trace_format import checked
 
@@ -63,9 +63,14 @@ def test_counts_and_bytes_equal_the_flight_recorders(
     run = trained(shared_node, strategy, ranks)
     calls, nbytes = flight_counts(run.facts)
     assert sum(calls.values()) > STEPS
-    assert by_gloo_op(run.metrics["zeromon_collectives_total"], "0") == calls
-    assert by_gloo_op(run.metrics["zeromon_collective_bytes_total"], "0") == nbytes
-    assert "zeromon_collectives_unattributed_total" not in run.metrics
+    found = by_gloo_op(run.metrics["zeromon_collectives_total"], "0")
+    found_bytes = by_gloo_op(run.metrics["zeromon_collective_bytes_total"], "0")
+    unknown = unattributed(run.metrics, "0")
+    if run.facts["recorder"]:
+        assert (found, found_bytes, unknown) == (calls, nbytes, 0)
+    else:  # what C++ issues in the first steps has no operation then, and is counted all the same
+        assert sum(found.values()) + unknown == sum(calls.values())
+        assert found <= calls and found_bytes <= nbytes
     assert run.metrics["zeromon_steps_total"] == {(str(r),): STEPS for r in range(ranks)}
 
 
@@ -108,7 +113,9 @@ def test_counts_and_bytes_equal_the_models_arithmetic(
         assert nbytes["all_gather"] == gathered * STEPS
     else:
         whole = 4 * sum(math.prod(shape) for shape in shapes.values())
-        assert nbytes["all_reduce"] == whole * STEPS
+        # without a recorder the first step's buckets cannot be told from DDP's own broadcasts
+        known_steps = STEPS if run.facts["recorder"] else STEPS - 1
+        assert nbytes["all_reduce"] == whole * known_steps
         if strategy == "zero1":
             assert nbytes["broadcast"] >= whole * STEPS
 

@@ -209,7 +209,7 @@ def test_the_ring_of_an_earlier_time_is_not_kept(
 # ---- a run that hangs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[FSDP2, "ddp"])
+@pytest.fixture(scope="module", params=[FSDP2, pytest.param("ddp", marks=pytest.mark.recorder)])
 def hung(request: pytest.FixtureRequest, hanging: dict[str, Job]) -> Iterator[Job]:
     """Rank 0 waits in a collective; DDP's is issued from C++, where no hook would see it."""
     job = hanging[request.param]
