@@ -170,7 +170,7 @@ def test_every_collective_is_counted_in_its_step_and_to_the_end(shared_node: Nod
     assert [s.step for s in rank.recent if not s.timed] == [2, 16]
     known = sum(row.count for row in rank.collectives)
     assert known + sum(rank.unattributed.values()) == facts["issued"]
-    # without a recorder, what C++ issues in the first step, and beside buckets in the second, has no name
+    # without a recorder, what C++ issues beside known buckets has no name
     unnamed = 0 if facts["recorder"] else facts["issued"] - 100 - 50 - 15
     assert rank.unattributed == ({"world": unnamed} if unnamed else {})
     counts = {row.op: row.count for row in rank.collectives}
