@@ -105,6 +105,7 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
     yield made(row(nbytes=64.0 * MIB, exposed_seconds=0.03), links=links)
+    yield made(pipeline=FIRES["pipeline_bubble"].pipeline)
     for on, device in (("host", "cuda:0"), ("device", "cpu")):
         planned = {**planning(on=on).planned, **{k: model[k] for k in ("framework", "stage")}}
         yield planning(device=device, strategy=strategy.label, planned=planned)
@@ -144,6 +145,7 @@ def advice(strategy: Strategy) -> dict[str, set[str]]:
 ALL = {
     "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
     "data_wait": "Python (DataLoader)", "oom_risk": "Python", "slow_link": "environment",
+    "pipeline_bubble": "Python (pipelining)",
     "tensor_parallel_across_nodes": "Python",
 }  # fmt: skip
 
