@@ -192,7 +192,8 @@ def test_a_report_works_when_ranks_and_collector_are_dead(node: Node) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    assert "died: rank 0" in done.stdout
+    # the launcher ends the other rank within a millisecond: which one went first is not recorded
+    assert re.search(r"died: rank [01]", done.stdout)
     assert Path(node.folder / "store" / "runs" / "orphan" / "snapshot.json").exists()
 
 
@@ -209,4 +210,4 @@ def test_rings_that_nobody_follows_are_reported(node: Node) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    assert "run lonely: died: rank 0" in done.stdout
+    assert re.search(r"run lonely: died: rank [01]", done.stdout)
