@@ -10,6 +10,8 @@ from builders import rank, run
 
 from zeromon.cli.doctor import as_text, stack_of
 from zeromon.diagnosis.engine import advise
+from zeromon.readout.hang import hang_headline, hang_text
+from zeromon.readout.text import doing, group_text
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 
 NOW = 100_000_000_000
@@ -47,6 +49,42 @@ def test_a_member_that_has_not_come() -> None:
         7,
         20,
     )
+
+
+def test_the_dimension_of_the_group_is_named() -> None:
+    """A rank is in many groups: the text says for what the group is, and who is in it."""
+
+    def member(number: int, sequence: int, **more: Any) -> RankSnapshot:
+        group = GroupProgress(
+            group_id="mesh_tp/2/2,3", label="mesh_tp", ranks=(2, 3), sequence=sequence, dim="tp"
+        )
+        return replace(rank(number, phase="forward", unit="", **more), groups=(group,))
+
+    waits = member(3, 7, in_flight=(entry(group="mesh_tp/2/2,3"),))
+    whole = run(rank(0), rank(1), member(2, 6), waits, taken_ns=NOW)
+    (hang,) = whole.hangs
+    assert hang_text(whole, hang) == (
+        "all_reduce #7 of tp (ranks 2, 3; 64 B) has not ended for 20 s: a member has not come; "
+        "rank 3 is waiting; rank 2 has not called it, it is in forward"
+    )
+    assert hang_headline(whole, hang).startswith(
+        "all_reduce in tp (ranks 2, 3) does not end: 1 wait"
+    )
+    assert doing(waits) == "in forward, all_reduce #7 of tp (ranks 2, 3) in flight"
+
+
+@pytest.mark.parametrize(
+    ("label", "dim", "members", "text"),
+    [
+        ("world", "", (0, 1), "group world"),
+        ("world", "world", (0, 1), "group world"),
+        ("world", "dp", (0, 1), "dp (ranks 0, 1)"),
+        ("experts_of_two", "experts_of_two", (0, 2), "group experts_of_two (ranks 0, 2)"),
+        ("mesh_dp_shard", "dp_shard", tuple(range(4096)), "dp_shard (4,096 ranks)"),
+    ],
+)
+def test_a_group_in_words(label: str, dim: str, members: tuple[int, ...], text: str) -> None:
+    assert group_text(label, dim, members) == text
 
 
 def test_a_slow_collective_is_no_hang_yet() -> None:

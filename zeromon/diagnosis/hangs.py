@@ -120,6 +120,8 @@ def _broken_off(ranks: Sequence[Member]) -> list[Hang]:
                     dead=(),
                     elsewhere=(),
                     calls=_in_calls(calls),
+                    dim=first.dim,
+                    members=first.ranks,
                 )
             )
     return broken
@@ -139,7 +141,10 @@ def _hang(
     ranks: Sequence[Member], now_ns: int, inside: dict[int, InFlight], oldest: InFlight
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
-    members = _members(ranks, inside, oldest) if oldest.sequence >= 0 else sorted(inside)
+    group = _group(ranks, oldest.group_id)
+    members = sorted(inside)
+    if group is not None and oldest.sequence >= 0:
+        members = list(group.ranks)
     calls = {member: (entry.op, entry.nbytes) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
@@ -171,6 +176,8 @@ def _hang(
         elsewhere=tuple(elsewhere),
         calls=_in_calls(calls),
         pause="" if dead or elsewhere else _pause([by_rank[rank] for rank in missing]),
+        dim=group.dim if group is not None else "",
+        members=group.ranks if group is not None else (),
     )
 
 
@@ -181,14 +188,10 @@ def _pause(missing: Sequence[Member]) -> str:
     return f"rank {missing[0].rank} {missing[0].pause}"
 
 
-def _members(
-    ranks: Sequence[Member], inside: dict[int, InFlight], oldest: InFlight
-) -> Sequence[int]:
-    for rank in ranks:
-        group = _progress(rank, oldest.group_id)
-        if group is not None and group.ranks:
-            return group.ranks
-    return sorted(inside)
+def _group(ranks: Sequence[Member], group_id: str) -> GroupProgress | None:
+    """A group with its members, as the first rank has it that knows them."""
+    known = (_progress(rank, group_id) for rank in ranks)
+    return next((group for group in known if group is not None and group.ranks), None)
 
 
 def _progress(rank: Member, group_id: str) -> GroupProgress | None:

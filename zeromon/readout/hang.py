@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zeromon.readout.text import doing
+from zeromon.readout.text import doing, group_text
 from zeromon.snapshot import Hang, HangKind, RunSnapshot
 from zeromon.units import human_count
 
@@ -45,7 +45,12 @@ def hang_kind(hang: Hang) -> str:
 
 
 def _title(hang: Hang) -> str:
-    return f"{hang.op} in {hang.group} {'does not end' if hang.seconds else 'broke off'}"
+    ends = "does not end" if hang.seconds else "broke off"
+    return f"{hang.op} in {_group(hang).removeprefix('group ')} {ends}"
+
+
+def _group(hang: Hang, *more: str) -> str:
+    return group_text(hang.group, hang.dim, hang.members, *more)
 
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
@@ -76,10 +81,10 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
 
 
 def _collective(hang: Hang) -> str:
-    """``all_gather #12 of group world (1,000 B)``; without number and size where they are unknown."""
+    """``all_gather #12 of tp (ranks 2, 3; 1,000 B)``; without what is unknown."""
     if hang.nbytes < 0:  # read from Prometheus, which has neither
         return f"{hang.op} in {hang.group}"
-    return f"{hang.op} #{abs(hang.sequence)} of group {hang.group} ({hang.nbytes:,} B)"
+    return f"{hang.op} #{abs(hang.sequence)} of {_group(hang, f'{hang.nbytes:,} B')}"
 
 
 def _ranks(ranks: Sequence[int], node_of: Callable[[int], str]) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
+from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.snapshot import (
     NOT_SEEN,
     Capture,
@@ -19,6 +20,7 @@ from zeromon.snapshot import (
     DeathRole,
     Finding,
     Halt,
+    InFlight,
     NodeView,
     Pool,
     RankSnapshot,
@@ -147,7 +149,7 @@ def capture_text(capture: Capture, step: int) -> str:
 
 
 def doing(rank: RankSnapshot) -> str:
-    """What a rank was last seen doing: ``in backward, unit layers.3, all_gather #451 in flight``."""
+    """What a rank was last seen doing: ``in backward, unit layers.3, send #4 of pp (ranks 2, 3)``."""
     if rank.halted is not Halt.NONE:
         return str(rank.halted)
     if rank.detached and rank.alive:
@@ -159,12 +161,37 @@ def doing(rank: RankSnapshot) -> str:
         parts.append(f"unit {rank.unit}")
     if rank.in_flight:
         oldest = rank.in_flight[0]
-        parts.append(f"{oldest.op} #{abs(oldest.sequence)} of group {oldest.group} in flight")
+        parts.append(f"{oldest.op} #{abs(oldest.sequence)} of {group_of(rank, oldest)} in flight")
     elif rank.stack:
         if waits_for_batch(rank.stack):
             parts.append("waiting for a batch of its DataLoader")
         parts.append(f"at {script_frame(rank.stack)}")
     return ", ".join(parts)
+
+
+def group_of(rank: RankSnapshot, entry: InFlight) -> str:
+    """In which group a collective of *rank* is: :func:`group_text`."""
+    group = next((one for one in rank.groups if one.group_id == entry.group_id), None)
+    known = ("", ()) if group is None else (group.dim, group.ranks)
+    return group_text(entry.group, *known)
+
+
+def group_text(label: str, dim: str, members: Sequence[int], *more: str) -> str:
+    """``tp (ranks 2, 3)``: its dimension and members; ``group world`` where that says nothing more."""
+    kind = dim_of(dim)
+    name = f"group {label}" if kind in (Dim.WORLD, Dim.OTHER) else dim
+    listed = members if dim and kind is not Dim.WORLD else ()
+    parts = [_members_text(listed), *more] if listed else more
+    return f"{name} ({'; '.join(parts)})" if parts else name
+
+
+def _members_text(members: Sequence[int]) -> str:
+    if len(members) > _MOST_MEMBERS:
+        return f"{human_count(len(members))} ranks"
+    return f"rank{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
+
+
+_MOST_MEMBERS = 8
 
 
 def exposed_unknown(rank: RankSnapshot) -> str:

@@ -193,6 +193,10 @@ class Hang:
     """What each rank in it has called."""
     pause: str = ""
     """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
+    dim: str = ""
+    """The name of the group's dimension (``tp``); "" in a record of an older version."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group; empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from zeromon.readout.hang import hang_text
 from zeromon.readout.pipeline import pipeline_lines
+from zeromon.readout.text import group_of
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import snapshot_figures
@@ -144,7 +145,9 @@ def _pipeline(run: RunSnapshot) -> list[Any]:
 def _in_flight(run: RunSnapshot) -> list[Any]:
     now = run.taken_ns
     waiting = [
-        (now - one.issued_ns, rank.rank, one) for rank in run.ranks for one in rank.in_flight
+        (now - one.issued_ns, rank.rank, one, group_of(rank, one))
+        for rank in run.ranks
+        for one in rank.in_flight
     ]
     waiting.sort(key=lambda item: item[:2], reverse=True)
     lines: list[Any] = [
@@ -159,11 +162,11 @@ def _in_flight(run: RunSnapshot) -> list[Any]:
         return lines or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]
     return lines + [
         dmc.Text(
-            f"rank {rank}: {one.op} {human_bytes(one.nbytes)} in {one.group}"
+            f"rank {rank}: {one.op} {human_bytes(one.nbytes)} in {group}"
             f"{f', {one.unit}' if one.unit else ''}, for {human_seconds(ns / 1e9)}",
             size="sm",
         )
-        for ns, rank, one in waiting[:8]
+        for ns, rank, one, group in waiting[:8]
     ]
 
 

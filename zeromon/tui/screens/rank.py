@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.figures import STEP
-from zeromon.readout.text import doing, exposed_unknown, overhead_text
+from zeromon.readout.text import doing, exposed_unknown, group_of, overhead_text
 from zeromon.report import communication, configuration, memory, pipeline
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -135,7 +135,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         lines += [[], [("in flight", "bold")]]
     for one in rank.in_flight:
         age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
-        what = f"{one.op} number {human_count(one.sequence)} in {one.group}"
+        what = f"{one.op} number {human_count(one.sequence)} in {group_of(rank, one)}"
         text = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
         lines += wrapped(text, width, "warn")
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
