@@ -164,6 +164,19 @@ def flight() -> list[dict]:
     return [{k: e[k] for k in wanted} for e in content["entries"]]
 
 
+def compilation(metrics) -> tuple:
+    """A frame that dynamo compiled: its function, guards, and whether it was compiled before.
+
+    torch compiles a module of its own inside of `inner`, whose code all such modules share: one is then
+    the recompilation of another. A DDP model under zeromon is compiled inside of the hook on `forward`
+    instead, with a guard for each of three variables of the hook.
+    """
+    name, guards, again = metrics.co_name, metrics.guard_count, metrics.recompile_reason
+    if str(metrics.co_filename).endswith("around.py"):
+        return "inner", guards - 3, None
+    return name, guards, None if name == "inner" else bool(again)
+
+
 def main() -> None:
     global steps_taken
     folder, *cases = sys.argv[1:]
@@ -193,6 +206,9 @@ def main() -> None:
             "breaks": sum(counters["graph_break"].values()),
             "graphs": counters["stats"]["unique_graphs"],
             "frames": dict(counters["frames"]),
+            "compilations": [  # a backward graph has no name, and its place in the list varies
+                compilation(each) for each in dynamo.utils.get_compilation_metrics() if each.co_name
+            ],
         },
     }
     del model, optimizer

@@ -9,6 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from zeromon_agents.runtime.around import leave_to_python
+
 OnModule = Callable[[ModuleType], None]
 
 
@@ -63,6 +65,8 @@ class ImportWatch(MetaPathFinder):
                 self._add_callback(fullname, spec.loader)
                 return spec
         return None
+
+    leave_to_python(find_spec, and_callees=False)  # torch.compile would try it at each import
 
     def _add_callback(self, fullname: str, loader: Loader) -> None:
         execute = getattr(loader, "exec_module", None)

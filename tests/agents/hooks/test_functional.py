@@ -20,7 +20,7 @@ STEPS = 6
 CASES = [
     (("tp", "tp_aot", "ep", "cp"), 2),
     pytest.param(
-        ("tp", "tp_inductor", "ddp_compiled", "fsdp2_compiled"), 2, marks=pytest.mark.long
+        ("ddp_compiled", "tp", "tp_inductor", "fsdp2_compiled"), 2, marks=pytest.mark.long
     ),
     pytest.param(("fsdp2_tp", "tp", "tp_aot", "ep", "cp"), 4, marks=pytest.mark.long),
 ]
