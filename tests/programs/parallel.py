@@ -1,6 +1,6 @@
 """One rank of four, in one process on torch's fake process group: each parallelism with its own agent.
 
-`parallel.py FOLDER` prints one JSON object: case -> strategy, dimensions and data-parallel ranks.
+`parallel.py FOLDER` prints one JSON object: case -> strategy, dimensions, data-parallel ranks, sizes.
 """
 
 import gc
@@ -120,6 +120,7 @@ def seen(folder: Path) -> dict[str, Any]:
         "dimensions": {d.name: d.size for d in snapshot.dimensions if d.used},
         "batches": snapshot.data_parallel_ranks,
         "steps": snapshot.steps,
+        "numel": [[m["numel"], m.get("whole_numel")] for m in snapshot.models],
     }
 
 

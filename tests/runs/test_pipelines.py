@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import Node, train_command
 
+from zeromon.memory.whole import whole_numel
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import StageAction, StageRun, decode
@@ -55,6 +56,11 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
     assert set(first[2 * STEPS :]) == {"0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"}
     assert set(last[2 * STEPS :]) == {"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}
     assert {len(order.split()) for order in first[:STEPS]} == {2 * 2 * CHUNKS}
+    of_a_stage = 8 * 8 + 8
+    assert [[m["numel"] for m in rank.models] for rank in result.snapshot.ranks] == [
+        [of_a_stage]
+    ] * 2
+    assert whole_numel(result.snapshot) == (2 * of_a_stage, "")
     for rank in result.snapshot.ranks:
         shown = rank.pipeline
         assert shown is not None and shown.bubble is not None, shown

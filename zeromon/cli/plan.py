@@ -204,6 +204,7 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
     device_bytes, note = _device_memory(options.memory or "a100")
     if options.rollout and model.architecture is None:
         note += ("keys and values of --rollout are not counted: the layers are unknown",)
+    whole = model.params
     model = part_of(replace(model, notes=(*model.notes, *note)), tensor, pipeline)
     return plan.Setup(
         model=model,
@@ -220,6 +221,7 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
         tensor=tensor,
         pipeline=pipeline,
+        whole_numel=whole,
         frozen=tuple(read_model(text) for text in options.reference),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
     )
@@ -410,6 +412,9 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
             model = replace(model, notes=(*model.notes, note))
         batch = replace(batch, sequences=options.micro_batch)
     chosen = changed(base.plan, found, options)
+    others = base.tensor * base.pipeline
+    if options.devices:
+        chosen = _data_parallel(chosen, others)
     return replace(
         base,
         model=model,
@@ -420,7 +425,7 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         batch=batch,
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks),
+        hosts=options.hosts or plan.hosts_of(chosen.ranks * others),
         is_given=True,
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
     )

@@ -26,7 +26,7 @@ def as_text(
     """The table, the recommendation, and where the bytes go."""
     model = setup.model
     lines = [
-        f"{model.name}: {human_params(model.params)} parameters{_of_a_rank(setup)} on "
+        f"{model.name}: {_params(setup)} on "
         f"{setup.devices} devices of {human_bytes(setup.device_bytes)} "
         f"({human_bytes(setup.usable_bytes)} usable)"
     ]
@@ -51,11 +51,13 @@ def as_text(
     return "\n".join(lines) + "\n"
 
 
-def _of_a_rank(setup: plan.Setup) -> str:
-    """Says that the model is the part of one rank, where others have other parts of it."""
+def _params(setup: plan.Setup) -> str:
+    """The parameters of the model, and of the part of one rank where others have other parts."""
+    own, whole = human_params(setup.model.params), setup.whole_numel
     if setup.tensor == setup.pipeline == 1:
-        return ""
-    return f" a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
+        return f"{own} parameters"
+    of_all = f"{'n/a' if whole is None else human_params(whole)} parameters"
+    return f"{of_all}, {own} a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
 
 
 def _copies(setup: plan.Setup, row: plan.Row) -> float:
@@ -133,6 +135,7 @@ def as_json(
     return {
         "model": setup.model.name,
         "params": setup.model.params,
+        "whole_params": setup.whole_numel,
         "trainable": setup.model.trainable,
         "ranks": setup.plan.ranks,
         "devices": setup.devices,

@@ -28,7 +28,9 @@ from zeromon.compare.machine import Machine, doubt, machine_of, slack, span
 from zeromon.errors import CompareError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import micro_batch
+from zeromon.memory.whole import whole_numel
 from zeromon.readout.text import verdict
+from zeromon.ring.strategy import Framework, Strategy
 from zeromon.stats.noise import Estimate, half_width, pooled
 from zeromon.units import human_bytes, human_count, human_params, human_ratio
 
@@ -211,7 +213,7 @@ def _column(runs: Sequence[RunFigures]) -> Column:
     return Column(
         runs=tuple(run.snapshot.run for run in runs),
         strategy=_strategy(first),
-        params=first.described.sizes.numel if first.described is not None else None,
+        params=whole_numel(first.snapshot)[0],
         ranks=first.data_parallel,
         micro_batch=micro_batch(first.rank) if first.rank is not None else None,
         micro_steps=first.micro_steps,
@@ -224,11 +226,12 @@ def _column(runs: Sequence[RunFigures]) -> Column:
 
 
 def _strategy(m: RunFigures) -> str:
-    if m.described is None:
+    how = m.rank.sharding_strategy if m.rank is not None else Strategy()
+    has_wrapper = how.framework is not Framework.UNKNOWN or not how.parts
+    if m.described is None or not has_wrapper:
         return m.rank.strategy if m.rank is not None else "unknown"
     shards = m.described.optimizer_numel is not None
-    parts = m.rank.sharding_strategy.parts if m.rank is not None else ()
-    added = [*(["sharded optimizer"] if shards else []), *parts]
+    added = [*(["sharded optimizer"] if shards else []), *how.parts]
     return " + ".join([m.described.plan.label, *added])
 
 

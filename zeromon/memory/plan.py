@@ -21,6 +21,8 @@ from zeromon.memory.predict import (
 from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
 from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.memory.whole import largest_part, model_of, ranks_of_dim, whole_numel
+from zeromon.ring.dimensions import Dim
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
@@ -73,6 +75,8 @@ class Setup:
     """Ranks of tensor parallelism; *model* is the part of one rank."""
     pipeline: int = 1
     """Stages of pipeline parallelism."""
+    whole_numel: int | None = None
+    """Parameters of the whole model; None where a rank knows only its part of it."""
     frozen: tuple[ModelSpec, ...] = ()
     """Reference and reward models beside the trained one."""
     generated_tokens: int = 0
@@ -148,19 +152,23 @@ def of_run(run: RunSnapshot) -> Setup:
 
     Raises :class:`PlanError` when the run reported no model metadata.
     """
-    rank = next((r for r in run.ranks if r.models), None)
-    described = read_facts(rank.models[0]) if rank is not None else None
-    if rank is None or described is None:
+    rank = largest_part(run)
+    metadata = model_of(rank) if rank is not None else None
+    described = read_facts(metadata) if metadata is not None else None
+    if rank is None or metadata is None or described is None:
         raise PlanError(
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
     sizes, notes = described.sizes, []
-    if len(rank.models) > 1:
+    if len(rank.models) > 1 and rank.pipeline is None:
         notes.append(f"the first of {len(rank.models)} models of the run")
     if not described.optimizer_known:
-        optimizer = rank.models[0].get("optimizer")
+        optimizer = metadata.get("optimizer")
         notes.append(f"optimizer {optimizer}: its state is unknown and not counted")
+    whole, why = whole_numel(run)
+    if whole is None:
+        notes.append(f"parameters of the whole model are n/a: {why}")
     model = ModelSpec(
         name=run.run,
         units=(
@@ -184,6 +192,9 @@ def of_run(run: RunSnapshot) -> Setup:
         measured_activation_bytes=kept // size if kept else None,
         measured_compute_bytes=described.plan.precision.compute_bytes,
         known=sizes,
+        whole_numel=whole,
+        tensor=ranks_of_dim(rank, Dim.TP),
+        pipeline=ranks_of_dim(rank, Dim.PP),
     )
 
 

@@ -1,7 +1,8 @@
 """What an agent tells of a model, a DataLoader, a process: the keys that it writes and the core reads.
 
-Sizes are elements (``numel``) of one model, summed over its parameters; ``shard`` marks what one rank
-keeps. Bytes are bytes an element, but for ``buffer_bytes``.
+Sizes are elements (``numel``) of one model, summed over its parameters: of the part that tensor and
+pipeline parallelism leave to a rank. ``shard`` marks what one rank keeps of that. Bytes are bytes an
+element, but for ``buffer_bytes``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class ModelMetadata(TypedDict, total=False):
     secondary_ranks: int
     """Ranks that share ZeRO++'s second copy of the parameters (hpZ); 0 without one."""
     numel: int
+    whole_numel: int
+    """With what tensor parallelism (DTensor) leaves to other ranks; absent where that is unknown."""
     trainable: int
     """Elements that require gradients."""
     shard_numel: int

@@ -8,7 +8,7 @@ from statistics import median
 
 from zeromon.focus import first_failed, nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
-from zeromon.memory.reconcile import read_facts
+from zeromon.memory.whole import whole_numel
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
@@ -144,15 +144,14 @@ def mfu(run: RunSnapshot, look: DisplayOptions) -> float | None:
     None without the tokens and the peak, which only the user knows, or for several models.
     """
     rate, first = tokens_per_second(run, look), next(iter(run.ranks), None)
-    if rate is None or not look.peak_flops or first is None or len(first.models) != 1:
+    if rate is None or not look.peak_flops or first is None:
         return None
-    if first.sharding_strategy.parts:  # a rank knows only its own part of the model
+    if len(first.models) != 1 and first.pipeline is None:
         return None
-    described = read_facts(first.models[0])
-    if described is None:
+    params, _ = whole_numel(run)
+    if params is None:
         return None
-    peak = look.peak_flops * first.world_size
-    return _FLOPS_A_PARAMETER * described.sizes.numel * rate / peak
+    return _FLOPS_A_PARAMETER * params * rate / (look.peak_flops * first.world_size)
 
 
 def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]]:

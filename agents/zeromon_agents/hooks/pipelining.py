@@ -8,6 +8,7 @@ each has a canary test.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ class Pipelining(Backend):
     _written: dict[str, Any] | None = None
     _number = 0
     """Of the schedule that was described last."""
+    _models: Iterable[weakref.ref[Any]] = ()
+    """Those of its stages that were registered here."""
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches stages and schedules."""
@@ -87,7 +90,16 @@ class Pipelining(Backend):
             self._written = described
             self._number += 1
             self.context.add_metadata(pipeline=described)
+            self._register(_stages(schedule))
         return time.monotonic_ns()
+
+    def _register(self, stages: Iterable[Any]) -> None:
+        """Registers the models of *stages* that no wrapper registers, in place of those before."""
+        self.models.forget(module for ref in self._models if (module := ref()) is not None)
+        modules = [stage.submod for stage in stages if not _is_wrapped(stage.submod)]
+        for module in modules:
+            self.models.register_module(module)
+        self._models = [weakref.ref(module) for module in modules]
 
     def _call_ends(self, began: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self.steps.pipeline_ends()
@@ -156,9 +168,21 @@ def _unit(stage: Any) -> tuple[str, dict[str, Any]]:
     return f"stage {stage.stage_index}", {"kind": "pipeline"}
 
 
+def _is_wrapped(module: Any) -> bool:
+    """Whether FSDP wraps the module or a part of it: its hooks register what it wraps."""
+    return any(
+        hasattr(part, "_get_fsdp_state") or hasattr(part, "_handle") for part in module.modules()
+    )
+
+
+def _stages(schedule: Any) -> list[Any]:
+    """Returns the stages of this rank."""
+    return getattr(schedule, "_stages", None) or [schedule._stage]
+
+
 def describe(schedule: Any) -> dict[str, Any]:
     """Returns the metadata of a schedule; ``stage_ranks``: the global rank of each stage."""
-    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    stages = _stages(schedule)
     group = stages[0].group or torch.distributed.group.WORLD
     ranks = torch.distributed.get_process_group_ranks(group)
     placed = stages[0].stage_index_to_group_rank

@@ -14,7 +14,7 @@ import torch
 
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.observe.census import LARGE
-from zeromon_agents.observe.torch_roles import inner, param_groups
+from zeromon_agents.observe.torch_roles import inner, local_of, param_groups
 
 _MOST_UNITS = 4
 
@@ -81,7 +81,7 @@ def recomputes(module: Any) -> bool:
 
 
 def _whole_numel(param: Any) -> int:
-    """Elements of the unsharded parameter: a DTensor has the global shape. FSDP1 keeps no such shape."""
+    """Elements of the whole parameter: a DTensor has the global shape. FSDP1 keeps no such shape."""
     return math.prod(param.shape)
 
 
@@ -110,13 +110,14 @@ def _sizes(units: Iterable[int]) -> list[int]:
 
 
 def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
-    numel = trainable = shard = trainable_shard = factored = kept = 0
+    numel = trainable = shard = trainable_shard = factored = kept = of_all = 0
     units = []
     for group in groups:
         unit = 0
         for param in group.fsdp_params:
             whole, part = math.prod(param._orig_size), param._sharded_param_data.numel()
             unit, numel, shard = unit + whole, numel + whole, shard + part
+            of_all += _whole_numel(param.sharded_param)
             if param.sharded_param.requires_grad:
                 trainable, trainable_shard = trainable + whole, trainable_shard + part
                 factored += factored_numel(param._orig_size)
@@ -137,6 +138,7 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
         "ranks": ranks * int(getattr(mesh, "replicate_mesh_size", 1)),
         "shard_ranks": ranks,
         "numel": numel,
+        "whole_numel": of_all,
         "trainable": trainable,
         "shard_numel": shard,
         "trainable_shard_numel": trainable_shard,
@@ -194,10 +196,13 @@ def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
 
 
 def _whole(module: Any) -> ModelMetadata:
-    """DDP, or no wrapper at all: every rank has everything."""
+    """DDP, or no wrapper at all: every rank has everything that tensor parallelism leaves to it."""
     params = [p for p in module.parameters() if p.device.type != "meta"]
+    whole = sum(map(_whole_numel, params))
+    requires = [p.requires_grad for p in params]
+    params = [local_of(p) for p in params]
     numel = sum(p.numel() for p in params)
-    trainable = [p for p in params if p.requires_grad]
+    trainable = [p for p, does in zip(params, requires, strict=True) if does]
     each = max((p.element_size() for p in params), default=4)
     # the arithmetic uses the mean of the dtypes
     stored = sum(p.nbytes for p in params) / numel if numel else each
@@ -208,6 +213,7 @@ def _whole(module: Any) -> ModelMetadata:
         "stage": 0,
         "ranks": group.size() if group is not None else 1,
         "numel": numel,
+        "whole_numel": whole,
         "trainable": sum(p.numel() for p in trainable),
         "shard_numel": numel,
         "trainable_shard_numel": sum(p.numel() for p in trainable),

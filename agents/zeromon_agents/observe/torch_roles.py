@@ -49,6 +49,11 @@ class Models:
         self.changed = True
         return True
 
+    def forget(self, modules: Iterable[Any]) -> None:
+        """Takes back the registration of *modules*."""
+        for module in modules:
+            self.changed = self.modules.pop(id(module), None) is not None or self.changed
+
     def register_optimizer(self, optimizer: Any) -> None:
         """Registers an optimizer. Called before every step, so it returns at once for a known one."""
         known = self.optimizers.get(id(optimizer))

@@ -69,6 +69,27 @@ def test_a_rank_says_what_it_is(
     assert (seen["steps"], seen["errors"], seen["kept"]) == (3, 0, [])
 
 
+BLOCK = (8 * 16 + 16) + (16 * 8 + 8)
+
+
+@pytest.mark.parametrize(
+    ("case", "of_the_rank"),
+    [
+        ("fsdp2 + tp", 8 * 16 // 2 + 16 // 2 + 16 * 8 // 2 + 8),  # the bias of `down` is whole
+        ("hsdp", BLOCK),
+        ("fsdp2", BLOCK),
+        ("ddp", BLOCK),
+    ],
+)
+def test_a_rank_knows_how_large_the_whole_model_is(
+    found: dict[str, dict[str, object]], case: str, of_the_rank: int
+) -> None:
+    """A rank of tensor parallelism has a part, and DTensor has the shape of the whole."""
+    if case not in found:
+        pytest.skip("FSDP2 of this torch does not run on a CPU")
+    assert found[case]["numel"] == [[of_the_rank, BLOCK]]
+
+
 def test_names_that_the_use_of_a_group_is_read_from_are_still_set() -> None:
     of_fsdp2 = inspect.getsource(fsdp2_common)
     assert "self.shard_process_group" in of_fsdp2 and "self.replicate_process_group" in of_fsdp2

@@ -174,6 +174,9 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
             continue
         numel, each = model.get("numel", 0), model.get("compute_bytes", 4)
         count, largest = model.get("blocks", (0, 0))
+        largest = (
+            largest * numel // max(1, model.get("whole_numel", numel))
+        )  # tensor parallel: its part
         biggest = _largest_unit(model)
         if count < _LEAST_LAYERS or biggest < _MOST_OF_THE_MODEL * numel or largest <= 0:
             continue
