@@ -6,7 +6,16 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from zeromon.units import human_seconds
 from zeromon_dashboard.charts import COLOURS, GIB
+
+
+def _named(row: dict[str, Any]) -> str:
+    """The strategy, with the seconds of its step where they are known."""
+    if row.get("step_seconds") is None:
+        return str(row["label"])
+    least, most = map(human_seconds, row["step_seconds_interval"])
+    return f"{row['label']}<br>step {human_seconds(row['step_seconds'])} ({least} to {most})"
 
 
 def plan(content: dict[str, Any]) -> go.Figure:
@@ -17,7 +26,7 @@ def plan(content: dict[str, Any]) -> go.Figure:
         [
             go.Bar(
                 name=role.replace("_", " "),
-                x=[row["label"] for row in rows],
+                x=[_named(row) for row in rows],
                 y=[row["roles"]["device"].get(role, 0) / GIB for row in rows],
                 hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
             )

@@ -36,9 +36,11 @@ from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes, deepspeed_changes
+from zeromon.memory.devices import COMPUTE, device_named, link_peak
 from zeromon.memory.models import from_config, from_count, from_units
 from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
+from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.spec import (
     FRAMEWORKS,
     OPTIMIZERS,
@@ -48,6 +50,7 @@ from zeromon.memory.spec import (
     ShardPlan,
     ZeroStage,
 )
+from zeromon.memory.speeds import Machine, Measured, larger
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
@@ -77,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--nvme", metavar="SIZE", help="free bytes of the NVMe drives of one host: 2TB"
     )
+    _add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
     machine.add_argument(
         "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
     )
@@ -105,6 +109,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
+    )
+
+
+def _add_speed_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--interconnect", type=link_peak, metavar="SPEED",
+        help="of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
+        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
+    )  # fmt: skip
+    group.add_argument(
+        "--efficiency", type=_share, metavar="SHARE",
+        help=f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})",
+    )  # fmt: skip
+    group.add_argument(
+        "--pcie", type=link_peak, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
+    )
+    group.add_argument(
+        "--host-bandwidth", type=link_peak, metavar="SPEED",
+        help="by which the optimizer reads and writes the memory of a host (default: 109GB/s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--nvme-bandwidth",
+        type=link_peak,
+        metavar="SPEED",
+        help="of all NVMe drives of a host: 6GB/s",
     )
 
 
@@ -199,9 +228,10 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
+    options.memory = options.memory or "a100"
     tensor, pipeline = options.tp or 1, options.pp or 1
     chosen = _data_parallel(chosen, tensor * pipeline)
-    device_bytes, note = _device_memory(options.memory or "a100")
+    device_bytes, note = _device_memory(options.memory)
     if options.rollout and model.architecture is None:
         note += ("keys and values of --rollout are not counted: the layers are unknown",)
     whole = model.params
@@ -224,6 +254,29 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         whole_numel=whole,
         frozen=tuple(read_model(text) for text in options.reference),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
+        machine=_machine(options, chosen.ranks * tensor * pipeline),
+    )
+
+
+def _machine(options: argparse.Namespace, devices: int) -> Machine:
+    """The speeds of the devices that --memory names, and of the links between them."""
+    named = [device_named(text) for text in (options.memory or "").split(",")]
+    known = [device for device in named if device is not None]
+    slowest = min(known, key=lambda d: d.half_flops) if len(known) == len(named) else None
+    hosts = options.hosts or plan.hosts_of(devices)
+    within = slowest.link if slowest is not None else None
+    link = options.interconnect
+    if link is None and hosts == 1:
+        link = within
+    return Machine(
+        device=slowest,
+        efficiency=options.efficiency,
+        link=link,
+        within=within,
+        pcie=options.pcie,
+        host=options.host_bandwidth,
+        nvme=options.nvme_bandwidth,
+        ranks_per_host=-(-devices // hosts),
     )
 
 
@@ -428,4 +481,24 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         hosts=options.hosts or plan.hosts_of(chosen.ranks * others),
         is_given=True,
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
+        machine=_machine(options, chosen.ranks),
+        measured=_calibrated(base, run, chosen.ranks, options),
     )
+
+
+def _calibrated(
+    base: plan.Setup, run: RunSnapshot, ranks: int, options: argparse.Namespace
+) -> Measured | None:
+    """The speeds of *run*, for another micro-batch or more hosts."""
+    if base.measured is None:
+        return None
+    rank = next(rank for rank in run.ranks if rank.models)
+    size = micro_batch(rank)
+    speeds = base.measured.speeds
+    if options.micro_batch and size:
+        speeds = larger(speeds, options.micro_batch / size)
+    if options.checkpointing and not rank.models[0].get("recomputes"):
+        speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
+    if (options.hosts or plan.hosts_of(ranks)) > base.measured.hosts:
+        speeds = replace(speeds, gather=None, reduce=None)  # over another link
+    return replace(base.measured, speeds=speeds)

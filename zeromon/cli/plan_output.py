@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
 from zeromon.memory.predict import ACTIVATION
+from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
+from zeromon.memory.speeds import sources
 from zeromon.report.table import table
-from zeromon.units import human_bytes, human_params
+from zeromon.units import human_bytes, human_params, human_seconds
 
 
 def as_text(
@@ -40,7 +43,7 @@ def as_text(
         tokens = f" x {b.length} tokens" if b.length > 1 else ""
         lines.append(f"micro-batch of {b.sequences}{tokens}{how}")
     lines += [f"note: {note}" for note in model.notes]
-    lines += ["", _table(setup, rows, best, fewest=fewest), ""]
+    lines += ["", _table(setup, rows, best, fewest=fewest), "", *_speeds(setup, rows)]
     if any(row.given and row is not best for row in rows):
         lines.append(f"= {plan.GIVEN}")
     if best is not None:
@@ -72,6 +75,8 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
         "nvme/rank",
         "fits",
         "sent a step",
+        "step",
+        "(from to)",
         "most sequences",
         "copies",
         *(["fewest devices"] if fewest else []),
@@ -83,6 +88,7 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
             *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
             _fits(row),
             human_bytes(row.communication_bytes),
+            *_step(row),
             "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
             f"{_copies(setup, row):.1f}",
             *([_shown(_fewest(setup, row))] if fewest else []),
@@ -90,6 +96,24 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
         for row in rows
     ]
     return table(header, cells)
+
+
+def _step(row: plan.Row) -> tuple[str, str]:
+    if isinstance(row.time, str):
+        return "n/a", ""
+    return human_seconds(row.time.seconds), _interval(row.time)
+
+
+def _interval(time: StepTime) -> str:
+    return f"{human_seconds(time.least)} to {human_seconds(time.most)}"
+
+
+def _speeds(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
+    """Where the seconds come from, and why some are n/a."""
+    known = any(isinstance(row.time, StepTime) for row in rows)
+    lines = [f"seconds: {text}" for text in sources(setup.machine, setup.measured, setup.plan)]
+    needs = dict.fromkeys(row.time for row in rows if isinstance(row.time, str))
+    return [*(lines if known else []), *(f"seconds n/a without {what}" for what in needs)]
 
 
 def _fits(row: plan.Row) -> str:
@@ -144,6 +168,7 @@ def as_json(
         "host_bytes": setup.host_bytes,
         "hosts": setup.hosts,
         "notes": setup.model.notes,
+        "speeds": sources(setup.machine, setup.measured, setup.plan),
         "rows": [
             {
                 "label": row.plan.label,
@@ -164,12 +189,24 @@ def as_json(
                 "bytes": {place: row.memory.total(place) for place in PLACES},
                 "roles": {place: row.memory.by_role(place) for place in PLACES},
                 "communication_bytes": row.communication_bytes,
+                **_seconds(row),
                 "largest_micro_batch": row.largest_micro_batch,
             }
             for row in rows
         ],
         "recommended": best.plan.label if best is not None else None,
         "why": why,
+    }
+
+
+def _seconds(row: plan.Row) -> dict[str, Any]:
+    """The seconds of a step; None with the reason where they are unknown."""
+    if isinstance(row.time, str):
+        return {"step_seconds": None, "step_seconds_unknown": row.time}
+    return {
+        "step_seconds": row.time.seconds,
+        "step_seconds_interval": [row.time.least, row.time.most],
+        "step_parts": asdict(row.time.parts),
     }
 
 

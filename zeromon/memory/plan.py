@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zeromon.errors import PlanError
+from zeromon.memory.devices import DEVICES
 from zeromon.memory.predict import (
     ACTIVATION,
     Batch,
@@ -20,11 +21,13 @@ from zeromon.memory.predict import (
 )
 from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
 from zeromon.memory.rollout import frozen, generation
+from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.memory.speeds import Machine, Measured, measured_of, of_machine, of_measured
 from zeromon.memory.whole import largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.ring.dimensions import Dim
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_bytes
+from zeromon.units import human_bytes, human_seconds
 
 RESERVE = 0.06
 """Share of a device that contexts, NCCL and fragmentation take."""
@@ -37,13 +40,6 @@ HOST_RESERVE = 0.1
 
 RANKS_PER_HOST = 8
 """Assumed number of ranks on one host."""
-
-DEVICES = {
-    "a100-40": 40 << 30, "a100": 80 << 30, "a100-80": 80 << 30, "h100": 80 << 30, "h200": 141 << 30,
-    "b200": 180 << 30, "l4": 24 << 30, "l40s": 48 << 30, "a10": 24 << 30, "v100": 32 << 30,
-    "v100-16": 16 << 30, "t4": 16 << 30, "rtx4090": 24 << 30, "rtx3090": 24 << 30, "mi300x": 192 << 30,
-}  # fmt: skip
-"""Name of a device -> bytes of its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +77,10 @@ class Setup:
     """Reference and reward models beside the trained one."""
     generated_tokens: int = 0
     """Tokens of all sequences that a rank generates at once."""
+    machine: Machine = field(default_factory=Machine)
+    """Speeds of devices and links."""
+    measured: Measured | None = None
+    """Speeds that a run has measured; replace those of *machine*."""
 
     @property
     def usable_bytes(self) -> int:
@@ -123,6 +123,8 @@ class Row:
     """Bytes that a rank sends in a step."""
     largest_micro_batch: int | None
     """Largest micro-batch that fits, in sequences; None where activations are unknown."""
+    time: StepTime | str
+    """The seconds of a step, or what must be known for them, in words."""
     given: bool = False
     """The plan is the given one: :data:`GIVEN`."""
 
@@ -195,6 +197,7 @@ def of_run(run: RunSnapshot) -> Setup:
         whole_numel=whole,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
+        measured=measured_of(run.run, rank, sizes, described.plan, max(1, len(run.nodes))),
     )
 
 
@@ -250,8 +253,18 @@ def row(setup: Setup, plan: ShardPlan) -> Row:
         fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
         communication_bytes=communication_bytes(sizes, plan),
         largest_micro_batch=_largest(setup, plan),
+        time=_time(setup, sizes, plan),
         given=setup.is_given and plan == setup.plan,
     )
+
+
+def _time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime | str:
+    """Returns the seconds of a step under *plan*, or what is not known of them."""
+    if setup.tensor * setup.pipeline > 1:
+        return "the time that tensor and pipeline parallelism send"
+    if setup.measured is not None:
+        return step_time(sizes, plan, of_measured(setup.measured, setup.machine))
+    return step_time(sizes, plan, of_machine(setup.machine, setup.model, setup.batch, plan))
 
 
 def _largest(setup: Setup, plan: ShardPlan) -> int | None:
@@ -357,6 +370,9 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
         reasons.append(f"{lower[-1].plan.label} would need {needs}")
     reasons += _compared(best, roomiest, equal)
     reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
+    if isinstance(time := best.time, StepTime):
+        interval = f"{human_seconds(time.least)} to {human_seconds(time.most)}"
+        reasons.append(f"a step takes about {human_seconds(time.seconds)} ({interval})")
     return best, "; ".join(reasons)
 
 
@@ -391,6 +407,12 @@ def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
         yield f"of {', '.join([*others, best.plan.label])}, which send as many bytes, it takes {takes}"
     elif most is not None and mine is not None and most > mine:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {most} sequences instead of {mine}"
+    elif (share := roomiest.device_bytes / best.device_bytes) < _MUCH_LESS:
+        yield f"{roomiest.plan.label} sends as many bytes, and takes {share:.0%} of the memory"
+
+
+_MUCH_LESS = 0.9
+"""A row that takes less than this share of another's memory is worth a sentence."""
 
 
 def _moved(r: Row) -> int:
@@ -414,7 +436,7 @@ def parse_size(text: str) -> int:
     """
     key = text.strip().lower()
     if key in DEVICES:
-        return DEVICES[key]
+        return DEVICES[key].nbytes
     units = {
         "tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6,
         "": 1,

@@ -286,8 +286,33 @@ def transformer_activations(t: Transformer, b: Batch, each: int = 2) -> tuple[Te
 # ---- communication --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """The bytes that one rank sends in a step, by what for."""
+
+    reduced: float = 0.0
+    """Gradients, in backward."""
+    gathered_forward: float = 0.0
+    gathered_backward: float = 0.0
+    gathered_after: float = 0.0
+    """Updated parameters, after the optimizer."""
+    between: float = 0.0
+    """Hybrid: shards of the gradients that are summed over the copies, in backward."""
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        gathered = self.gathered_forward + self.gathered_backward + self.gathered_after
+        return self.reduced + self.between + gathered
+
+
 def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
-    """Returns the bytes that one rank sends in a step (section 7 of the ZeRO paper, ring collectives).
+    """Returns the bytes that one rank sends in a step."""
+    return round(traffic(sizes, plan).total)
+
+
+def traffic(sizes: Sizes, plan: ShardPlan) -> Traffic:
+    """Returns what one rank sends in a step (section 7 of the ZeRO paper, ring collectives).
 
     An all-reduce sends 2 (n-1)/n of its size, a reduce-scatter or an all-gather (n-1)/n.
     """
@@ -299,19 +324,24 @@ def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     params = (sizes.numel - sizes.persistent_numel) * compute
     micro = plan.accumulation
     if plan.stage == ZeroStage.NONE:
-        sent = 2 * grads * share
-    elif plan.stage == ZeroStage.OPTIMIZER:
-        sent = (grads + sizes.trainable * compute) * share
-    elif plan.stage == ZeroStage.GRADIENTS:
-        gathers = 1 if plan.framework == "deepspeed" else micro
-        sent = (grads * micro + sizes.trainable * compute * gathers) * share
-    else:
-        gathers = 2 if plan.reshards else 1
-        sent = (grads + params * gathers) * micro * share
-        sent += sizes.persistent_numel * compute * share
-    if copies > 1:  # hybrid: the shards of the gradients are summed over the copies
-        sent += 2 * (grads / n) * (copies - 1) / copies
-    return round(sent)
+        return Traffic(reduced=2 * grads * share)
+    between = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
+    updated = sizes.trainable * compute * share
+    if plan.stage == ZeroStage.OPTIMIZER:
+        return Traffic(reduced=grads * share, gathered_after=updated, between=between)
+    reduced = grads * micro * share
+    if plan.stage == ZeroStage.GRADIENTS and plan.framework == "deepspeed":
+        return Traffic(reduced=reduced, gathered_after=updated, between=between)
+    if plan.stage == ZeroStage.GRADIENTS:
+        return Traffic(reduced=reduced, gathered_forward=updated * micro, between=between)
+    once = params * micro * share
+    return Traffic(
+        reduced=reduced,
+        gathered_forward=once,
+        gathered_backward=once if plan.reshards else 0.0,
+        gathered_after=sizes.persistent_numel * compute * share,
+        between=between,
+    )
 
 
 def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:

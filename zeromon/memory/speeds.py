@@ -1,0 +1,247 @@
+"""The speeds of a machine: by its data sheet, or as a run has measured them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+
+from zeromon.memory.devices import (
+    COMPUTE,
+    HOST,
+    LATENCY,
+    LINK,
+    MEMORY,
+    Device,
+    Reached,
+    device_named,
+)
+from zeromon.memory.predict import Batch
+from zeromon.memory.seconds import Speeds, forward_flops, update_bytes
+from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes
+from zeromon.ring.codes import Op, Phase
+from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.step import settled
+from zeromon.stats.bandwidth import BUS_FACTOR
+from zeromon.units import human_count, human_rate
+
+Three = tuple[Speeds, Speeds, Speeds]
+"""Likely, least and most."""
+
+_SMALL_BYTES = 1 << 16
+"""A collective of fewer bytes shows a latency, not a bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is known of devices and links; peaks in bytes/s, None where unknown."""
+
+    device: Device | None = None
+    efficiency: float | None = None
+    """Share of the peak FLOP/s; None: :data:`~zeromon.memory.devices.COMPUTE`."""
+    link: float | None = None
+    """Between ranks: the slowest link on the way, all adapters of a host together."""
+    within: float | None = None
+    """Within a host, where *link* is that between hosts."""
+    pcie: float | None = None
+    host: float | None = None
+    """By which the optimizer reads and writes on one host."""
+    nvme: float | None = None
+    """Of the drives of one host."""
+    ranks_per_host: int = 1
+
+    @property
+    def compute(self) -> Reached:
+        """The share of the peak FLOP/s that kernels reach."""
+        return COMPUTE if self.efficiency is None else Reached(*(self.efficiency,) * 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The speeds of a run."""
+
+    run: str
+    speeds: Speeds
+    slow: float
+    """The slowest tenth of its steps took so many times the median."""
+    fast: float
+    hosts: int = 1
+
+
+def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPlan) -> Three:
+    """Returns the speeds of *m* for a model under *plan*."""
+    found = []
+    flops = forward_flops(model, batch) if batch is not None else None
+    frozen = 1 - model.trainable / model.params
+    for at in ("likely", "least", "most"):
+
+        def part(share: Reached, peak: float | None, at: str = at) -> float | None:
+            return None if peak is None else peak * float(getattr(share, at))
+
+        device, forward, again = m.device, None, 0.0
+        if device is not None and flops is not None:
+            peak = device.half_flops if plan.precision.compute_bytes < 4 else device.single_flops
+            forward, again = (each / (peak * getattr(m.compute, at)) for each in flops)
+        link = part(LINK, m.link)
+        host = m.host or getattr(HOST, at)
+        hybrid = plan.shard_ranks < plan.ranks and plan.shard_ranks <= m.ranks_per_host
+        near = part(LINK, m.within) if hybrid and m.within else link
+        found.append(
+            Speeds(
+                forward_seconds=forward,
+                # no gradients of frozen weights
+                backward_seconds=None if forward is None else forward * (2 - frozen),
+                recompute_seconds=again if batch is not None and batch.checkpointing else 0.0,
+                gather=near,
+                reduce=near,
+                between=link,
+                latency=getattr(LATENCY, at),
+                update=part(MEMORY, device.memory) if device is not None else None,
+                host_update=host / m.ranks_per_host,
+                pcie=part(LINK, m.pcie or (device.host if device is not None else None)),
+                nvme=None if m.nvme is None else m.nvme / m.ranks_per_host,
+                hides=0.0 if at == "least" else 1.0,
+            )
+        )
+    return found[0], found[1], found[2]
+
+
+def of_measured(measured: Measured, m: Machine) -> Three:
+    """Returns the speeds of a run; what it has not measured is that of *m*."""
+    s = measured.speeds
+    known = replace(
+        s,
+        gather=m.link or s.gather,
+        reduce=m.link or s.reduce,
+        pcie=m.pcie or s.pcie,
+        host_update=m.host / m.ranks_per_host if m.host else s.host_update,
+        nvme=m.nvme / m.ranks_per_host if m.nvme else s.nvme,
+    )
+    return known, _scaled(known, measured.slow, hides=0.0), _scaled(known, measured.fast)
+
+
+def larger(s: Speeds, factor: float) -> Speeds:
+    """Returns *s* for a micro-batch that is so many times larger."""
+    forward, backward = (s.forward_seconds or 0.0) * factor, (s.backward_seconds or 0.0) * factor
+    return replace(s, forward_seconds=forward, backward_seconds=backward)
+
+
+def _scaled(s: Speeds, factor: float, hides: float | None = None) -> Speeds:
+    """Returns *s*, so many times slower."""
+
+    def slower(rate: float | None) -> float | None:
+        return None if rate is None else rate / factor
+
+    return replace(
+        larger(s, factor),
+        recompute_seconds=s.recompute_seconds * factor,
+        other_seconds=s.other_seconds * factor,
+        gather=slower(s.gather), reduce=slower(s.reduce), update=slower(s.update),
+        host_update=slower(s.host_update), pcie=slower(s.pcie), nvme=slower(s.nvme),
+        hides=s.hides if hides is None else min(hides, s.hides),
+    )  # fmt: skip
+
+
+# ---- a run ----------------------------------------------------------------------------------------
+
+
+def measured_of(
+    run: str, rank: RankSnapshot, sizes: Sizes, plan: ShardPlan, hosts: int = 1
+) -> Measured | None:
+    """Returns the speeds that *rank* has measured; None without a timed step.
+
+    Compute is forward and backward less their exposed communication, the optimizer's speed its bytes
+    over its time. On a CPU the threads of communication take the time of the threads that compute, so
+    nothing is hidden; there the bandwidth is that of the blocked time.
+    """
+    steps = [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
+    if not steps:
+        return None
+    on_cpu = rank.memory is None
+    spent = {phase: _seconds(steps, phase) for phase in Phase}
+    if not spent[Phase.FORWARD] or not spent[Phase.BACKWARD]:
+        return None
+    whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
+    rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
+    is_off = plan.optimizer_on != "device"
+    gather = _bandwidth(rank, (Op.ALL_GATHER,), on_cpu=on_cpu)
+    reduce = _bandwidth(rank, (Op.REDUCE_SCATTER,), on_cpu=on_cpu)
+    both = _bandwidth(rank, (Op.ALL_REDUCE,), on_cpu=on_cpu)
+    if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
+        split = 2 / both - 1 / gather if gather else 0.0
+        reduce = 1 / split if split > 0 else both
+    device = device_named(rank.device_stats.name) if rank.device_stats is not None else None
+    paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
+    disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
+    sheet = MEMORY.likely * device.memory if device is not None else None
+    lengths = sorted(step.seconds for step in steps)
+    middle = median(lengths)
+    return Measured(
+        run=run,
+        speeds=Speeds(
+            forward_seconds=spent[Phase.FORWARD] / plan.accumulation,
+            backward_seconds=spent[Phase.BACKWARD] / plan.accumulation,
+            other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
+            gather=gather or both,
+            reduce=reduce or gather,
+            update=rate if on_cpu or not is_off else sheet,
+            host_update=rate if on_cpu or is_off else None,
+            pcie=rate if on_cpu else paths.get("device_to_host"),
+            nvme=min(disk) if disk else None,
+            hides=0.0 if on_cpu else 1.0,
+        ),
+        slow=lengths[int(0.9 * (len(lengths) - 1))] / middle,
+        fast=lengths[int(0.1 * (len(lengths) - 1))] / middle,
+        hosts=hosts,
+    )
+
+
+def _seconds(steps: Iterable[StepSummary], phase: Phase) -> float:
+    """Returns the median seconds of *phase* in a step, without exposed communication."""
+    return median(
+        max(0, step.phase_ns[phase] - step.phase_exposed_ns[phase]) / 1e9
+        for step in steps
+        if len(step.phase_ns) > phase
+    )
+
+
+def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> float | None:
+    """Returns the bus bandwidth of *ops* in bytes/s; None where none of them was timed."""
+    nbytes = seconds = 0.0
+    for row in rank.traffic:
+        op = next((op for op in ops if op.name.lower() == row.op), None)
+        if op is None or row.group_size < 2 or not row.calls:
+            continue
+        if row.nbytes / row.calls < _SMALL_BYTES:
+            continue
+        nbytes += row.nbytes * BUS_FACTOR[op](row.group_size)
+        seconds += row.exposed_seconds if on_cpu else row.transfer_seconds or row.seconds
+    return nbytes / seconds if seconds > 0 else None
+
+
+# ---- words ----------------------------------------------------------------------------------------
+
+
+def sources(m: Machine, measured: Measured | None, plan: ShardPlan) -> list[str]:
+    """Returns where the speeds come from, one sentence each."""
+    said: list[str] = []
+    if measured is not None:
+        said.append(f"compute, links and optimizer as run {measured.run} measured them")
+        return said
+    if m.device is not None:
+        half = plan.precision.compute_bytes < 4
+        peak = m.device.half_flops if half else m.device.single_flops
+        c = m.compute
+        reached = f"{c.likely:.0%}" + (
+            "" if c.least == c.most else f" ({c.least:.0%} to {c.most:.0%})"
+        )
+        said.append(f"compute: {reached} of {human_count(peak / 1e12)} TFLOP/s")
+    if m.link is not None and plan.ranks > 1:
+        said.append(f"links: {_share(LINK)} of {human_rate(m.link)}")
+    host = human_rate(m.host or HOST.likely)
+    said.append(f"optimizer on the host: {host} of memory a host")
+    return said
+
+
+def _share(reached: Reached) -> str:
+    return f"{reached.likely:.0%} ({reached.least:.0%} to {reached.most:.0%})"
