@@ -1,15 +1,18 @@
 """Predicted against measured seconds a step: `python tests/bench/bench_seconds.py [ROUNDS]`.
 
-Real runs in fp32 on two gloo ranks: DDP, FSDP2, DeepSpeed's stages 0 to 3, and offload. Each run of a
-round calibrates a prediction of every other run of the round, as `zeromon plan --from RUN` does.
+Real runs in fp32 on two gloo ranks: DDP, FSDP2, DeepSpeed's stages 0 to 3, and offload. They train in
+turns of five steps, because the load of a machine changes from minute to minute. Each run calibrates a
+prediction of every other run, as `zeromon plan --from RUN` does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -24,31 +27,48 @@ from zeromon.memory.seconds import StepTime
 from zeromon.snapshot.step import settled
 
 RANKS = 2
-SIZE = "--width 384 --layers 6 --batch 4 --length 128 --steps 24".split()
+SIZE = "--width 384 --layers 4 --batch 4 --length 128 --steps 51".split()
 TORCH = ("ddp", "fsdp2", "fsdp2-zero2")
 DEEPSPEED = ("zero0", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 
 
 def command(name: str, folder: Path) -> list[str]:
     """The program of a strategy, DeepSpeed's with its configuration in fp32."""
+    program = [*TORCHRUN, str(RANKS), str(Path(__file__).with_name("turns_program.py")), *SIZE]
     if name in TORCH:
-        return [str(ROOT / "examples/train_gpt.py"), "--strategy", name]
+        return [*program, "--strategy", name]
     config = json.loads((ROOT / f"examples/deepspeed/{name}.json").read_text())
     config.pop("bf16", None)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(config))
-    program = str(ROOT / "examples/train_gpt_deepspeed.py")
-    return [program, "--config", str(path), "--no-compile"]
+    return [*program, "--config", str(path), "--no-compile"]
 
 
-def one_round(node: Node, folder: Path) -> dict[str, tuple[float, Setup]]:
+def one_round(number: int, node: Node, folder: Path) -> dict[str, tuple[float, Setup]]:
     """Name -> median seconds of a step, and the setup of the run."""
+    names = (*TORCH, *DEEPSPEED)
+    turns = folder / f"turns{number}"
+    turns.mkdir()
+    running = []
+    for place, name in enumerate(names):
+        given = {"TURNS": str(turns), "PLACE": str(place), "PLACES": str(len(names))}
+        environment = node.environment(f"{name}-{number}", **given)
+        running.append(
+            subprocess.Popen(command(name, folder), env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+        )  # fmt: skip
+    deadline = time.monotonic() + 540
+    while any(one.poll() is None for one in running):
+        if time.monotonic() > deadline or any(one.poll() for one in running):
+            for one in running:
+                one.terminate()
+            raise SystemExit("a program failed, or did not end in nine minutes")
+        node.collector.tick()
+        time.sleep(0.5)
     found = {}
-    for name in (*TORCH, *DEEPSPEED):
-        run = node.run([*TORCHRUN, str(RANKS), *command(name, folder), *SIZE], timeout=300)
-        assert run.code == 0, run.output
-        steps = settled(run.snapshot.ranks[0].recent)
-        found[name] = median(step.seconds for step in steps), of_run(run.snapshot)
+    for name in names:
+        run = node.settle(f"{name}-{number}")
+        assert run is not None
+        found[name] = median(s.seconds for s in settled(run.ranks[0].recent)), of_run(run)
     return found
 
 
@@ -68,8 +88,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
     node = Node(folder)
     errors: dict[str, list[float]] = {}
-    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-        runs = one_round(node, folder)
+    for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
+        runs = one_round(number, node, folder)
         for name, (measured, _) in runs.items():
             off = [seconds / measured - 1 for seconds in predictions(name, runs)]
             errors.setdefault(name, []).extend(off)

@@ -39,9 +39,7 @@ OPEN = {
     "bf16 on V100 and T4, live": "agents tell bf16 from fp16 only under DeepSpeed and autocast",
     "spikes of the gradient norm": "no event carries the norm",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
-    "time of offload and recomputation": "seconds a step in plan",
     "OOM ladder": "rungs with bytes",
-    "slow network": "--interconnect",
     "device idle": "rule with cause",
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
@@ -378,6 +376,55 @@ def test_reinforcement_learning_keeps_more_than_the_trained_model(plan: Any, mod
     path = model(OPT_13B)
     found = row(plan(path, "--devices", "8", "--rollout", "64", "--length", "1024"), "ZeRO-2")
     assert found["roles"]["device"]["kv_cache"] == 64 * 1024 * 800 * 1024
+
+
+# ---- time -----------------------------------------------------------------------------------------
+
+ON_H100 = ("--devices", "8", "--memory", "h100", "--micro-batch", "1", "--length", "2048")
+
+
+@taught("time of offload and recomputation")
+def test_a_row_has_its_seconds(plan: Any) -> None:
+    """7 B on 8: CPU-Adam reads and writes 28 bytes a parameter at 109 GB/s a host, 1.8 s."""
+    found = plan("7B", *ON_H100)
+    on_device, on_host = row(found, "ZeRO-2"), row(found, "ZeRO-2 + optimizer on host")
+    assert on_host["step_parts"]["optimizer"] == pytest.approx(7e9 * 28 / 109e9)
+    assert on_host["step_seconds"] > 2 * on_device["step_seconds"]
+    least, most = on_device["step_seconds_interval"]
+    assert least < on_device["step_seconds"] < most
+    assert row(found, "ZeRO-3 + optimizer on nvme + parameters on nvme")["step_seconds"] is None
+    fast = plan("7B", *ON_H100, "--nvme-bandwidth", "25GB/s")
+    assert row(fast, INFINITY)["step_parts"]["offload"] > 10  # 32 bytes a parameter
+
+
+@taught("time of offload and recomputation")
+def test_checkpointing_computes_a_third_more(plan: Any, model: Any) -> None:
+    """Korthikanti et al. 2022: 30 to 40 %; less the head, which is not computed again."""
+    path = model(LLAMA_2_7B)
+    parts = row(plan(path, *ON_H100, "--checkpointing"), "ZeRO-2")["step_parts"]
+    assert 0.31 < parts["recompute"] / parts["compute"] < 1 / 3
+
+
+@taught("slow network")
+def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
+    """16 devices on two hosts: unknown without a link, 3 against 2 gathers' worth with a slow one."""
+    options = ("7B", "--devices", "16", "--memory", "h100", "--micro-batch", "1", "--length", "2048",
+               "--framework", "fsdp2")  # fmt: skip
+    unknown = row(plan(*options), "FSDP2 (ZeRO-2)")
+    assert (unknown["step_seconds"], "--interconnect" in unknown["step_seconds_unknown"]) == (
+        None,
+        True,
+    )
+    found = plan(*options, "--interconnect", "10Gb")
+    two, three = (row(found, f"FSDP2 (ZeRO-{n})")["step_parts"]["communication"] for n in (2, 3))
+    assert three / two == pytest.approx(3 / 2, rel=0.1)
+
+
+@taught("same bytes, less memory")
+def test_a_row_that_sends_as_much_and_takes_less_is_a_reason(plan: Any) -> None:
+    found = plan("7B", "--devices", "8", "--memory", "h100", "--micro-batch", "1")
+    assert found["recommended"] == "ZeRO-1"
+    assert "ZeRO-2 sends as many bytes, and takes 69 % of the memory" in found["why"]
 
 
 # ---- configurations and scripts -------------------------------------------------------------------

@@ -408,7 +408,7 @@ def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
     elif most is not None and mine is not None and most > mine:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {most} sequences instead of {mine}"
     elif (share := roomiest.device_bytes / best.device_bytes) < _MUCH_LESS:
-        yield f"{roomiest.plan.label} sends as many bytes, and takes {share:.0%} of the memory"
+        yield f"{roomiest.plan.label} sends as many bytes, and takes {share * 100:.0f} % of the memory"
 
 
 _MUCH_LESS = 0.9
