@@ -32,15 +32,14 @@ import msgspec
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli import positive
 from zeromon.cli.plan_output import as_json, as_text, write_html
+from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
 from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes, deepspeed_changes
-from zeromon.memory.devices import COMPUTE, device_named, link_peak
 from zeromon.memory.models import from_config, from_count, from_units
 from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
-from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.spec import (
     FRAMEWORKS,
     OPTIMIZERS,
@@ -50,7 +49,6 @@ from zeromon.memory.spec import (
     ShardPlan,
     ZeroStage,
 )
-from zeromon.memory.speeds import Machine, Measured, larger
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
@@ -73,14 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
     )
     machine.add_argument(
-        "--reserve", type=_share, default=plan.RESERVE, metavar="SHARE",
+        "--reserve", type=share, default=plan.RESERVE, metavar="SHARE",
         help="share for contexts, NCCL, fragmentation (default: %(default)s)",
     )  # fmt: skip
     add_host_arguments(machine)
     machine.add_argument(
         "--nvme", metavar="SIZE", help="free bytes of the NVMe drives of one host: 2TB"
     )
-    _add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
+    add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
     machine.add_argument(
         "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
     )
@@ -109,31 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
-    )
-
-
-def _add_speed_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--interconnect", type=link_peak, metavar="SPEED",
-        help="of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
-        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
-    )  # fmt: skip
-    group.add_argument(
-        "--efficiency", type=_share, metavar="SHARE",
-        help=f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})",
-    )  # fmt: skip
-    group.add_argument(
-        "--pcie", type=link_peak, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
-    )
-    group.add_argument(
-        "--host-bandwidth", type=link_peak, metavar="SPEED",
-        help="by which the optimizer reads and writes the memory of a host (default: 109GB/s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--nvme-bandwidth",
-        type=link_peak,
-        metavar="SPEED",
-        help="of all NVMe drives of a host: 6GB/s",
     )
 
 
@@ -169,13 +142,6 @@ def add_host_arguments(group: argparse._ArgumentGroup) -> None:
 
 DESCRIBED = "zeromon: "
 """Marks the line that the child process prints: a model may print, too."""
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to less than 1, not {text}")
-    return number
 
 
 def call(options: argparse.Namespace) -> int:
@@ -254,29 +220,7 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         whole_numel=whole,
         frozen=tuple(read_model(text) for text in options.reference),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
-        machine=_machine(options, chosen.ranks * tensor * pipeline),
-    )
-
-
-def _machine(options: argparse.Namespace, devices: int) -> Machine:
-    """The speeds of the devices that --memory names, and of the links between them."""
-    named = [device_named(text) for text in (options.memory or "").split(",")]
-    known = [device for device in named if device is not None]
-    slowest = min(known, key=lambda d: d.half_flops) if len(known) == len(named) else None
-    hosts = options.hosts or plan.hosts_of(devices)
-    within = slowest.link if slowest is not None else None
-    link = options.interconnect
-    if link is None and hosts == 1:
-        link = within
-    return Machine(
-        device=slowest,
-        efficiency=options.efficiency,
-        link=link,
-        within=within,
-        pcie=options.pcie,
-        host=options.host_bandwidth,
-        nvme=options.nvme_bandwidth,
-        ranks_per_host=-(-devices // hosts),
+        machine=machine_of(options, chosen.ranks * tensor * pipeline),
     )
 
 
@@ -481,24 +425,8 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         hosts=options.hosts or plan.hosts_of(chosen.ranks * others),
         is_given=True,
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
-        machine=_machine(options, chosen.ranks),
-        measured=_calibrated(base, run, chosen.ranks, options),
+        machine=machine_of(options, chosen.ranks),
+        measured=calibrated(
+            base.measured, run, options, options.hosts or plan.hosts_of(chosen.ranks)
+        ),
     )
-
-
-def _calibrated(
-    base: plan.Setup, run: RunSnapshot, ranks: int, options: argparse.Namespace
-) -> Measured | None:
-    """The speeds of *run*, for another micro-batch or more hosts."""
-    if base.measured is None:
-        return None
-    rank = next(rank for rank in run.ranks if rank.models)
-    size = micro_batch(rank)
-    speeds = base.measured.speeds
-    if options.micro_batch and size:
-        speeds = larger(speeds, options.micro_batch / size)
-    if options.checkpointing and not rank.models[0].get("recomputes"):
-        speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
-    if (options.hosts or plan.hosts_of(ranks)) > base.measured.hosts:
-        speeds = replace(speeds, gather=None, reduce=None)  # over another link
-    return replace(base.measured, speeds=speeds)

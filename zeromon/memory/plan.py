@@ -23,7 +23,7 @@ from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memor
 from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
-from zeromon.memory.speeds import Machine, Measured, measured_of, of_machine, of_measured
+from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
 from zeromon.memory.whole import largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.ring.dimensions import Dim
 from zeromon.snapshot import RunSnapshot
@@ -79,7 +79,7 @@ class Setup:
     """Tokens of all sequences that a rank generates at once."""
     machine: Machine = field(default_factory=Machine)
     """Speeds of devices and links."""
-    measured: Measured | None = None
+    measured: RunSpeeds | None = None
     """Speeds that a run has measured; replace those of *machine*."""
 
     @property
@@ -373,6 +373,7 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
     if isinstance(time := best.time, StepTime):
         interval = f"{human_seconds(time.least)} to {human_seconds(time.most)}"
         reasons.append(f"a step takes about {human_seconds(time.seconds)} ({interval})")
+        reasons += _faster(time, fitting)
     return best, "; ".join(reasons)
 
 
@@ -411,8 +412,16 @@ def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {share * 100:.0f} % of the memory"
 
 
+def _faster(time: StepTime, fitting: list[Row]) -> Iterator[str]:
+    """Yields a row whose step is much shorter, though it sends more bytes."""
+    known = [(r.time.seconds, r.plan.label) for r in fitting if isinstance(r.time, StepTime)]
+    seconds, label = min(known)
+    if seconds < _MUCH_LESS * time.seconds:
+        yield f"{label} would take about {human_seconds(seconds)}, as compute hides more of it"
+
+
 _MUCH_LESS = 0.9
-"""A row that takes less than this share of another's memory is worth a sentence."""
+"""A row that takes less than this share of another's memory or time is worth a sentence."""
 
 
 def _moved(r: Row) -> int:

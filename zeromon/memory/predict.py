@@ -287,7 +287,7 @@ def transformer_activations(t: Transformer, b: Batch, each: int = 2) -> tuple[Te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class SentBytes:
     """The bytes that one rank sends in a step, by what for."""
 
     reduced: float = 0.0
@@ -308,10 +308,10 @@ class Traffic:
 
 def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes that one rank sends in a step."""
-    return round(traffic(sizes, plan).total)
+    return round(sent_bytes(sizes, plan).total)
 
 
-def traffic(sizes: Sizes, plan: ShardPlan) -> Traffic:
+def sent_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     """Returns what one rank sends in a step (section 7 of the ZeRO paper, ring collectives).
 
     An all-reduce sends 2 (n-1)/n of its size, a reduce-scatter or an all-gather (n-1)/n.
@@ -324,18 +324,18 @@ def traffic(sizes: Sizes, plan: ShardPlan) -> Traffic:
     params = (sizes.numel - sizes.persistent_numel) * compute
     micro = plan.accumulation
     if plan.stage == ZeroStage.NONE:
-        return Traffic(reduced=2 * grads * share)
+        return SentBytes(reduced=2 * grads * share)
     between = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
     updated = sizes.trainable * compute * share
     if plan.stage == ZeroStage.OPTIMIZER:
-        return Traffic(reduced=grads * share, gathered_after=updated, between=between)
+        return SentBytes(reduced=grads * share, gathered_after=updated, between=between)
     reduced = grads * micro * share
     if plan.stage == ZeroStage.GRADIENTS and plan.framework == "deepspeed":
-        return Traffic(reduced=reduced, gathered_after=updated, between=between)
+        return SentBytes(reduced=reduced, gathered_after=updated, between=between)
     if plan.stage == ZeroStage.GRADIENTS:
-        return Traffic(reduced=reduced, gathered_forward=updated * micro, between=between)
+        return SentBytes(reduced=reduced, gathered_forward=updated * micro, between=between)
     once = params * micro * share
-    return Traffic(
+    return SentBytes(
         reduced=reduced,
         gathered_forward=once,
         gathered_backward=once if plan.reshards else 0.0,

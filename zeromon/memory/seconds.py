@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, fields
 
 from zeromon.memory.offload import on_host_share
-from zeromon.memory.predict import Batch, Traffic, state_bytes, traffic
+from zeromon.memory.predict import Batch, SentBytes, sent_bytes, state_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 
 _DDP_BUCKET_BYTES = 25 << 20
@@ -144,7 +144,7 @@ def parts(sizes: Sizes, plan: ShardPlan, s: Speeds) -> Parts:
     forward = (s.forward_seconds or 0.0) * micro
     backward = (s.backward_seconds or 0.0) * micro
     recompute = s.recompute_seconds * micro
-    sent = traffic(sizes, plan)
+    sent = sent_bytes(sizes, plan)
     moved = _moved(sizes, plan, s)
     return Parts(
         compute=forward + backward,
@@ -160,7 +160,7 @@ def parts(sizes: Sizes, plan: ShardPlan, s: Speeds) -> Parts:
 
 
 def _exposed(
-    sizes: Sizes, plan: ShardPlan, s: Speeds, sent: Traffic, forward: float, backward: float
+    sizes: Sizes, plan: ShardPlan, s: Speeds, sent: SentBytes, forward: float, backward: float
 ) -> float:
     """Returns the seconds of communication that compute does not hide.
 

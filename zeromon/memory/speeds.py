@@ -57,7 +57,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RunSpeeds:
     """The speeds of a run."""
 
     run: str
@@ -106,7 +106,7 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
     return found[0], found[1], found[2]
 
 
-def of_measured(measured: Measured, m: Machine) -> Three:
+def of_measured(measured: RunSpeeds, m: Machine) -> Three:
     """Returns the speeds of a run; what it has not measured is that of *m*."""
     s = measured.speeds
     known = replace(
@@ -147,7 +147,7 @@ def _scaled(s: Speeds, factor: float, hides: float | None = None) -> Speeds:
 
 def measured_of(
     run: str, rank: RankSnapshot, sizes: Sizes, plan: ShardPlan, hosts: int = 1
-) -> Measured | None:
+) -> RunSpeeds | None:
     """Returns the speeds that *rank* has measured; None without a timed step.
 
     Compute is forward and backward less their exposed communication, the optimizer's speed its bytes
@@ -176,7 +176,7 @@ def measured_of(
     sheet = MEMORY.likely * device.memory if device is not None else None
     lengths = sorted(step.seconds for step in steps)
     middle = median(lengths)
-    return Measured(
+    return RunSpeeds(
         run=run,
         speeds=Speeds(
             forward_seconds=spent[Phase.FORWARD] / plan.accumulation,
@@ -222,7 +222,7 @@ def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> floa
 # ---- words ----------------------------------------------------------------------------------------
 
 
-def sources(m: Machine, measured: Measured | None, plan: ShardPlan) -> list[str]:
+def sources(m: Machine, measured: RunSpeeds | None, plan: ShardPlan) -> list[str]:
     """Returns where the speeds come from, one sentence each."""
     said: list[str] = []
     if measured is not None:

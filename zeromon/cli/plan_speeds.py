@@ -1,0 +1,93 @@
+"""The options of ``zeromon plan`` on speeds, and the machine that they describe."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from zeromon.errors import PlanError
+from zeromon.memory.devices import COMPUTE, device_named, link_peak
+from zeromon.memory.plan import hosts_of
+from zeromon.memory.reconcile import micro_batch
+from zeromon.memory.speeds import Machine, RunSpeeds, larger
+from zeromon.snapshot import RunSnapshot
+
+
+def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds the options."""
+    group.add_argument(
+        "--interconnect", type=_speed, metavar="SPEED",
+        help="of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
+        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
+    )  # fmt: skip
+    group.add_argument(
+        "--efficiency", type=share, metavar="SHARE",
+        help=f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})",
+    )  # fmt: skip
+    group.add_argument(
+        "--pcie", type=_speed, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
+    )
+    group.add_argument(
+        "--host-bandwidth", type=_speed, metavar="SPEED",
+        help="by which the optimizer reads and writes the memory of a host (default: 109GB/s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--nvme-bandwidth",
+        type=_speed,
+        metavar="SPEED",
+        help="of all NVMe drives of a host: 6GB/s",
+    )
+
+
+def share(text: str) -> float:
+    """Reads a share, from 0 to less than 1."""
+    number = float(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to less than 1, not {text}")
+    return number
+
+
+def _speed(text: str) -> float:
+    try:
+        return link_peak(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(f"{error}. {error.hint}") from error
+
+
+def machine_of(options: argparse.Namespace, devices: int) -> Machine:
+    """The speeds of the devices that --memory names, and of the links between them."""
+    named = [device_named(text) for text in (options.memory or "").split(",")]
+    known = [device for device in named if device is not None]
+    slowest = min(known, key=lambda d: d.half_flops) if len(known) == len(named) else None
+    hosts = options.hosts or hosts_of(devices)
+    within = slowest.link if slowest is not None else None
+    link = options.interconnect
+    if link is None and hosts == 1:
+        link = within
+    return Machine(
+        device=slowest,
+        efficiency=options.efficiency,
+        link=link,
+        within=within,
+        pcie=options.pcie,
+        host=options.host_bandwidth,
+        nvme=options.nvme_bandwidth,
+        ranks_per_host=-(-devices // hosts),
+    )
+
+
+def calibrated(
+    found: RunSpeeds | None, run: RunSnapshot, options: argparse.Namespace, hosts: int
+) -> RunSpeeds | None:
+    """Returns the speeds *found* in *run*, for another micro-batch, checkpointing, or more hosts."""
+    if found is None:
+        return None
+    rank = next(rank for rank in run.ranks if rank.models)
+    size, speeds = micro_batch(rank), found.speeds
+    if options.micro_batch and size:
+        speeds = larger(speeds, options.micro_batch / size)
+    if options.checkpointing and not rank.models[0].get("recomputes"):
+        speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
+    if hosts > found.hosts:
+        speeds = replace(speeds, gather=None, reduce=None)  # over another link
+    return replace(found, speeds=speeds)
