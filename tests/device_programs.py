@@ -121,7 +121,7 @@ class Run:
         self.groups = []
         for number in range(GROUPS):
             group = Group(self.device)
-            known = process_groups.Group(number + 1, None, size=2, cuda=True, base=0)
+            known = process_groups.Group(number + 1, None, size=2, on_device=True, base=0)
             known.seen_sequences, known.extras["allreduce"] = None, 0
             collectives.groups[id(group)] = known
             self.groups.append(group)

@@ -51,8 +51,8 @@ def printable(text: str) -> str:
 
 
 def human_count(count: float) -> str:
-    """``1,234``."""
-    return f"{count:,.0f}"
+    """``1,234``; ``n/a`` for -1, which is no count."""
+    return "n/a" if count == -1 else f"{count:,.0f}"
 
 
 def human_calls(calls: float) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,10 +48,24 @@ def test_a_python_without_torch_is_no_error(tmp_path: Path, text: str) -> None:
 
 
 def test_an_old_torch_is_named_with_what_it_lacks(tmp_path: Path) -> None:
-    answer = json.dumps({"version": "1.9", "devices": 2, "cuda": "11.1", "missing": ["Work"]})
+    answer = json.dumps({"version": "1.9", "devices": 2, "built": "CUDA 11.1", "missing": ["Work"]})
     torch, agent = torch_facts(python(tmp_path, f"echo 'FOUND {answer}'"))
     assert torch.value == "1.9, CUDA 11.1, 2 devices"
     assert agent.severity == "warning" and "lacks Work" in agent.value
+
+
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [
+        ({"built": "ROCm 6.4", "type": "cuda", "devices": 8}, "2.13, ROCm 6.4, 8 devices"),
+        ({"type": "npu", "devices": 16}, "2.13, npu, 16 devices"),  # a backend of its own
+        ({"type": "", "devices": 0}, "2.13, CPU only, 0 devices"),
+    ],
+)
+def test_what_torch_was_built_for(tmp_path: Path, told: dict[str, Any], value: str) -> None:
+    answer = json.dumps({"version": "2.13", "missing": []} | told)
+    torch, *_ = torch_facts(python(tmp_path, f"echo 'FOUND {answer}'"))
+    assert torch.value == value
 
 
 @pytest.mark.parametrize(

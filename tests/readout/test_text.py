@@ -7,17 +7,19 @@ from html import unescape
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import device_memory, rank, run
 
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
-from zeromon.readout.text import finding_text, straggler_text
+from zeromon.readout.text import finding_text, memory_unknown, straggler_text
+from zeromon.report.memory import memory
 from zeromon.report.render import render
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
 from zeromon.tui.screens.findings import finding_page
 from zeromon.tui.tables import FINDINGS
+from zeromon.units import human_count
 from zeromon_dashboard import html_report, widgets
 
 
@@ -147,3 +149,25 @@ def test_a_straggler_comes_with_what_is_known_of_it() -> None:
         rank=3, late_seconds=0.012, share=0.031, since_step=0, phase="", longer_seconds=0.0
     )
     assert straggler_text(bare) == "rank 3 is late: the others wait 12.0 ms a step (3.1 %)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "text"),
+    [
+        ("", False, ""),
+        ("native", True, ""),
+        ("native", False, "device memory is n/a: the allocator (native) has told no figures"),
+        ("uncached", False, "torch counts nothing with PYTORCH_NO_CUDA_MEMORY_CACHING"),
+        ("cudaMallocAsync", True, "free parts of blocks and retries are n/a"),
+        ("pluggable", False, "the allocator (pluggable) has told no figures"),
+    ],
+)
+def test_what_an_allocator_does_not_count_is_said(kind: str, known: bool, text: str) -> None:
+    one = replace(rank(0, memory=device_memory() if known else None), process={"allocator": kind})
+    assert text in memory_unknown(one)
+    assert bool(text) == bool(memory_unknown(one))
+    assert memory_unknown(one) in memory([one])
+
+
+def test_a_count_that_is_unknown_is_not_zero() -> None:
+    assert (human_count(-1), human_count(0)) == ("n/a", "0")

@@ -134,7 +134,7 @@ def _copies_asynchronously(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     given = (word.value for word in node.keywords if word.arg == "non_blocking")
-    return node.func.attr in ("to", "cuda") and any(script.value(v) is True for v in given)
+    return node.func.attr in _TYPES | {"to"} and any(script.value(v) is True for v in given)
 
 
 def restarted_workers(script: Script) -> Iterator[Problem]:
@@ -176,13 +176,18 @@ def _iterated(node: ast.AST) -> str:
     return over.id if isinstance(over, ast.Name) else ""
 
 
+_TYPES = frozenset(("cuda", "xpu", "npu", "hpu", "mtia", "mlu", "musa"))
+"""Device types of torch, and of its packages, to which a copy from pinned memory is faster."""
+_ON_DEVICE = _TYPES | {"nccl", "xccl", "hccl"}
+
+
 def _uses_gpu(script: Script) -> bool:
-    if "cuda" in script.words:
+    if not _TYPES.isdisjoint(script.words):
         return True
     return any(
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and (node.value == "nccl" or node.value.split(":")[0] == "cuda")
+        and node.value.split(":")[0] in _ON_DEVICE
         for node in ast.walk(script.tree)
     )
 

@@ -43,9 +43,17 @@ found = {}
 try:
     import torch
     found["version"] = torch.__version__
-    found["cuda"] = torch.version.cuda or torch.version.hip or ""
-    found["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found["devices"]:
+    for built in ("cuda", "hip", "xpu"):
+        if getattr(torch.version, built, None):
+            name = "ROCm" if built == "hip" else built.upper()
+            found["built"] = f"{name} {getattr(torch.version, built)}"
+            break
+    try:
+        found["type"] = torch.accelerator.current_accelerator().type
+    except (RuntimeError, AttributeError):
+        found["type"] = ""
+    found["devices"] = torch.accelerator.device_count() if found["type"] else 0
+    if found["devices"] and found["type"] == "cuda":
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     from zeromon_agents.runtime.bootstrap import missing_parts
     found["missing"] = missing_parts()
@@ -94,8 +102,8 @@ def torch_facts(python: str = sys.executable) -> list[Fact]:
         why = found.get("error", "it cannot be imported")
         hint = "Install zeromon beside the torch of your training, or run doctor with that Python."
         return [Fact(name="torch", value=f"none here ({why})", severity="note", hint=hint)]
-    built = f"CUDA {found['cuda']}" if found.get("cuda") else "CPU only"
-    parts = [str(found["version"]), built, f"{found.get('devices', 0)} devices"]
+    built = found.get("built") or found.get("type") or "CPU only"
+    parts = [str(found["version"]), str(built), f"{found.get('devices', 0)} devices"]
     if found.get("nccl"):
         parts.append(f"NCCL {found['nccl']}")
     facts = [Fact(name="torch", value=", ".join(parts))]

@@ -303,8 +303,10 @@ def _largest_micro_batch(m: RunFigures) -> Figure:
 
 
 def _retries(m: RunFigures) -> Figure:
+    if not m.has_device:
+        return _NO_DEVICE
     counts = [rank.memory.retries for rank in m.snapshot.ranks if rank.memory is not None]
-    return _events(max(counts)) if counts else _NO_DEVICE
+    return _events(max(counts)) if min(counts) >= 0 else "the allocator does not count them"
 
 
 def _skipped(m: RunFigures) -> Figure:

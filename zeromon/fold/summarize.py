@@ -456,6 +456,6 @@ def _device_memory(state: RankState) -> DeviceMemory | None:
         inactive_split_bytes=now.inactive_split_bytes,
         capacity_bytes=device.capacity_bytes if device else -1,
         free_bytes=device.free_bytes if device else -1,
-        retries=device.retries if device else 0,
-        ooms=device.ooms if device else 0,
+        retries=device.retries if device else -1,
+        ooms=device.ooms if device else -1,
     )

@@ -305,7 +305,12 @@ def device_risk(
                 used_bytes=samples[-1][1],
             )
     held, used = reserved[-1][1], allocated[-1][1]
-    if retries and held >= _ALARM_LEVEL * capacity_bytes and used < 0.9 * held and risk.ratio < 0.6:
+    if (
+        retries > 0
+        and held >= _ALARM_LEVEL * capacity_bytes
+        and used < 0.9 * held
+        and risk.ratio < 0.6
+    ):
         risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=held)
     return risk
 

@@ -206,6 +206,18 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     return "no step has been timed yet"
 
 
+def memory_unknown(rank: RankSnapshot) -> str:
+    """Which figures of the device's allocator are unknown, and why; "" where none is, and on a CPU."""
+    kind = rank.process.get("allocator", "")
+    if kind == "cudaMallocAsync":
+        return "free parts of blocks and retries are n/a: cudaMallocAsync does not count them"
+    if rank.memory is not None or not kind:
+        return ""
+    if kind == "uncached":
+        return "device memory is n/a: torch counts nothing with PYTORCH_NO_CUDA_MEMORY_CACHING"
+    return f"device memory is n/a: the allocator ({kind}) has told no figures"
+
+
 def state_text(rank: RankSnapshot) -> str:
     """How a rank ended, else its phase: for a table cell."""
     phase = "running" if rank.phase == "other" else rank.phase or "up"

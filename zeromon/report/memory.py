@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zeromon.focus import first_counted
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.figures import RISK
-from zeromon.readout.text import UNATTRIBUTED_NAMES
+from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import table
 from zeromon.snapshot import (
     Disk,
@@ -34,7 +34,8 @@ def memory(ranks: Sequence[RankSnapshot]) -> str:
                 RISK.text(rank),
             )
         )
-    return f"Memory at the last sample\n{table(header, rows)}"
+    lines = dict.fromkeys(f"  {why}" for rank in ranks if (why := memory_unknown(rank)))
+    return "\n".join([f"Memory at the last sample\n{table(header, rows)}", *lines])
 
 
 def roles(run: RunSnapshot) -> str:

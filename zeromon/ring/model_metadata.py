@@ -108,6 +108,8 @@ class ProcessMetadata(TypedDict, total=False):
     """Threads of an operator on the CPU (``torch.get_num_threads``)."""
     autocast: str
     """The dtype of ``torch.autocast`` on the device in forward; "" without it."""
+    allocator: str
+    """What allocates device memory: ``native``, ``cudaMallocAsync``, ``uncached``, ...; "" on a CPU."""
     unknown_collectives: list[str]
     """Methods of torch's process groups that communicate and that no hook knows."""
 

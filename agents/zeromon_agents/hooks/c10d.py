@@ -158,7 +158,8 @@ class Collectives:
             weakref.ref(pg, lambda _: forget(key, None)),
             size=described["size"],
             # gloo blocks the host for device tensors, too, so the host's clock times it
-            cuda=described["backend"] != "gloo" and any(d != "cpu" for d in described["devices"]),
+            on_device=described["backend"] != "gloo"
+            and any(d != "cpu" for d in described["devices"]),
             base=sequence_number(pg) if existed else 0,
         )
         if not self.warm:
@@ -257,7 +258,7 @@ class Collectives:
                     write(started, issued | word, at, nbytes, sequence, dtype, context.engine)
                     held = -1 if called_async is False else 0
                     entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
-                    if group.cuda and payload is not None and payload.device.type == timed:
+                    if group.on_device and payload is not None and payload.device.type == timed:
                         entry = entry if self._device.issued(entry) else None
                 else:
                     self.count(group.id, op, nbytes, dtype)

@@ -123,7 +123,7 @@ class Functional:
         keyword, group_at = schema[0], schema.index(_GROUP)
         point_to_point, in_place = op in (Op.SEND, Op.RECV), name.endswith("_")
         own_word = head(0, op, flags=Flag.ASYNC)
-        attached = collectives.attached
+        attached, timed = collectives.attached, self._device.device_type
 
         def issue(*args: Any, **kwargs: Any) -> Any:
             mode = context.mode
@@ -163,7 +163,7 @@ class Functional:
                         began = now()
                         write(began, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
                         entry = [word, at, nbytes, began, sequence, 0, None, 0]
-                        if group.cuda and first.is_cuda:
+                        if group.on_device and first.device.type == timed:
                             self._device.issued(entry)
                     else:
                         collectives.count(group.id, op, nbytes, dtype)

@@ -19,24 +19,25 @@ class Group:
         "base",
         "coalesced_from",
         "coalescing",
-        "cuda",
         "explained",
         "extra",
         "extras",
         "id",
         "issued",
         "numbers",
+        "on_device",
         "point_to_point",
         "ref",
         "seen_sequences",
         "size",
     )
 
-    def __init__(self, number: int, ref: Any, *, size: int, cuda: bool, base: int) -> None:
+    def __init__(self, number: int, ref: Any, *, size: int, on_device: bool, base: int) -> None:
         self.id = number
         self.ref = ref
         self.size = size
-        self.cuda = cuda
+        self.on_device = on_device
+        """Whether its collectives may run on an accelerator."""
         self.base = base
         """The group's own sequence number when the hooks first met it."""
         self.issued = 0

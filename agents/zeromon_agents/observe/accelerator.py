@@ -6,10 +6,17 @@ functions, of which a young backend may lack some. Nothing here initializes a de
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
+
+NATIVE, ASYNC, UNCACHED = "native", "cudaMallocAsync", "uncached"
+"""Allocators of torch: its caching one, CUDA's own, and none (``PYTORCH_NO_CUDA_MEMORY_CACHING``)."""
+_UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 
 
 class Accelerator:
@@ -43,6 +50,61 @@ class Accelerator:
             "device_name": str(getattr(properties, "name", "")),
             "device_uuid": str(getattr(properties, "uuid", "")),
         }
+
+    # ---- memory, for which the process must use the device already ------------------------------
+
+    def allocator(self) -> str:
+        """Returns what allocates memory on the device: :data:`NATIVE`, :data:`ASYNC`, ``pluggable``."""
+        ask = getattr(self.module, "get_allocator_backend", None)
+        found = str(ask()) if ask is not None else NATIVE
+        is_uncached = self.type == "cuda" and any(name in os.environ for name in _UNCACHED)
+        return UNCACHED if found == NATIVE and is_uncached else found
+
+    def memory_stats(self) -> Mapping[str, Any] | None:
+        """Returns the allocator's counters as ``torch.cuda.memory_stats_as_nested_dict`` nests them."""
+        read = getattr(self.module, "memory_stats_as_nested_dict", None)
+        if read is not None:
+            return read(self.module.current_device()) or None
+        ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
+        if ask is not None and torch._C._accelerator_isAllocatorInitialized():
+            return dict(ask(self.module.current_device()))
+        return None
+
+    def memory_info(self) -> tuple[int, int]:
+        """Returns the bytes that are free on the device and the bytes of it; -1 where unknown."""
+        read = getattr(self.module, "mem_get_info", None)
+        if read is None:
+            read = getattr(torch._C, "_accelerator_getMemoryInfo", None)
+        if read is None:
+            return -1, -1
+        with suppress(RuntimeError):  # an allocator of PrivateUse1 need not tell
+            free, total = read(self.module.current_device())
+            return int(free), int(total)
+        return -1, -1
+
+    def memory_fraction(self) -> float:
+        """Returns the share of the device that ``set_per_process_memory_fraction`` leaves to us."""
+        read = getattr(self.module, "get_per_process_memory_fraction", None)
+        if read is None:
+            read = getattr(torch._C, f"_{self.type}_getMemoryFraction", None)
+        return float(read(self.module.current_device())) if read is not None else 1.0
+
+    def pinned_bytes(self) -> int:
+        """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""
+        read = getattr(self.module, "host_memory_stats", None)
+        return int(read().get("allocated_bytes.current", -1)) if read is not None else -1
+
+    def out_of_memory_observers(self) -> Callable[..., None] | None:
+        """Returns the function that attaches an observer of failed allocations; None without one."""
+        name = f"_{self.type}_attach_out_of_memory_observer"
+        vendor = getattr(sys.modules.get(f"torch_{self.type}"), "_C", None)  # torch_npu's own
+        places = (
+            (torch._C, name),
+            (vendor, name),
+            (self.module, name.removeprefix(f"_{self.type}_")),
+        )
+        found = (getattr(place, attribute, None) for place, attribute in places)
+        return next((attach for attach in found if attach is not None), None)
 
 
 def _no_graphs() -> bool:

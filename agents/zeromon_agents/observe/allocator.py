@@ -1,37 +1,43 @@
-"""Samples the CUDA caching allocator without synchronizing, and without resetting the user's peaks."""
+"""Samples the device's allocator without synchronizing, and without resetting the user's peaks.
+
+What an allocator does not count is -1, or no record, and never 0: CUDA's own allocator counts neither
+blocks nor retries, and torch counts nothing where its cache is off or another allocator is plugged in.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from zeromon.ring.events import Kind
+from zeromon_agents.observe import accelerator
+from zeromon_agents.observe.accelerator import ASYNC, UNCACHED, Accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
 _MOST_BLOCK_SEARCHES = 3
 _WRITTEN = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
 """The fields of a MEMORY record, in order."""
-
-
-def cuda_ready() -> bool:
-    """Whether this process uses CUDA already.
-
-    ``is_available()`` would initialize the driver, after which a forked process cannot use CUDA.
-    """
-    return bool(torch.cuda.is_initialized())
+_NOT_COUNTED = {ASYNC: ("inactive_split_bytes", "num_alloc_retries", "num_ooms")}
+"""Counters that an allocator leaves at 0."""
 
 
 def allocated_bytes() -> int:
-    """Returns the bytes allocated on the current device; -1 without one."""
-    if not cuda_ready():
+    """Returns the bytes allocated on the current device; -1 without one, and where they are unknown."""
+    device = accelerator.ready()
+    kind = device.allocator() if device is not None else UNCACHED
+    if (
+        device is None
+        or kind == UNCACHED
+        or (kind == ASYNC and device.is_current_stream_capturing())
+    ):
         return -1
-    return int(torch.cuda.memory_allocated())
+    read = getattr(device.module, "memory_allocated", None)
+    return int(read()) if read is not None else -1
 
 
 class Allocator:
@@ -39,49 +45,74 @@ class Allocator:
 
     def __init__(self, context: HookContext) -> None:
         self._context = context
-        self._observing = False
+        self._device: Accelerator | None = None
+        self.kind = ""
+        """What allocates memory on the device; "" before the process uses it."""
+        self._counts = False
+        """Whether it has figures."""
         self._capacity = -1
         self._ooms = 0
 
     def sample(self) -> None:
         """Writes the current figures, in detailed steps also the device's; nothing on a CPU rank."""
-        stats = self.sample_tensors()
-        if stats is not None and (self._context.detailed or self._capacity < 0):
-            self._sample_device(torch.cuda.current_device(), stats)
+        stats, device = self.sample_tensors(), self._device
+        if stats is not None and device and (self._context.detailed or self._capacity < 0):
+            self._sample_device(device, stats)
 
-    def sample_tensors(self) -> dict[str, Any] | None:
+    def sample_tensors(self) -> Mapping[str, Any] | None:
         """Writes the allocator's own figures and returns them, without a call into the driver.
 
-        A call into the driver would break the capture of a CUDA graph, which may contain a backward.
+        A call into the driver would break the capture of a graph, which may contain a backward.
         """
-        if not cuda_ready():
+        device = self._device or self._meet()
+        if device is None or not self._counts:
             return None
-        self._observe_oom()
-        stats: dict[str, Any] = torch._C._cuda_memoryStats(torch.cuda.current_device())
-        current = [stats[name]["all"]["current"] for name in _WRITTEN]
+        if self.kind == ASYNC and device.is_current_stream_capturing():
+            return None  # its figures come from the driver
+        stats = self._read(device)
+        if stats is None:
+            return None
+        current = [_current(stats, name) for name in _WRITTEN]
         context = self._context
         context.write(time.monotonic_ns(), Kind.MEMORY, 0, context.phase, 0, 0, 0, *current)
         return stats
 
-    def _sample_device(self, device: int, stats: dict[str, Any]) -> None:
-        free, total = torch.cuda.mem_get_info(device)
-        fraction = 1.0
-        probe = getattr(torch._C, "_cuda_getMemoryFraction", None)
-        if probe is not None:
-            fraction = float(probe(device))
-        self._capacity = int(total * fraction)
+    def _meet(self) -> Accelerator | None:
+        """Takes the accelerator once the process uses it, and observes its failed allocations."""
+        device = accelerator.ready()
+        if device is None:
+            return None
+        self._device, self.kind = device, device.allocator()
+        self._counts = self.kind != UNCACHED
+        with suppress(Guard.CAUGHT):  # CUDA's own allocator refuses observers
+            self._observe_oom(device)
+        return device
+
+    def _read(self, device: Accelerator) -> Mapping[str, Any] | None:
+        try:
+            stats = device.memory_stats()
+        except RuntimeError:  # an allocator that is plugged in need not count
+            self._counts = False
+            return None
+        missing = _NOT_COUNTED.get(self.kind)
+        if stats is None or missing is None:
+            return stats
+        return {name: value for name, value in stats.items() if name not in missing}
+
+    def _sample_device(self, device: Accelerator, stats: Mapping[str, Any]) -> None:
+        free, total = device.memory_info()
+        self._capacity = int(total * device.memory_fraction()) if total >= 0 else -1
         # fmt: off
         self._context.write(time.monotonic_ns(), Kind.MEMORY_PEAK, 0, 0, 0, 0, 0,
-                             stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0),
+                             stats.get("num_alloc_retries", -1), stats.get("num_ooms", -1),
                              free, self._capacity)
         # fmt: on
 
-    def _observe_oom(self) -> None:
-        """Attaches an observer once. torch cannot detach it, so the observer checks the mode."""
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if self._observing or attach is None:
+    def _observe_oom(self, device: Accelerator) -> None:
+        """Attaches an observer. torch cannot detach it, so the observer checks the mode."""
+        attach = device.out_of_memory_observers()
+        if attach is None:
             return
-        self._observing = True
         context = self._context
 
         def out_of_memory(_: int, requested: int, total: int, free: int) -> None:
@@ -91,16 +122,21 @@ class Allocator:
             largest = -1
             if self._ooms <= _MOST_BLOCK_SEARCHES:  # a script may catch many such errors
                 with suppress(Guard.CAUGHT):
-                    largest = largest_free_block()
+                    largest = largest_free_block(device)
             context.emit(Kind.OOM, requested, total, free, largest)
-            keep_snapshot()
+            keep_snapshot(device)
 
         attach(context.guard.guarded(out_of_memory))
 
 
-def largest_free_block() -> int:
+def _current(stats: Mapping[str, Any], name: str) -> int:
+    """Returns the present value of a counter; -1 where the allocator does not count it."""
+    return int(stats[name]["all"]["current"]) if name in stats else -1
+
+
+def largest_free_block(device: Accelerator) -> int:
     """Returns the bytes of the largest free block in the cache, after a failed allocation."""
-    snapshot = torch.cuda.memory_snapshot
+    snapshot = device.module.memory_snapshot
     lean = "include_traces" in inspect.signature(snapshot).parameters
     return max(
         (
@@ -113,12 +149,13 @@ def largest_free_block() -> int:
     )
 
 
-def keep_snapshot() -> None:
+def keep_snapshot(device: Accelerator) -> None:
     """Writes torch's own allocator snapshot once, into the folder that ZEROMON_OOM_SNAPSHOT names.
 
     The snapshot has a history only when the script made torch record one.
     """
     folder = os.environ.pop("ZEROMON_OOM_SNAPSHOT", "")
-    if folder:
+    dump = getattr(getattr(device.module, "memory", None), "_dump_snapshot", None)
+    if folder and dump is not None:
         name = f"oom-rank{os.environ.get('RANK', '0')}-{os.getpid()}.pickle"
-        torch.cuda.memory._dump_snapshot(os.path.join(folder, name))
+        dump(os.path.join(folder, name))

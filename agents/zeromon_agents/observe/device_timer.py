@@ -103,7 +103,7 @@ class DeviceTimer:
 
     def __init__(self, context: HookContext, accelerator: Accelerator | None = None) -> None:
         self._context = context
-        device = accelerator or current() or Accelerator("cuda", torch.cuda)
+        device = accelerator or current() or Accelerator("", None)
         self._device = device
         self.device_type = device.type
         """The type of the tensors whose collectives are timed here."""

@@ -10,9 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from zeromon.ring.events import Kind
+from zeromon_agents.observe import accelerator
 from zeromon_agents.runtime.hook_context import HookContext
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -52,7 +51,5 @@ def available_bytes(proc: Path) -> int:
 
 def pinned_bytes() -> int:
     """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""
-    stats = getattr(torch.cuda, "host_memory_stats", None)
-    if stats is None or not torch.cuda.is_initialized():
-        return -1
-    return int(stats().get("allocated_bytes.current", -1))
+    device = accelerator.ready()
+    return device.pinned_bytes() if device is not None else -1

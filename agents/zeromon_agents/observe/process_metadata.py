@@ -15,12 +15,13 @@ _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 """Methods that return a Work and are no collective."""
 
 
-def of_process(autocast: str) -> ProcessMetadata:
+def of_process(autocast: str, allocator: str) -> ProcessMetadata:
     """Returns the settings of this process. Call it on the training thread, whose threads count."""
     return {
         "variables": {name: os.environ.get(name, "")[:200] for name in VARIABLES},
         "threads": torch.get_num_threads(),
         "autocast": autocast,
+        "allocator": allocator,
         "unknown_collectives": unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
     }
 
@@ -37,8 +38,8 @@ def unknown_collectives(group_class: type) -> list[str]:
     return sorted(name for name, text in methods.items() if _RETURNS_WORK.search(text or ""))
 
 
-def autocast_dtype() -> str:
+def autocast_dtype(device_type: str) -> str:
     """Returns the dtype that autocast computes in on a device, ``bfloat16``; "" where it is off."""
-    if not torch.is_autocast_enabled():
+    if not device_type or not torch.is_autocast_enabled(device_type):
         return ""
-    return str(torch.get_autocast_gpu_dtype()).removeprefix("torch.")
+    return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")

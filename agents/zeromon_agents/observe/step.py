@@ -83,6 +83,7 @@ class Steps:
         context: HookContext,
         before_step_mark: Callable[[int], None],
         before_first_step: Callable[[], None],
+        device_type: str = "",
     ) -> None:
         self._context = context
         self._before_first_step = before_first_step
@@ -99,6 +100,7 @@ class Steps:
         self._forward_from = 0
         self._forward_seen_ns = 0
         self._has_wrapper = False
+        self._device_type = device_type
         self.autocast = ""
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
         self._backward_depth = 0
@@ -154,7 +156,7 @@ class Steps:
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
         self._close_forward()
-        self.autocast = self.autocast or autocast_dtype()
+        self.autocast = self.autocast or autocast_dtype(self._device_type)
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         if not self._in_pipeline:

@@ -82,7 +82,8 @@ class Agent:
         self.collectives = Collectives(context, self.device)
         self.functional = Functional(context, self.collectives, self.device)
         before_mark = context.timed(self._before_step_mark)
-        self.steps = Steps(context, before_mark, self.collectives.counts.clear)
+        clear = self.collectives.counts.clear
+        self.steps = Steps(context, before_mark, clear, self.device.device_type)
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
         self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
@@ -250,7 +251,7 @@ class Agent:
         """
         if not self._wrote_process:
             self._wrote_process = True
-            self.context.add_metadata(process=of_process(self.steps.autocast))
+            self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
         if self.models.changed and step >= self._describe_from:
             self._describe_from = 2 * step
             self._write_models()

@@ -87,7 +87,7 @@ def test_the_timer_takes_the_accelerator_of_the_process(npu: VirtualDevice, tmp_
     collectives = c10d.Collectives(context, timer)
     collectives.end_warm_up()
     pg = SimpleNamespace()
-    group = c10d.Group(1, None, size=2, cuda=True, base=0)  # type: ignore[arg-type]
+    group = c10d.Group(1, None, size=2, on_device=True, base=0)  # type: ignore[arg-type]
     group.seen_sequences, group.extras["allreduce"] = None, 0
     collectives.groups[id(pg)] = group
     issue = collectives._issue_hook(

@@ -1,16 +1,19 @@
-"""The allocator's figures as they are written; on figures of our own, since there is no CUDA here."""
+"""The allocator's figures as they are written; on figures of our own, since there is no device here."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import MemoryPeak, MemorySample, decode
-from zeromon_agents.observe import allocator
+from zeromon.ring.events import MemoryPeak, MemorySample, Oom, decode
+from zeromon_agents.observe import accelerator, allocator, host
+from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
@@ -19,52 +22,201 @@ STATS: dict[str, Any] = {
 } | {"num_alloc_retries": 7, "num_ooms": 1}
 
 
-@pytest.fixture
-def parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[allocator.Allocator, RingReader, list[str]]:
-    """The allocator, its record, and the calls that went to the driver."""
-    driver: list[str] = []
+class Module:
+    """A device module with what torch.cuda, torch.xpu and torch.npu share; notes calls of the driver."""
 
-    def mem_get_info(_: int) -> tuple[int, int]:
-        driver.append("mem_get_info")
+    def __init__(self) -> None:
+        self.driver: list[str] = []
+        self.kind = "native"
+        self.observers: list[Any] = []
+        self.memory = SimpleNamespace(_dump_snapshot=lambda path: self.driver.append(path))
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 2
+
+    def get_allocator_backend(self) -> str:
+        return self.kind
+
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        assert device == 2
+        return STATS
+
+    def memory_allocated(self) -> int:
+        return 1
+
+    def mem_get_info(self, device: int) -> tuple[int, int]:
+        self.driver.append("mem_get_info")
         return 5, 80
 
-    monkeypatch.setattr(allocator, "cuda_ready", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: STATS, raising=False)
+    def get_per_process_memory_fraction(self, device: int) -> float:
+        return 0.5
+
+    def host_memory_stats(self) -> dict[str, int]:
+        return {"allocated_bytes.current": 77}
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        blocks = [{"size": 9, "state": "inactive"}, {"size": 99, "state": "active_allocated"}]
+        return [{"blocks": blocks}]
+
+    def attach_out_of_memory_observer(self, observer: Any) -> None:
+        self.observers.append(observer)
+
+
+class Parts:
+    """An allocator of a device of *type*, and the record that it writes."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, type: str, module: Any) -> None:
+        ring = RingWriter(folder / "r.ring", rank=0, capacity=64)
+        self.context = HookContext(ring, Guard())
+        self.context.mode = ON
+        self.reader = RingReader(ring.path)
+        self.device = Accelerator(type, module)
+        patch.setattr(accelerator, "ready", lambda: self.device)
+        self.allocator = allocator.Allocator(self.context)
+
+    def events(self) -> list[Any]:
+        return [decode(raw) for raw in self.reader.read()]
+
+
+@pytest.fixture(params=["cuda", "xpu", "npu", "mine"])
+def parts(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """On each type of device: nothing asks which one it is."""
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", None, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda _: 0.5, raising=False)
-    ring = RingWriter(tmp_path / "r.ring", rank=0, capacity=64)
-    context = HookContext(ring, Guard())
-    context.mode = ON
-    return allocator.Allocator(context), RingReader(ring.path), driver
+    return Parts(tmp_path, monkeypatch, request.param, Module())
 
 
-def test_at_the_end_of_a_step_the_device_is_asked_too(parts: Any) -> None:
+def test_at_the_end_of_a_step_the_device_is_asked_too(parts: Parts) -> None:
     """The first time for its capacity, then on detailed steps only."""
-    one, reader, driver = parts
-    one.sample()
-    memory, peak = (decode(raw) for raw in reader.read())
+    parts.allocator.sample()
+    memory, peak = parts.events()
     assert isinstance(memory, MemorySample) and isinstance(peak, MemoryPeak)
     assert memory[2:] == (1, 2, 3, 4)
     assert (peak.retries, peak.ooms, peak.free_bytes, peak.capacity_bytes) == (7, 1, 5, 40)
-    one.sample()
-    assert driver == ["mem_get_info"]
+    parts.allocator.sample()
+    assert parts.device.module.driver == ["mem_get_info"]
+    assert allocator.allocated_bytes() == 1
+    assert host.pinned_bytes() == 77
 
 
-def test_before_backward_nothing_calls_the_driver(parts: Any) -> None:
+def test_before_backward_nothing_calls_the_driver(parts: Parts) -> None:
     """A graph may be under capture: even the first time."""
-    one, reader, driver = parts
-    one.sample_tensors()
-    assert [type(decode(raw)) for raw in reader.read()] == [MemorySample]
-    assert driver == []
+    parts.allocator.sample_tensors()
+    assert [type(event) for event in parts.events()] == [MemorySample]
+    assert parts.device.module.driver == []
 
 
-def test_without_cuda_nothing_is_written(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, reader, _ = parts
-    monkeypatch.setattr(allocator, "cuda_ready", lambda: False)
-    one.sample()
-    assert one.sample_tensors() is None
-    assert reader.read() == []
+def test_an_allocation_that_fails_is_written(parts: Parts) -> None:
+    """With the largest block of the cache."""
+    parts.allocator.sample_tensors()
+    parts.allocator.sample_tensors()
+    (observer,) = parts.device.module.observers
+    observer(2, 1000, 80, 5)
+    (oom,) = (event for event in parts.events() if isinstance(event, Oom))
+    assert (oom.requested_bytes, oom.free_bytes, oom.largest_block_bytes) == (1000, 5, 9)
+
+
+def test_a_vendors_observers_are_found_by_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own, then those of the package torch_npu, then those of the module."""
+    found = Accelerator("npu", SimpleNamespace())
+    assert found.out_of_memory_observers() is None
+    attach = object()
+    vendor = SimpleNamespace(_C=SimpleNamespace(_npu_attach_out_of_memory_observer=attach))
+    monkeypatch.setitem(sys.modules, "torch_npu", vendor)  # type: ignore[arg-type]
+    assert found.out_of_memory_observers() is attach
+
+
+def test_a_device_that_is_not_in_use_has_no_figures(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "ready", lambda: None)
+    parts.allocator.sample()
+    assert parts.allocator.sample_tensors() is None
+    assert parts.events() == []
+    assert (allocator.allocated_bytes(), host.pinned_bytes()) == (-1, -1)
+
+
+# ---- modes of the allocator ------------------------------------------------------------------------
+
+
+def test_cudas_own_allocator_leaves_counters_at_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are unknown. It refuses observers, and its figures come from the driver."""
+    module: Any = Module()
+    module.kind = "cudaMallocAsync"
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
+
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
+    module.is_current_stream_capturing = lambda: captures
+    captures = True
+    parts = Parts(tmp_path, monkeypatch, "cuda", module)
+    assert parts.allocator.sample_tensors() is None
+    assert allocator.allocated_bytes() == -1
+    captures = False
+    parts.allocator.sample()
+    memory, peak = parts.events()
+    assert memory[2:] == (1, 2, 3, -1)
+    assert (peak.retries, peak.ooms, peak.capacity_bytes) == (-1, -1, 40)
+    assert parts.allocator.kind == "cudaMallocAsync"
+
+
+def test_without_a_cache_torch_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counters are 0, which is not what is allocated."""
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    parts = Parts(tmp_path, monkeypatch, "cuda", Module())
+    parts.allocator.sample()
+    assert parts.events() == []
+    assert (parts.allocator.kind, allocator.allocated_bytes()) == ("uncached", -1)
+
+
+def test_an_allocator_that_is_plugged_in_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    module: Any = Module()
+    module.kind = "pluggable"
+
+    def refuse(device: int) -> dict[str, Any]:
+        asked.append(device)
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    module.memory_stats_as_nested_dict = refuse
+    parts = Parts(tmp_path, monkeypatch, "cuda", module)
+    parts.allocator.sample()
+    parts.allocator.sample()
+    assert (asked, parts.events(), parts.context.guard.errors) == ([2], [], 0)
+
+
+def test_a_young_backend_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own interface of allocators, where the module has none; without it nothing is known."""
+    module = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 0)
+    parts = Parts(tmp_path, monkeypatch, "mine", module)
+    ready = [False]
+    monkeypatch.setattr(
+        torch._C, "_accelerator_isAllocatorInitialized", lambda: ready[0], raising=False
+    )
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_getDeviceStats",
+        lambda _: {"allocated_bytes": STATS["allocated_bytes"]},
+        raising=False,
+    )
+
+    def untold(_: int) -> tuple[int, int]:
+        raise RuntimeError("getMemoryInfo is not implemented")
+
+    monkeypatch.setattr(torch._C, "_accelerator_getMemoryInfo", untold, raising=False)
+    parts.allocator.sample()
+    assert parts.events() == []
+    ready[0] = True
+    parts.allocator.sample()
+    memory, peak = parts.events()
+    assert memory[2:] == (1, -1, -1, -1)
+    assert (peak.retries, peak.free_bytes, peak.capacity_bytes) == (-1, -1, -1)

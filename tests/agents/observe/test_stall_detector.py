@@ -81,7 +81,7 @@ class Rank:
         pg = SimpleNamespace(
             _get_sequence_number_for_group=lambda: self.sequence, group_name="world"
         )
-        self.group = Group(1, lambda: pg, size=2, cuda=False, base=0)
+        self.group = Group(1, lambda: pg, size=2, on_device=False, base=0)
         self.context: Any = SimpleNamespace(
             step=1, phase=0, ring=SimpleNamespace(write=lambda *_: None),
             add_metadata=self.metadata.update,

@@ -34,6 +34,11 @@ def worst(run: RunSnapshot) -> RankSnapshot | None:
     return rank if ready else None
 
 
+def device_type(rank: RankSnapshot) -> str:
+    """The type of the device that *rank* computes on, as torch names it: ``cuda``, ``xpu``, ``cpu``."""
+    return rank.device.partition(":")[0] or "cuda"
+
+
 def rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
     """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
     return [row for row in rank.traffic if row.op == op and row.unit and phase in ("", row.phase)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_SHARE, exposed, share_of_step, worst
+from zeromon.diagnosis.rules.common import LEAST_SHARE, device_type, exposed, share_of_step, worst
 from zeromon.diagnosis.rules.far import ACROSS_NODES
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
@@ -93,7 +93,8 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
         Remedy(
             cause="every layer communicates in this dimension, and each call crosses the network",
             dialect=ConfigFormat.PYTHON,
-            diff=f'+ init_device_mesh("cuda", (..., tp), mesh_dim_names=(..., "{dimension.name}"))'
+            diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
+            f'mesh_dim_names=(..., "{dimension.name}"))'
             "  # the last dimension, and not more than the ranks of a node",
             gain_low_seconds=ACROSS_NODES.low * waits,
             gain_high_seconds=ACROSS_NODES.high * waits,

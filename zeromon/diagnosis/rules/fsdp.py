@@ -10,6 +10,7 @@ from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     LEAST_STEPS,
     Gain,
+    device_type,
     exposed,
     room_bytes,
     rows,
@@ -222,7 +223,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     more = held * (far.nodes - 1)
     if room_bytes(run, rank) < _ROOM * more or not more:
         return
-    form, diff = _within_nodes(rank.sharding_strategy, far.nodes, far.local_ranks)
+    form, diff = _within_nodes(rank, far.nodes, far.local_ranks)
     yield Match(
         far.text,
         rank.rank,
@@ -239,10 +240,11 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-def _within_nodes(strategy: Strategy, nodes: int, local: int) -> tuple[ConfigFormat, str]:
+def _within_nodes(rank: RankSnapshot, nodes: int, local: int) -> tuple[ConfigFormat, str]:
     """What shards within each of *nodes* nodes of *local* ranks, and replicates over them."""
+    strategy = rank.sharding_strategy
     mesh = (
-        f'+ mesh = init_device_mesh("cuda", ({nodes}, {local}),\n'
+        f'+ mesh = init_device_mesh("{device_type(rank)}", ({nodes}, {local}),\n'
         '+                         mesh_dim_names=("replicate", "shard"))\n'
     )
     if strategy.framework is Framework.FSDP1:

@@ -19,7 +19,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Severity,
 )
-from zeromon.units import human_bytes
+from zeromon.units import human_bytes, human_count
 
 
 @rule("ZM201")
@@ -178,7 +178,7 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         yield Match(
-            f"{human_bytes(slack)} are reserved and not allocated, and {memory.retries} "
+            f"{human_bytes(slack)} are reserved and not allocated, and {human_count(memory.retries)} "
             "allocations had to be retried",
             rank.rank,
             Remedy(

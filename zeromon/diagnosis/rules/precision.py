@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS
+from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS, device_type
 from zeromon.diagnosis.settings import as_number, setting
-from zeromon.ring.strategy import Framework, Strategy
+from zeromon.ring.strategy import Framework
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_ratio
 
@@ -174,7 +174,7 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
             continue
         if rank.process.get("autocast"):
             continue
-        form, diff, effect = _half_precision(rank.sharding_strategy)
+        form, diff, effect = _half_precision(rank)
         yield Match(
             f"the model computes in fp32 on {name}, which has bf16",
             rank.rank,
@@ -189,8 +189,9 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
         return
 
 
-def _half_precision(strategy: Strategy) -> tuple[ConfigFormat, str, str]:
+def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
     """The configuration format, the diff and the effect of computing in bf16."""
+    strategy = rank.sharding_strategy
     smaller = "half the bytes of gathers and activations, and matrix products on tensor cores"
     if strategy.is_deepspeed:
         return ConfigFormat.DEEPSPEED, '+ "bf16": {"enabled": true}', smaller
@@ -202,7 +203,8 @@ def _half_precision(strategy: Strategy) -> tuple[ConfigFormat, str, str]:
         return ConfigFormat.FSDP2, f"+ fully_shard(model, {policy})", smaller
     return (
         ConfigFormat.PYTHON,
-        '+ with torch.autocast("cuda", dtype=torch.bfloat16):\n      loss = model(batch)',
+        f'+ with torch.autocast("{device_type(rank)}", dtype=torch.bfloat16):\n'
+        "      loss = model(batch)",
         "smaller activations, and matrix products on tensor cores",
     )
 

@@ -205,10 +205,8 @@ def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line
                 f"{look.size(slack)} reserved and not allocated ({human_ratio(share)})",
             ),
             _fact("split blocks", f"{look.size(split)} inactive ({human_ratio(parts)})"),
-            _fact(
-                "retries", human_count(max(0, memory.retries)), "warn" if memory.retries > 0 else ""
-            ),
-            _fact("failed", human_count(max(0, memory.ooms)), "bad" if memory.ooms > 0 else ""),
+            _fact("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
+            _fact("failed", human_count(memory.ooms), "bad" if memory.ooms > 0 else ""),
         ]
     else:
         lines.append([("no device allocator on this rank", "dim")])
