@@ -49,7 +49,9 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
         "collective_in_flight": rank(in_flight=(stuck,)),
         "events_dropped": rank(dropped=5),
         "agent_errors": rank(errors=2),
-        "untimed_collectives": rank(unattributed={"world": 900}),
+        "untimed_collectives": rank(
+            untimed_in_cpp=30, recent=tuple(summary(n, untimed=1) for n in range(1, 20))
+        ),
     }
     late = 60_000 * MS
     for rule, one in fired.items():

@@ -23,7 +23,7 @@ from zeromon.fold.communication import (
     weight,
 )
 from zeromon.fold.summarize import summarize
-from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall
+from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall, Untimed
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
 
@@ -246,8 +246,8 @@ def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
 def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:
     """Their sum is no size; what C++ issues is taken by its mean."""
     made = state()
-    folded([Counted(1, Op.ALL_GATHER, Phase.FORWARD, 1, 10, 5000, True)], made)
+    folded([Counted(1, Op.ALL_GATHER, Phase.FORWARD, 1, 10, 5000, Untimed.CONTROL_STEP)], made)
     assert summarize(made).sizes == ()
-    folded([Counted(2, Op.ALL_REDUCE, Phase.BACKWARD, 1, 10, 50_000, False)], made)
+    folded([Counted(2, Op.ALL_REDUCE, Phase.BACKWARD, 1, 10, 50_000, Untimed.IN_CPP)], made)
     (row,) = summarize(made).sizes
     assert (row.op, row.calls[2], sum(row.calls)) == ("all_reduce", 10, 10)

@@ -40,6 +40,7 @@ from zeromon.ring.events import (
     Transfer,
     UnitEvent,
     UnitMark,
+    Untimed,
     decode,
     float_bits,
     typed,
@@ -165,8 +166,8 @@ def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
 def test_counted_collectives_are_known_but_not_timed() -> None:
     """From C++, or of a step with idle hooks; with operation NONE not even the name is known."""
     events = [
-        Counted(1, Op.ALL_REDUCE, Phase.BACKWARD, 1, 4, 4000, False),
-        Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, False),
+        Counted(1, Op.ALL_REDUCE, Phase.BACKWARD, 1, 4, 4000, Untimed.IN_CPP),
+        Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, Untimed.IN_CPP),
     ]
     rank = summarize(folded(events))
     (row,) = rank.collectives
@@ -272,7 +273,7 @@ def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
     made = folded([shown])
     assert [e.op for e in summarize(made).in_flight] == ["all_reduce"]
     assert made.ops == {}
-    counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, True)
+    counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, Untimed.CONTROL_STEP)
     folded([counted, step(1, 0, 100, Flag.IDLE)], made)
     rank = summarize(made)
     assert rank.in_flight == ()
@@ -346,7 +347,17 @@ def test_engines_keep_their_own_counts() -> None:
         Issued(4 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 50, 2, 3, 2),
         StepMark(10 * MS, 0, 1, 0, 1, Outcome.SKIPPED, 1),
         StepMark(12 * MS, int(Flag.CONTINUED), 1, 10 * MS, 1, Outcome.APPLIED, 2),
-        Counted(13 * MS, Op.ALL_GATHER, Phase.FORWARD, 1, 3, 30, True, int(Dtype.BFLOAT16), 2),
+        Counted(
+            13 * MS,
+            Op.ALL_GATHER,
+            Phase.FORWARD,
+            1,
+            3,
+            30,
+            Untimed.CONTROL_STEP,
+            int(Dtype.BFLOAT16),
+            2,
+        ),
     ]
     first, second = summarize(folded(events)).engines
     assert (first.collectives, first.nbytes, first.exposed_seconds) == (1, 100, 0.002)
@@ -360,7 +371,7 @@ def test_quantized_bytes_are_those_in_eight_bits() -> None:
     events = [
         Issued(1, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 100, 1, int8, 1),
         Issued(2, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 7, 1000, 2, int(Dtype.BFLOAT16), 1),
-        Counted(3, Op.ALL_TO_ALL, Phase.BACKWARD, 1, 2, 40, True, int8, 1),
+        Counted(3, Op.ALL_TO_ALL, Phase.BACKWARD, 1, 2, 40, Untimed.CONTROL_STEP, int8, 1),
         Issued(4, Op.ALL_REDUCE, Phase.OPTIMIZER, 0, 1, 0, 1, 3, int8, 1),
         Issued(5, Op.ALL_GATHER, Phase.OTHER, 0, 1, 0, 64, 4, uint8, 0),
     ]

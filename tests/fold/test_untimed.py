@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import MS, collective, folded, run, series, span, step
 
 from zeromon.compare.figures import METRIC, figures_of
@@ -11,17 +12,19 @@ from zeromon.export.trackers import scalars
 from zeromon.fold.summarize import summarize
 from zeromon.readout.breakdown import exposed_is_known, rank_parts
 from zeromon.readout.charts import CHARTS
-from zeromon.readout.text import exposed_unknown
+from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.render import render
-from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase
+from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase, Untimed
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history import NAMES, row_of, step_of
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plain import step_line
+from zeromon.tui.screens.rank import rank_page
 from zeromon.tui.status_text import risk
+from zeromon_dashboard.pages.communication import traffic_title
 
-UNKNOWN = "82.4 % of its collectives are not timed"
+UNKNOWN = "82.4 % of its collectives are inside graphs or other C++, untimed"
 
 
 def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
@@ -34,7 +37,7 @@ def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
             events += collective(at, at + 2, 2, sequence=number * timed + call)
         events += [
             span(Phase.FORWARD, begin, begin + 60),
-            Counted(round((begin + 99) * MS), op, Phase.OTHER, 1, untimed, 0, False),
+            Counted(round((begin + 99) * MS), op, Phase.OTHER, 1, untimed, 0, Untimed.IN_CPP),
             step(number, begin, begin + 100),
         ]
     return summarize(folded(events))
@@ -57,7 +60,7 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
     snapshot = run(one)
     assert exposed_unknown(one).startswith(UNKNOWN)
     report = render(snapshot)
-    assert f"exposed communication of rank 0 is n/a: {UNKNOWN}" in report
+    assert f"exposed communication of rank 0 is n/a: {UNKNOWN}" in " ".join(report.split())
     (row,) = [line.split() for line in report.splitlines() if line.split()[:2] == ["0", "12"]]
     assert row.count("n/a") == 3
     told = "".join(text for text, _ in risk(snapshot))
@@ -67,6 +70,30 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
     assert UNKNOWN in found.text
     charts = [chart for chart in CHARTS if chart.name == "exposed"]
     assert [chart.read(one.recent[-1]) for chart in charts] == [None]
+
+
+@pytest.mark.parametrize(
+    ("timed", "untimed", "bound"),
+    [(3, 14, ""), (30, 1, "; exposed communication is at least what is shown")],
+)
+def test_every_view_counts_what_is_inside_graphs(timed: int, untimed: int, bound: str) -> None:
+    """With the same sentence; where the exposed time is shown all the same, it is a lower bound."""
+    one = partly_timed(timed, untimed)
+    sentence = f"{12 * untimed} collectives inside graphs or other C++, untimed{bound}"
+    assert in_graphs(one) == sentence
+    snapshot = run(one)
+    assert sentence in render(snapshot)
+    lines = rank_page(snapshot, one, DisplayOptions(), 200)
+    assert sentence in {text for line in lines for text, _ in line}
+    assert traffic_title(one).endswith(sentence)
+    assert in_graphs(partly_timed(3, 0)) == ""
+
+
+def test_what_ddps_reducer_issued_is_not_inside_a_graph() -> None:
+    """Nor what a control step counted."""
+    for why, expected in ((Untimed.REDUCER, 0), (Untimed.CONTROL_STEP, 0), (Untimed.IN_CPP, 2)):
+        events = [Counted(MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, why), step(1, 0, 100)]
+        assert summarize(folded(events)).untimed_in_cpp == expected
 
 
 def test_no_metric_of_what_is_unknown_is_zero() -> None:
@@ -105,7 +132,7 @@ def test_ddps_buckets_count_as_timed_once_the_reducer_has_told_their_times() -> 
             end = (begin - 10) * MS
             events.append(BackwardComm(end, 1, end - 30 * MS, end - 10 * MS, 2))
         events += [
-            Counted((begin + 99) * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, False),
+            Counted((begin + 99) * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, Untimed.REDUCER),
             step(number, begin, begin + 100),
         ]
     one = summarize(folded(events))

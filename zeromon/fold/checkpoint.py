@@ -25,7 +25,7 @@ from zeromon.ring.events import Op, Path, Phase, Role
 
 _PLAIN = (
     "step", "steps", "step_ns", "exposed_ns", "micro_steps", "skipped", "errors", "dropped",
-    "first_event_ns", "unsharded_peak", "startup_ns",
+    "first_event_ns", "unsharded_peak", "startup_ns", "in_cpp",
 )  # fmt: skip
 
 

@@ -18,7 +18,17 @@ from zeromon.fold.state import (
     RankState,
     stats_row,
 )
-from zeromon.ring.events import Counted, Done, Dtype, Flag, GroupSequence, Issued, Op, Stall
+from zeromon.ring.events import (
+    Counted,
+    Done,
+    Dtype,
+    Flag,
+    GroupSequence,
+    Issued,
+    Op,
+    Stall,
+    Untimed,
+)
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
 _INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
@@ -116,13 +126,15 @@ def _fold_done(state: RankState, e: Done) -> None:
 def _fold_counted(state: RankState, e: Counted) -> None:
     state.untimed[e.group] = state.untimed.get(e.group, 0) + e.calls
     state.window.collectives += e.calls
+    if e.why == Untimed.IN_CPP:
+        state.in_cpp += e.calls
     if e.op is Op.NONE:
         state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.calls
         return
     totals = state.ops[e.op, e.group]
     totals.count += e.calls
     totals.nbytes += e.nbytes
-    if e.calls > 0 and not e.observed:  # of a control step only the sum is known
+    if e.calls > 0 and e.why != Untimed.CONTROL_STEP:  # of a control step only the sum is known
         _count_sizes(state, e.op, e.calls, e.nbytes)
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes

@@ -178,6 +178,7 @@ class RankState:
     )
     untimed: dict[int, int] = field(default_factory=dict)
     unattributed: dict[int, int] = field(default_factory=dict)
+    in_cpp: int = 0
     sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
     unit_totals: defaultdict[int, UnitTotals] = field(
         default_factory=lambda: defaultdict(UnitTotals)

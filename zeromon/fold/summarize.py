@@ -127,6 +127,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         collectives=_collective_rows(state, dims),
         untimed=_by_label(state, state.untimed),
         unattributed=_by_label(state, state.unattributed),
+        untimed_in_cpp=state.in_cpp,
         untimed_ratio=sum(s.untimed for s in last) / collectives if collectives else None,
         overlap_ratio=overlap_ratio(communication, exposed),
         exposed_ratio=exposed / spent if spent else None,

@@ -199,10 +199,7 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     if rank.exposed_ratio is not None:
         return ""
     if rank.untimed_ratio is not None and rank.untimed_ratio > UNTIMED:
-        return (
-            f"{human_ratio(rank.untimed_ratio)} of its collectives are not timed: C++ or compiled code"
-            " issues them"
-        )
+        return f"{human_ratio(rank.untimed_ratio)} of its collectives are {_IN_CPP}"
     return "no step has been timed yet"
 
 
@@ -216,6 +213,27 @@ def memory_unknown(rank: RankSnapshot) -> str:
     if kind == "uncached":
         return "device memory is n/a: torch counts nothing with PYTORCH_NO_CUDA_MEMORY_CACHING"
     return f"device memory is n/a: the allocator ({kind}) has told no figures"
+
+
+def in_graphs(rank: RankSnapshot) -> str:
+    """``28 collectives inside graphs or other C++, untimed``, and what follows; "" without any."""
+    if not rank.untimed_in_cpp:
+        return ""
+    text = f"{human_count(rank.untimed_in_cpp)} collectives {_IN_CPP}"
+    bound = rank.exposed_ratio is not None and in_graphs_ratio(rank) > 0
+    return f"{text}; exposed communication is at least what is shown" if bound else text
+
+
+def in_graphs_ratio(rank: RankSnapshot) -> float:
+    """Their share of the collectives of a step, without the first and the last step.
+
+    Constructors communicate before the first step; what DDP's reducer has timed follows a step later.
+    """
+    steps = [step for step in rank.recent[1:-1] if not step.idle]
+    return sum(step.untimed for step in steps) / max(1, sum(step.collectives for step in steps))
+
+
+_IN_CPP = "inside graphs or other C++, untimed"
 
 
 def state_text(rank: RankSnapshot) -> str:

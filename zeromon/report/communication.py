@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
+from zeromon.readout.text import in_graphs
 from zeromon.report.table import table
 from zeromon.snapshot import (
     RankSnapshot,
@@ -44,6 +45,8 @@ def communication(run: RunSnapshot) -> str:
             f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
             f" one by one{of_them}"
         )
+    if text := in_graphs(rank):
+        lines.append(f"  {text}")
     return "\n".join(lines)
 
 

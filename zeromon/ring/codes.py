@@ -142,6 +142,17 @@ class Dtype(IntEnum):
     FLOAT8_E5M2 = 12
 
 
+class Untimed(IntEnum):
+    """Why collectives were counted and not timed."""
+
+    IN_CPP = 0
+    """C++ issued them: replayed graphs, generated code, what a wrapper's constructor sends."""
+    CONTROL_STEP = 1
+    """The hooks were idle, to measure their overhead."""
+    REDUCER = 2
+    """DDP's reducer issued them, which times a backward as a whole."""
+
+
 class Flag(IntFlag):
     """Bits of the ``flags`` byte; each means the same in every kind of record."""
 

@@ -40,6 +40,7 @@ from zeromon.ring.codes import Role as Role
 from zeromon.ring.codes import StageAction as StageAction
 from zeromon.ring.codes import TraceState as TraceState
 from zeromon.ring.codes import UnitEvent as UnitEvent
+from zeromon.ring.codes import Untimed as Untimed
 
 RECORD = struct.Struct("<QqBBBBHHqqqqII")
 RECORD_SIZE = 64
@@ -174,7 +175,7 @@ class Done(NamedTuple):
     sequence: int
 
 
-@record(Kind.COUNTED, "t, OP[op], PHASE[phase], group, a, b, bool(c), d & 255, d >> 8")
+@record(Kind.COUNTED, "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8")
 class Counted(NamedTuple):
     """Collectives that were counted but not timed. With ``op`` NONE the operation is unknown too."""
 
@@ -184,8 +185,7 @@ class Counted(NamedTuple):
     group: int
     calls: int
     nbytes: int
-    observed: bool
-    """True when a hook counted the calls in a control step; False for calls issued from C++."""
+    why: Untimed
     dtype: int = 0
     engine: int = 0
 

@@ -166,6 +166,9 @@ class RankSnapshot:
     """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
     startup_seconds: float | None = None
     """From the start of the process to its first step; None where that was not seen."""
+    untimed_in_cpp: int = 0
+    """Of :attr:`untimed`, those that passed every hook: replayed graphs and other C++, but not DDP's
+    reducer, which times a backward as a whole."""
     untimed_ratio: float | None = None
     """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None

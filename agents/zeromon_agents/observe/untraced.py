@@ -2,6 +2,7 @@
 
 A group's own sequence number says how many there were. Their operation is known only
 
+* where torch calls a hook at every collective of a group, from :mod:`.dispatched`;
 * in the first steps, from the c10d Flight Recorder, which lists each collective;
 * for DDP's gradient buckets, from the reducer's own list of bucket sizes.
 
@@ -20,10 +21,11 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Kind, Op, Phase
+from zeromon.ring.events import Kind, Op, Phase, Untimed
 from zeromon.ring.torch_names import ITEM_BYTES, operation_named
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.runtime.hook_context import HookContext
 
 WARM_UP_STEPS = 3
@@ -48,6 +50,7 @@ class UntracedCollectives:
         """Returns how many backward passes the step under way has had."""
         self._collectives = collectives
         self._buckets = buckets
+        self.dispatched = Dispatched(context)
 
     def account(self, step: int) -> None:
         """Writes what C++ has issued since the last call; *step* counts from the start of the agent."""
@@ -63,6 +66,7 @@ class UntracedCollectives:
             hooked = group.issued + group.extra
             missing = sequence - hooked - group.explained
             if missing > 0:
+                self.dispatched.watch(group, pg)
                 few = sequence + group.base < _MOST_ENTRIES
                 if step <= WARM_UP_STEPS and flight is None and few:
                     flight = read_flight_recorder()
@@ -84,17 +88,22 @@ class UntracedCollectives:
         self, group: Group, missing: int, flight: list[dict[str, Any]] | None, name: str
     ) -> None:
         group.explained += missing
+        found = self.dispatched.take(group)
         listed = self._from_flight_recorder(group, flight or [], name)
-        if sum(listed[op][0] for op in listed) == missing:
-            for op, (count, nbytes) in listed.items():
-                self._report(group, op, count, nbytes)
+        if sum(calls for calls, _ in found.values()) == missing:
+            for (op, phase), (calls, nbytes) in found.items():
+                self._report(group, op, phase, calls, nbytes)
+            return
+        if sum(calls for calls, _ in listed.values()) == missing:
+            for op, (calls, nbytes) in listed.items():
+                self._report(group, op, _likely_phase(op), calls, nbytes)
             return
         buckets = self._buckets(group.id)
         rounds, rest = divmod(missing, len(buckets) or 1)
         if buckets and not rest and rounds <= self._backwards():  # at most one round a backward
-            self._report(group, Op.ALL_REDUCE, missing, rounds * sum(buckets))
+            self._report(group, Op.ALL_REDUCE, Phase.BACKWARD, missing, rounds * sum(buckets))
             return
-        self._report(group, Op.NONE, missing, 0)
+        self._report(group, Op.NONE, Phase.OTHER, missing, 0)
 
     def _from_flight_recorder(
         self, group: Group, flight: list[dict[str, Any]], name: str
@@ -115,12 +124,18 @@ class UntracedCollectives:
             nbytes[op] += payload_bytes(op, entry)
         return {op: (counts[op], nbytes[op]) for op in counts}
 
-    def _report(self, group: Group, op: Op, count: int, nbytes: int) -> None:
-        phase = Phase.BACKWARD if op == Op.ALL_REDUCE else Phase.OTHER
+    def _report(self, group: Group, op: Op, phase: int, count: int, nbytes: int) -> None:
+        of_reducer = op is not Op.NONE and bool(self._buckets(group.id))
+        why = Untimed.REDUCER if of_reducer else Untimed.IN_CPP
         # fmt: off
         self._context.write(time.monotonic_ns(), Kind.COUNTED, op, phase, 0, group.id, 0,
-                             count, nbytes, 0, 0)
+                             count, nbytes, why, 0)
         # fmt: on
+
+
+def _likely_phase(op: Op) -> Phase:
+    """Returns the phase in which C++ issues *op*, where only the number of calls is known."""
+    return Phase.BACKWARD if op == Op.ALL_REDUCE else Phase.OTHER
 
 
 def op_of(profiling_name: str) -> Op:

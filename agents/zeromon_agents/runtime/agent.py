@@ -114,6 +114,7 @@ class Agent:
             map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
         )
         self._accounting = guarded(untraced.account)
+        self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
         self._describe_from, self._wrote_device, self._wrote_process = 0, False, False
@@ -175,6 +176,7 @@ class Agent:
         self.guard.guarded(self.capture.close)("the agent was stopped")
         self.backends.stop()
         self.units.stop()
+        self._stop_counting()
         self.imports.close()
         if self.rendezvous is not None:
             self.rendezvous.stop()

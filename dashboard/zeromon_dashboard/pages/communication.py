@@ -9,7 +9,7 @@ from dash import dcc, html
 
 from zeromon.readout.hang import hang_text
 from zeromon.readout.pipeline import pipeline_lines
-from zeromon.readout.text import group_of
+from zeromon.readout.text import group_of, in_graphs
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import snapshot_figures
@@ -49,9 +49,7 @@ def content(known: Known) -> Page:
     return Page(
         {
             "traffic": {"rowData": stats_rows(rank)},
-            "traffic-title": {
-                "children": f"Collectives of rank {rank.rank}, per step" if rank else "no rank yet"
-            },
+            "traffic-title": {"children": traffic_title(rank)},
             "pipeline": {"children": _pipeline(known.run)},
             "in-flight": {"children": _in_flight(known.run)},
             **optional(
@@ -72,6 +70,14 @@ def content(known: Known) -> Page:
             "capture-state": {"children": _capture(known.run)},
         }
     )
+
+
+def traffic_title(rank: RankSnapshot | None) -> str:
+    """What the table of collectives is of."""
+    if rank is None:
+        return "no rank yet"
+    untimed = in_graphs(rank)
+    return f"Collectives of rank {rank.rank}, per step" + (f"; {untimed}" if untimed else "")
 
 
 def skeleton(parts: Parts, _: Route) -> list[Any]:

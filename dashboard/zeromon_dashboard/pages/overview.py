@@ -13,6 +13,7 @@ from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD, mean_step_seconds
 from zeromon.readout.text import (
     exposed_unknown,
+    in_graphs,
     notes_of,
     overhead_bound,
     overhead_measured,
@@ -105,6 +106,7 @@ def _waits(run: RunSnapshot) -> Any:
         most = worst.traffic[0]
         note += f"; most in {most.unit or most.group} ({most.op})"
     error = worst.check.error_ratio if worst.check is not None else None
+    note += f"; {untimed}" if (untimed := in_graphs(worst)) else ""
     note += f"; {error * 100:+.0f} % against the last trace" if error is not None else ""
     return card("Exposed communication", human_ratio(share), note, colour)
 

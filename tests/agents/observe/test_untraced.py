@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from zeromon.ring.events import Op, Phase
 from zeromon_agents.hooks.c10d import PAYLOADS
+from zeromon_agents.hooks.process_groups import Group
+from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.observe.process_metadata import unknown_collectives
 from zeromon_agents.observe.untraced import read_flight_recorder
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import OFF, ON
 
 MODULE = torch._C._distributed_c10d
 
@@ -68,6 +73,63 @@ def test_a_torch_without_a_recorder_has_no_entries(monkeypatch: pytest.MonkeyPat
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         monkeypatch.delattr(MODULE, name, raising=False)
     assert read_flight_recorder() == []
+
+
+class HookedGroup:
+    """A process group of torch 2.14, whose dispatcher calls hooks."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[int, Any] = {}
+
+    def register_pre_hook(self, hook_id: int, hook: Any) -> None:
+        self.hooks[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        del self.hooks[hook_id]
+
+    def issue(self, name: str, inputs: list[Any], outputs: list[Any]) -> None:
+        """What C++ does at each collective."""
+        args = SimpleNamespace(
+            name=SimpleNamespace(name=name), input_tensors=inputs, output_tensors=outputs
+        )
+        for hook in self.hooks.values():
+            hook(args)
+
+
+def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
+    """With its bytes and phase; what Python issued passes there, too, and does not count twice."""
+    context: Any = SimpleNamespace(mode=ON, phase=Phase.BACKWARD, guard=Guard())
+    pg = HookedGroup()
+    group = Group(1, lambda: pg, size=2, cuda=False, base=0)
+    dispatched = Dispatched(context)
+    for _ in range(2):
+        dispatched.watch(group, pg)
+    part, whole = torch.zeros(4), torch.zeros(8)
+    pg.issue("ALLREDUCE", [part], [])
+    group.issued += 1
+    pg.issue("BROADCAST", [part], [])
+    pg.issue("ALLGATHER_INTO_TENSOR_COALESCED", [part], [whole])
+    pg.issue("REDUCE_SCATTER_BASE", [whole], [part])
+    pg.issue("GATHER", [part], [])
+    context.phase = Phase.FORWARD
+    pg.issue("BROADCAST", [part], [])
+    assert dispatched.take(group) == {
+        (Op.ALL_REDUCE, Phase.BACKWARD): (1, 16),
+        (Op.ALL_GATHER, Phase.BACKWARD): (1, 32),
+        (Op.REDUCE_SCATTER, Phase.BACKWARD): (1, 32),
+        (Op.GATHER, Phase.BACKWARD): (1, 32),
+        (Op.BROADCAST, Phase.FORWARD): (1, 16),
+    }
+    assert dispatched.take(group) == {}
+    pg.issue("ALLREDUCE", [object()], [])  # nothing reaches the training loop
+    context.mode = OFF
+    pg.issue("ALLREDUCE", [part], [])
+    assert dispatched.take(group) == {(Op.ALL_REDUCE, Phase.FORWARD): (1, 0)}
+    assert context.guard.errors == 1
+    dispatched.stop()
+    assert pg.hooks == {}
+    dispatched.watch(group, SimpleNamespace())  # an older torch
+    assert dispatched.take(group) == {}
 
 
 def test_collectives_of_a_newer_torch_are_named() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.levels import UNTIMED
-from zeromon.readout.text import exposed_unknown
+from zeromon.readout.text import exposed_unknown, in_graphs, in_graphs_ratio
 from zeromon.snapshot import RunSnapshot, Severity
 
 _MANY_BACKWARDS = 64
@@ -74,15 +74,10 @@ def unknown_version(run: RunSnapshot) -> Iterable[Match]:
 
 @rule("ZM008")
 def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
-    """Collectives issued from C++ have no times."""
+    """Collectives inside graphs or other C++ have no times."""
     for rank in run.ranks:
-        unknown, known = sum(rank.unattributed.values()), sum(c.count for c in rank.collectives)
         if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
             text = f"exposed communication is unknown: {exposed_unknown(rank)}"
             yield Match(text, rank.rank)
-        elif unknown > _MANY_UNTIMED * (known + unknown):
-            yield Match(
-                f"{unknown} of {known + unknown} collectives were issued from C++ and are "
-                "counted, not timed",
-                rank.rank,
-            )
+        elif in_graphs_ratio(rank) > _MANY_UNTIMED and (text := in_graphs(rank)):
+            yield Match(text, rank.rank)

@@ -15,7 +15,7 @@ from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import mean_busbw, untimed_dimensions
 from zeromon.readout.hang import hang_kind
 from zeromon.readout.pipeline import pipeline_lines
-from zeromon.readout.text import node_lost, straggler_text
+from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.report.communication import checked
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import TableExport
@@ -114,6 +114,8 @@ class Communication(View):
             title = f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}"
             if BY[self._by] == "dim" and (unknown := untimed_dimensions(rank)):
                 title += f"; not timed: {clean(', '.join(unknown))}"
+            if text := in_graphs(rank):
+                title += f"; {text}"
             table.border_title = title.replace("[", r"\[")
             table.border_subtitle = against_trace.partition(": ")[2]
         self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns), model.look)

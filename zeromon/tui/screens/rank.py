@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.figures import STEP
-from zeromon.readout.text import doing, exposed_unknown, group_of, overhead_text
+from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
 from zeromon.report import communication, configuration, memory, pipeline
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -105,6 +105,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
                ("overlap", human_ratio(rank.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
+        *([[("untimed    ", "dim"), (some, "")]] if (some := in_graphs(rank)) else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
                ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
