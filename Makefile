@@ -25,7 +25,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VERSIONS ?= 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
 
-.PHONY: help demo test static check test-long test-quiet test-nvme test-torch recordings bench clean
+# What the programs of others need besides, over what is installed here.
+PROGRAMS ?= $(CURDIR)/.programs
+ONLY     ?=
+
+.PHONY: help demo test static check test-long test-quiet test-nvme test-torch test-programs recordings bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -35,6 +39,7 @@ help:
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
+	@echo "make test-programs Trainer, accelerate, trl, Lightning, torchtune with and without zeromon: ONLY=\"hf trl\""
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
 
@@ -87,6 +92,9 @@ test-nvme: $(READY)
 test-torch: $(READY)
 	$(UV_ENV) $(BIN)/python tests/torch_versions.py $(VERSIONS)
 
+test-programs: $(COMPILED_OP)
+	$(COMPILED) $(BIN)/python tests/programs/others/run.py --environment "$(PROGRAMS)" $(ONLY)
+
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py
 
@@ -94,4 +102,4 @@ bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py
 
 clean:
-	rm -rf $(VENV) .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) .programs .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
