@@ -44,7 +44,6 @@ OPEN = {
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
     "NVMe prefetch": "pipeline_read, pipeline_write",
-    "figures of a launch command": "check ... -- accelerate launch ...",
     "seeds and initial parameters": "manual_seed, hash by rank",
     "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
@@ -572,6 +571,34 @@ def test_a_figure_in_two_files_has_one_winner(
     same = script.replace("=8", "=4").replace("0.5", "1.0").replace("fp16", "bf16")
     train.write_text(f"import accelerate, transformers\n{same}\n")
     assert code not in {p.code for p in check_files([str(yaml), str(train)]).problems}
+
+
+@taught("figures of a launch command")
+def test_a_launch_command_is_read_with_its_files(tmp_path: Path) -> None:
+    """Each figure once, with what wins; tests/check/test_launch.py has the launchers and options."""
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text(f"{LAUNCH}  zero_stage: 2\n  gradient_accumulation_steps: 4\n")
+    command = f"accelerate launch --config_file {yaml} --gradient_accumulation_steps 8 train.py"
+    result = check_files([str(yaml)], None, command.split())
+    assert "is 8 here and 4 in" in said(list(result.problems), "ZM602")
+    [figure] = [f for f in result.figures if f.name == "accumulation"]
+    assert (figure.value, figure.source, figure.others) == (8, "the command", ((4, str(yaml)),))
+
+
+@taught("dead keys of accelerate")
+def test_dead_keys_become_a_whole_deepspeed_file(check: Any) -> None:
+    """It has what accelerate's section sets, too: accelerate refuses those settings beside a file."""
+    text = (
+        f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
+    )
+    fix = said(check(text, "a.yaml"), "ZM102")
+    written, gone = fix.partition("which has ")[2].split("; here without ")
+    assert json.loads(written) == {
+        "zero_optimization": {"reduce_bucket_size": 50_000_000, "stage": 3,
+                              "stage3_gather_16bit_weights_on_model_save": True},
+        "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto",
+    }  # fmt: skip
+    assert gone == "zero_stage, zero3_save_16bit_model and mixed_precision"
 
 
 # ---- the list -------------------------------------------------------------------------------------

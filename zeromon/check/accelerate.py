@@ -73,7 +73,7 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
                 near = get_close_matches(prefixed, known[part], 1, 0.7)
                 fix = f"did you mean {near[0]}?" if near else f"remove {name}"
                 if part == DEEPSPEED and not near:
-                    fix = _in_a_file(str(name), config.get(part, str(name))) or fix
+                    fix = _in_a_file(config, str(name)) or fix
                 message = f"{part} has no {name}: accelerate ignores the setting"
                 yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
     for old, new in _OLD.items():
@@ -83,14 +83,42 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
             yield config.problem("ZM104", "info", (old,), message, fix)
 
 
-def _in_a_file(name: str, value: Any) -> str:
-    """Returns where a setting of DeepSpeed works that accelerate does not read; "" for others."""
-    known, text = schema()["deepspeed"], json.dumps({name: value})
-    if name in known["sections"][ZERO]["fields"]:
-        text = json.dumps({ZERO: {name: value}})
-    elif name not in known["top"]:
+def _in_a_file(config: Config, name: str) -> str:
+    """Returns the DeepSpeed file in which the ignored setting *name* works; "" for an unknown one.
+
+    It has what accelerate's section sets, too, because accelerate refuses those settings beside a file.
+    """
+    known, part = schema()["deepspeed"], config.section(DEEPSPEED)
+    zero_fields: Mapping[str, Any] = known["sections"][ZERO]["fields"]
+    if name not in zero_fields and name not in known["top"]:
         return ""
-    return f"deepspeed_config_file: ds.json, which has {text}"
+    ignored = {
+        key: value for key, value in part.items() if key not in schema()["accelerate"][DEEPSPEED]
+    }
+    zero = {key: value for key, value in ignored.items() if key in zero_fields}
+    zero["stage"] = part.get("zero_stage", 2)
+    for role in ("optimizer", "param"):
+        device = part.get(f"offload_{role}_device")
+        if device in ("cpu", "nvme"):
+            path = part.get(f"offload_{role}_nvme_path")
+            zero[f"offload_{role}"] = {"device": device} | (
+                {"nvme_path": path} if device == "nvme" else {}
+            )
+    if is_on(part.get("zero3_save_16bit_model")):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    content = {ZERO: zero, **{k: v for k, v in ignored.items() if k in known["top"]}}
+    content |= {key: part[key] for key in _OF_BOTH if key in part}
+    half = config.get("mixed_precision")
+    if half in ("bf16", "fp16"):
+        content[str(half)] = {"enabled": True}
+    content["train_micro_batch_size_per_gpu"] = AUTO
+    gone = [key for key in _BESIDE_A_FILE if key in part]
+    gone += ["mixed_precision"] if config.has("mixed_precision") else []
+    file = f"deepspeed_config_file: ds.json, which has {json.dumps(content)}"
+    return f"{file}; here without {listed(gone)}" if gone else file
+
+
+_OF_BOTH = ("gradient_accumulation_steps", "gradient_clipping")
 
 
 def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:

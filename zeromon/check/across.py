@@ -6,12 +6,13 @@ accelerate; ``propagate_args_to_deepspeed`` and ``TrainingArguments`` of transfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from zeromon.check.accelerate import DEEPSPEED, kind_of
+from zeromon.check.launch import Command
 from zeromon.check.problem import AUTO, Config, Problem, whole
-from zeromon.check.script_configs import against_arguments, whole_batch
+from zeromon.check.script_configs import MATCHED, against_arguments, whole_batch
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments
 
 _OF_THE_PLUGIN = ("gradient_accumulation_steps", "gradient_clipping")
@@ -32,6 +33,34 @@ def differences(script: Script, launch: Config, other: Config | None) -> Iterato
             yield from _precision(script, call, launch)
 
 
+def of_arguments(
+    command: Command, scripts: Iterable[Script], launch: Config | None, other: Config | None
+) -> Iterator[Problem]:
+    """Yields arguments of a Trainer on the command line that DeepSpeed's configuration contradicts.
+
+    Only scripts that parse their arguments into those of a Trainer take them so.
+    """
+    config = other
+    if config is None and launch is not None and kind_of(launch) == "DEEPSPEED":
+        config = _plugin(launch)
+    if config is None or not any(script.words & _PARSERS for script in scripts):
+        return
+    for name, (path, code) in MATCHED.items():
+        fixed, mine = config.get(*path), command.arguments.get(name)
+        if fixed in (None, AUTO) or mine in (None, fixed):
+            continue
+        where = config.where(path[-1])
+        message = (
+            f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {where}: Trainer refuses"
+        )
+        fix = f"{config.write(path[-1], AUTO)} takes it from here"
+        yield command.problem(code, "error", name, message, fix)
+
+
+_PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
+"""Classes that make a Trainer's arguments of the command line."""
+
+
 def _plugin(launch: Config) -> Config:
     """Returns what accelerate's section sets of a DeepSpeed configuration."""
     part = launch.section(DEEPSPEED)
@@ -50,7 +79,7 @@ def _accumulation(
     if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
         return
     if theirs not in (None, AUTO) and mine != theirs:
-        message = f"{name} is {mine} here and {theirs} in {config.file}, which wins"
+        message = f"{name} is {mine} here and {theirs} in {config.where(name)}, which wins"
         fix = f"{name}={theirs} here, or {config.write(name, AUTO)} there"
         yield script.problem("ZM602", "warning", node, message, fix, name)
 
@@ -67,6 +96,7 @@ def _precision(script: Script, call: Call, launch: Config) -> Iterator[Problem]:
         mine = script.value(node)
     if not isinstance(mine, str) or not isinstance(theirs, str) or mine == theirs:
         return
-    message = f"the precision is {mine} here and {theirs} in {launch.file}: this script wins"
-    fix = f"mixed_precision: {mine} in {launch.file}"
+    where = launch.where("mixed_precision")
+    message = f"the precision is {mine} here and {theirs} in {where}: this script wins"
+    fix = f"mixed_precision: {mine} in {where}"
     yield script.problem("ZM105", "warning", node or call.node, message, fix, "mixed_precision")

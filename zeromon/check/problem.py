@@ -106,6 +106,12 @@ class Config:
     text: str = field(default="", repr=False)
     refused: Refused | None = None
     """Set where the file is Hjson: DeepSpeed reads it, transformers and accelerate do not."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Last key of a path -> what sets it, where that is not the file."""
+
+    def where(self, name: str) -> str:
+        """Returns what sets *name*: the file, unless the launch command does."""
+        return self.origins.get(name, self.file)
 
     def get(self, *path: str, default: Any = None) -> Any:
         """Returns the value at *path*; *default* where the path does not exist."""

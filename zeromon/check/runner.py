@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from zeromon.check import (
     across,
     deepspeed,
     fsdp_scripts,
+    launch,
     loaders,
     plans,
     script_configs,
@@ -28,6 +29,7 @@ from zeromon.check.documents import (
     parse_python,
     read_text,
 )
+from zeromon.check.figures import Figure, Sources, figures
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, problem_at
 from zeromon.diagnosis.pages import pages
 from zeromon.errors import CheckError
@@ -56,6 +58,8 @@ class Result:
 
     files: int
     problems: tuple[Problem, ...]
+    figures: tuple[Figure, ...] = ()
+    """Those of a launch command, with its files."""
 
     @property
     def failed(self) -> bool:
@@ -63,20 +67,34 @@ class Result:
         return any(problem.severity != "info" for problem in self.problems)
 
 
-def check(paths: Iterable[str], machine: Machine | None = None) -> Result:
-    """Returns all problems of files and folders, in order of files and lines."""
-    run = _Run(machine or Machine())
+def check(
+    paths: Iterable[str], machine: Machine | None = None, command: Sequence[str] = ()
+) -> Result:
+    """Returns all problems of files and folders, in order of files and lines.
+
+    *command*: the launch command, with which the files are read together.
+    """
+    launched = launch.read_command(command) if command else None
+    machine = machine or Machine()
+    if launched is not None:
+        machine = replace(machine, devices=machine.devices or launched.ranks)
+    run = _Run(machine)
     given = list(paths)
     for path in given:
         run.path(path)
-    if not any(Path(path).is_dir() for path in given):  # files of a folder may not belong together
+    found: list[Figure] = []
+    if launched is not None:
+        found = run.launched(launched)
+    elif not any(
+        Path(path).is_dir() for path in given
+    ):  # files of a folder may not belong together
         run.across()
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     ordered = sorted(
         set(run.problems),
         key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
-    return Result(len(run.checked), tuple(ordered))
+    return Result(len(run.checked), tuple(ordered), tuple(found))
 
 
 def codes(text: str) -> frozenset[str]:
@@ -102,6 +120,7 @@ class _Run:
         self.problems: list[Problem] = []
         self.launches: list[tuple[Config, Config | None]] = []
         """Accelerate files, each with the DeepSpeed configuration that it names."""
+        self.deepspeeds: list[Config] = []
         self.scripts: list[scripts.Script] = []
 
     def across(self) -> None:
@@ -109,6 +128,39 @@ class _Run:
         if len(self.launches) == 1:
             for script in self.scripts:
                 self.problems += across.differences(script, *self.launches[0])
+
+    def launched(self, command: launch.Command) -> list[Figure]:
+        """Reads the files that *command* names, too; compares all, and returns the figures."""
+        named = [command.options.get("config_file"), command.script]
+        for name in (*named, *map(command.arguments.get, ("deepspeed", "deepspeed_config"))):
+            if isinstance(name, str) and Path(name).is_file():
+                self.file(Path(name), named=True)
+        file, other = self.launches[0] if self.launches else (None, None)
+        if file is not None:
+            self.problems += launch.overrides(command, file)
+        now = launch.effective(command, file)
+        if now is not None:
+            if file is None:
+                for test in accelerate.CHECKS:
+                    self.problems += test(now, None, self.machine)
+            self.problems += launch.without_effect(command, now)
+        own = (command.options, "deepspeed_config_file"), (command.arguments, "deepspeed"), (
+            command.arguments, "deepspeed_config")  # fmt: skip
+        for values, key in own:
+            if isinstance(name := values.get(key), str):
+                other = self.other(name, Path(name), command.ranks) or other
+        if other is None and len(self.deepspeeds) == 1:
+            [other] = self.deepspeeds
+        if now is not None:
+            for script in self.scripts:
+                self.problems += across.differences(script, now, other)
+        self.problems += launch.processes(command)
+        self.problems += across.of_arguments(command, self.scripts, now, other)
+        return figures(
+            Sources(
+                command=command, launch=now, file=file, deepspeed=other, scripts=tuple(self.scripts)
+            )
+        )
 
     def path(self, path: str) -> None:
         """Checks a file or a folder from the command line."""
@@ -184,6 +236,7 @@ class _Run:
             if other is None and not config.get(accelerate.DEEPSPEED, "deepspeed_config_file"):
                 self.problems += plans.stages(config, self.machine)
             return
+        self.deepspeeds.append(config)
         for check_one in deepspeed.CHECKS:
             self.problems += check_one(config, self.machine)
         self.problems += plans.stages(config, self.machine)

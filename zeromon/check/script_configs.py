@@ -23,7 +23,7 @@ def json_alone(script: Script, call: Call, config: Config, _: int | None) -> Ite
         yield script.problem("ZM101", "error", call.node, message, fix)
 
 
-_MATCHED = {
+MATCHED = {
     "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
     "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
     "max_grad_norm": (("gradient_clipping",), "ZM105"),
@@ -42,7 +42,7 @@ def against_arguments(
     script: Script, call: Call, config: Config, _: int | None
 ) -> Iterator[Problem]:
     """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
-    for name, (path, code) in _MATCHED.items() if is_arguments(call) else ():
+    for name, (path, code) in MATCHED.items() if is_arguments(call) else ():
         fixed, mine = config.get(*path), script.value(script.argument(call, name))
         if fixed in (None, AUTO) or isinstance(mine, (Unknown, str)) or mine is None:
             continue

@@ -46,6 +46,10 @@ VERBS = {
 }
 
 
+AFTER_DASHES = "after_dashes"
+"""Attribute of the options of ``check``: the launch command after ``--``."""
+
+
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser with all verbs; with *only*, other verbs have a name and nothing more.
 
@@ -77,8 +81,13 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
-    options = build_parser(words[0] if words else "").parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command: list[str] = []
+    if words[:1] == ["check"] and "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
+    options = build_parser(words[0] if words else "").parse_args(words)
+    setattr(options, AFTER_DASHES, command)
     try:
         code: int = options.call(options)
         sys.stdout.flush()

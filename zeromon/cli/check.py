@@ -4,6 +4,7 @@ Scripts are parsed, never executed. In a folder, all .json, .yaml, .yml and .py 
 configurations are checked. With a model and a machine, the strategy itself is checked, too.
 
   zeromon check ds_config.json accelerate.yaml train.py
+  zeromon check a.yaml ds.json -- accelerate launch --config_file a.yaml train.py    with the command
   zeromon check configs/ --ignore ZM208,ZM7
   zeromon check ds_z3.json --model 7B --devices 8 --memory h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors
@@ -18,13 +19,15 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zeromon.check.figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
-from zeromon.cli import positive
+from zeromon.cli import AFTER_DASHES, positive
 from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
@@ -34,7 +37,8 @@ _COLOURS = {"error": "31", "warning": "33", "info": "36"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon check PATH... [--json] [--sarif FILE] [--model SPEC ...]``"""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file or a folder")
+    parser.add_argument("paths", nargs="*", metavar="PATH",
+                        help="a file or a folder; after -- the launch command")  # fmt: skip
     parser.add_argument(
         "--select", default="", metavar="CODES", help="check only these rules: ZM302,ZM5"
     )
@@ -63,7 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Reads, checks, prints."""
     select, ignore = codes(options.select), codes(options.ignore)
-    found = check(options.paths, _machine(options))
+    command = getattr(options, AFTER_DASHES, [])
+    if not options.paths and not command:
+        raise CheckError("nothing is given to check", "Like: zeromon check ds_config.json train.py")
+    found = check(options.paths, _machine(options), command)
     everything = options.verbose or options.json
     result = select_problems(found, select, ignore, all=everything)
     if options.json and options.sarif == "-":
@@ -123,12 +130,15 @@ def as_json(result: Result) -> dict[str, Any]:
     """The problems as JSON."""
     names = ("code", "name", "severity", "file", "line", "column", "message", "fix", "key")
     rows = [{name: getattr(problem, name) for name in names} for problem in result.problems]
-    return {"files": result.files, "problems": rows}
+    figures = [asdict(figure) for figure in result.figures]
+    return {"files": result.files, "problems": rows} | ({"figures": figures} if figures else {})
 
 
 def as_text(result: Result, *, coloured: bool = False) -> str:
     """One problem a line, its fix below it, then the counts."""
     lines = [_line(problem, coloured=coloured) for problem in result.problems]
+    if result.figures:
+        lines += ["figures of this launch, and what says otherwise", *as_lines(result.figures)]
     return "\n".join([*lines, summary(result)]) + "\n"
 
 
