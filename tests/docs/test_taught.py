@@ -49,7 +49,6 @@ OPEN = {
     "phases of an RL loop": "live",
     "more batch, more throughput": "a curve",
     "two runs in one memory chart": "compare",
-    "myths": "docs/myths.md",
 }
 """Line -> what is missing."""
 
@@ -599,6 +598,19 @@ def test_dead_keys_become_a_whole_deepspeed_file(check: Any) -> None:
         "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto",
     }  # fmt: skip
     assert gone == "zero_stage, zero3_save_16bit_model and mixed_precision"
+
+
+@taught("myths")
+@pytest.mark.parametrize(
+    "figure",
+    ["12: an fp32 copy", "7 B under DDP", "2.9 times", "1 GB in half precision, and twice",
+     "18 bytes a parameter", "a third of the compute", "the path is not read", "PowerOf2Ceil"],
+)  # fmt: skip
+def test_a_page_says_what_holds_with_its_source(figure: str) -> None:
+    """tests/docs/test_guide.py holds the figures to those of plan."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "myths.md"
+    [line] = [line for line in page.read_text().splitlines() if figure in line]
+    assert line.count("|") == 4 and line.split("|")[3].strip()
 
 
 # ---- the list -------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def _copies(setup: plan.Setup, row: plan.Row) -> float:
 def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fewest: bool) -> str:
     header = (
         "strategy",
+        "plain ZeRO",
         "device",
         "host/rank",
         "nvme/rank",
@@ -84,6 +85,7 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
     cells = [
         (
             f"{'>' if row is best else '=' if row.given else ' '} {row.plan.label}",
+            f"{row.memory.model_states / 1e9:.4g} GB",
             human_bytes(row.device_bytes),
             *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
             _fits(row),
