@@ -269,7 +269,8 @@ def pipelined(**facts: float) -> PipelineRow:
 def full_run() -> RunSnapshot:
     """A run in which every metric has a value."""
     device = Device(
-        name="X", used_bytes=1, total_bytes=2, utilization_ratio=0.5, power_watts=1.0,
+        name="X", used_bytes=1, total_bytes=2, own_bytes=1, utilization_ratio=0.5, power_watts=1.0,
+        sm_active_ratio=0.5, tensor_active_ratio=0.5, dram_active_ratio=0.5, energy_joules=9.0,
         temperature_celsius=50.0, pcie_receive_bytes_per_second=1.0,
         pcie_transmit_bytes_per_second=1.0, nvlink_receive_bytes_per_second=1.0,
         nvlink_transmit_bytes_per_second=1.0, throttle_reasons=("thermal",), ecc_errors=0, xid=79,

@@ -109,6 +109,14 @@ def test_what_no_role_accounts_for_on_a_device() -> None:
     }
 
 
+def test_ranks_that_share_a_device_are_told_apart() -> None:
+    """Where the driver says what each process holds; the rest of the device is another rank's."""
+    memory, gib = device_memory(), 1 << 30
+    stats = Device(used_bytes=78 * gib, own_bytes=memory.reserved_bytes + gib)
+    one = rank(0, memory=memory, device_stats=stats)
+    assert {r.kind: r.nbytes for r in unattributed_memory(one)}["non_torch"] == gib
+
+
 def test_without_nvml_and_on_a_cpu_nothing_is_made_up() -> None:
     kinds = {
         r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))

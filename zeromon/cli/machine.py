@@ -22,9 +22,9 @@ from typing import Any
 
 from zeromon import __version__
 from zeromon.errors import ZeromonError
+from zeromon.probes.devices import Devices
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
-from zeromon.probes.nvml import Nvml
 from zeromon.ring import paths
 from zeromon.ring.buffer import ring_size
 from zeromon.sources.live import collector_address
@@ -168,14 +168,14 @@ def frameworks() -> list[Fact]:
 
 
 def devices() -> list[Fact]:
-    """Devices by NVML, and the bandwidth of the links."""
-    nvml = Nvml()
+    """Devices by the libraries of their vendors, and the bandwidth of the links."""
+    known = Devices()
     found = []
-    for uuid in nvml.uuids():
-        device = nvml.read(uuid, 0)
+    for uuid in known.uuids():
+        device = known.read(uuid, 0)
         if device is None:
             continue
-        peak, kind = nvml.links(uuid)
+        peak, kind = known.links(uuid)
         link = f", {kind} {human_rate(peak)}" if peak else ""
         held = (
             f", clocks throttled: {', '.join(device.throttle_reasons)}"
@@ -189,8 +189,10 @@ def devices() -> list[Fact]:
                 severity="warning" if device.throttle_reasons else "fine",
             )
         )
-    driver = nvml.driver()
-    found = found or [Fact(name="device", value="none by NVML", severity="note")]
+    driver = known.driver()
+    found = found or [
+        Fact(name="device", value="none by NVML, AMD SMI or Level Zero", severity="note")
+    ]
     if driver:
         found.insert(0, Fact(name="driver", value=driver))
     rate, kind = network_peak()

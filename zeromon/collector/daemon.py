@@ -30,7 +30,7 @@ from zeromon.collector.cluster_client import answer, node_report, read_node_info
 from zeromon.collector.run import RUN_NAME, RunFollower, is_run_folder
 from zeromon.collector.trace_capture import Captures
 from zeromon.errors import CaptureRefused, CollectorError, RingError, RunNotFound, ZeromonError
-from zeromon.probes.nvml import Nvml
+from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot
@@ -60,7 +60,7 @@ class Collector:
         self._stuck: set[str] = set()
         """Folders of runs that cannot be read or stored; their files stay in place."""
         self._leaders: dict[str, Leader] = {}
-        self._nvml = Nvml()
+        self._devices = Devices()
         self._ticks = 0
         self._quiet_since = clock()
         self._last_read = 0.0
@@ -120,7 +120,7 @@ class Collector:
             self._name(run)
             run.connect(self._lead)
             run.keep_steps()
-            snapshot = run.snapshot(self._nvml)
+            snapshot = run.snapshot(self._devices)
             if run.record is not None:
                 run.record.see(snapshot)
         except Exception as error:  # an error of one broken file must not hide the other runs

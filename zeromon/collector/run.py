@@ -30,9 +30,9 @@ from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.memory.forecast import host_risk, rank_risks
 from zeromon.probes import tasks
+from zeromon.probes.devices import Devices
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
-from zeromon.probes.nvml import Nvml
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
@@ -98,12 +98,12 @@ class LinkPeaks:
         self._network = network_peak()
         self._by_rank: dict[int, Links] = {}
 
-    def of(self, rank: int, uuid: str, nvml: Nvml) -> Links | None:
+    def of(self, rank: int, uuid: str, devices: Devices) -> Links | None:
         """Returns the peaks of *rank*, whose device has that *uuid* ("" without a device)."""
         if not uuid and self._network[0] is None:
             return None
         if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
-            device, host, network = nvml.links(uuid), nvml.host_link(uuid), self._network
+            device, host, network = devices.links(uuid), devices.host_link(uuid), self._network
             self._by_rank[rank] = Links(
                 device_bytes_per_second=device[0],
                 device_kind=device[1],
@@ -214,7 +214,7 @@ class RunFollower:
 
     # ---- the snapshot --------------------------------------------------------------------------
 
-    def snapshot(self, nvml: Nvml) -> RunSnapshot:
+    def snapshot(self, devices: Devices) -> RunSnapshot:
         """Returns the snapshot of the run, with risks and findings."""
         now = time.monotonic_ns()
         by_attempt = attempts.attempts_of(self.ranks.values())
@@ -228,7 +228,7 @@ class RunFollower:
         self._host.new_round()
         vitals = [follower.vitals(self._host) for follower in followers]
         capture = self.captures.follow(vitals, now) if self.captures is not None else None
-        ranks = self._summarize(followers, vitals, nvml, now)
+        ranks = self._summarize(followers, vitals, devices, now)
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
@@ -276,7 +276,11 @@ class RunFollower:
                 self._skew.arrived(state.rank, name, members, arrival, size)
 
     def _summarize(
-        self, followers: Sequence[RankFollower], vitals: Sequence[Vitals], nvml: Nvml, now: int
+        self,
+        followers: Sequence[RankFollower],
+        vitals: Sequence[Vitals],
+        devices: Devices,
+        now: int,
     ) -> tuple[RankSnapshot, ...]:
         """Returns the snapshots of the ranks, with the observations beside each rank's events."""
         risks = self._risks.update(vitals, now)
@@ -291,10 +295,10 @@ class RunFollower:
                 ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
                 failed=basis.failed,
                 host=basis.host,
-                device=nvml.read(uuid, now),
+                device=devices.read(uuid, now, follower.state.pid),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
-                links=self._links.of(rank, uuid, nvml),
+                links=self._links.of(rank, uuid, devices),
                 wait_seconds=self._skew.wait_seconds(rank),
                 late_seconds=self._skew.late_seconds(rank),
                 risks=risks[rank],
@@ -361,7 +365,7 @@ def read_folder(folder: Path) -> RunSnapshot:
     run = RunFollower(folder)
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
-    return run.snapshot(Nvml())
+    return run.snapshot(Devices())
 
 
 def _node_of(nodes: Sequence[NodeView]) -> Callable[[int], str]:

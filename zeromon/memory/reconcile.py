@@ -221,7 +221,8 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
 
     - ``activation_temp`` (device): most bytes allocated in the last steps, less the roles at their peak.
     - ``reserved_unallocated`` (device): the caching allocator's own slack.
-    - ``non_torch`` (device): what NVML counts beyond the reserved bytes: context, NCCL, other processes.
+    - ``non_torch`` (device): what the process holds beyond the reserved bytes: context, NCCL; with other
+      processes where the driver reports one sum.
     - ``other`` (host): resident set, less the roles on the host: code, workers' buffers, activations.
     """
     rows: list[Unattributed] = []
@@ -235,7 +236,10 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
             rows.append(Unattributed(kind="activation_temp", place="device", nbytes=nbytes))
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
-        used = rank.device_stats.used_bytes if rank.device_stats is not None else None
+        stats = rank.device_stats
+        used = stats.used_bytes if stats is not None else None
+        if stats is not None and stats.own_bytes is not None:
+            used = stats.own_bytes  # other ranks may share the device
         if used is not None:
             others = max(0, used - memory.reserved_bytes)
             rows.append(Unattributed(kind="non_torch", place="device", nbytes=others))

@@ -1,1 +1,1 @@
-"""Readings of a process and its machine from outside: /proc, cgroups, disks, network adapters, NVML."""
+"""Readings of a process and its machine from outside: /proc, cgroups, disks, network, devices."""

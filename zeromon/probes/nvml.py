@@ -1,8 +1,4 @@
-"""Reads the devices of this node by NVML. All results are empty where the library is missing.
-
-The collector reads NVML, because NVML does not need the training process, and every further library in
-the training process is a risk.
-"""
+"""Reads NVIDIA's devices by NVML. All results are empty where the library is missing."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zeromon.probes.pcie import pcie_peak
 from zeromon.snapshot import Device
 
 _THROTTLE = (
@@ -21,8 +18,9 @@ _THROTTLE = (
     ("HwPowerBrakeSlowdown", "power brake"),
 )
 _KIB = 1024
-_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""Bytes/s of one lane by generation, after encoding (PCI-SIG)."""
+_ACTIVITY = ("SM_UTIL", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL")
+"""GPM's metrics (Hopper and newer), in percent."""
+_NO_ACTIVITY = (None, None, None)
 
 
 class Nvml:
@@ -33,6 +31,8 @@ class Nvml:
         self._handles: dict[str, Any] = {}
         self._links: dict[str, tuple[int, int, int]] = {}
         self._xids: dict[str, int] = {}
+        self._samples: dict[str, Any] = {}
+        """GPM's last sample of each device that has them."""
         self._events: Any = None
         if library is None:
             try:
@@ -86,7 +86,41 @@ class Nvml:
         seconds = (now_ns - before[0]) / 1e9
         return (received - before[1]) / seconds, (sent - before[2]) / seconds
 
-    def read(self, uuid: str, now_ns: int) -> Device | None:
+    def _activity(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
+        """Shares of the time since the last call in which SMs, tensor cores and DRAM were in use."""
+        nvml, call = self._nvml, self._call
+        support = call(lambda: nvml.nvmlGpmQueryDeviceSupport(handle))
+        sample = call(nvml.nvmlGpmSampleAlloc) if support and support.isSupportedDevice else None
+        if sample is None:
+            return _NO_ACTIVITY
+        if call(lambda: nvml.nvmlGpmSampleGet(handle, sample)) is None:
+            call(lambda: nvml.nvmlGpmSampleFree(sample))
+            return _NO_ACTIVITY
+        before = self._samples.get(uuid)
+        self._samples[uuid] = sample
+        if before is None:
+            return _NO_ACTIVITY
+        asked = nvml.c_nvmlGpmMetricsGet_t(
+            version=nvml.NVML_GPM_METRICS_GET_VERSION,
+            numMetrics=len(_ACTIVITY),
+            sample1=before,
+            sample2=sample,
+        )
+        for place, name in enumerate(_ACTIVITY):
+            asked.metrics[place].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
+        found = call(lambda: nvml.nvmlGpmMetricsGet(asked))
+        call(lambda: nvml.nvmlGpmSampleFree(before))
+        if found is None:
+            return _NO_ACTIVITY
+        metrics = found.metrics[: len(_ACTIVITY)]
+        return tuple(one.value / 100 if one.nvmlReturn == 0 else None for one in metrics)
+
+    def _own_bytes(self, handle: Any, pid: int) -> int | None:
+        processes = self._call(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        held = (one.usedGpuMemory for one in processes or () if one.pid == pid)
+        return next((int(nbytes) for nbytes in held if nbytes is not None), None)
+
+    def read(self, uuid: str, now_ns: int, pid: int = 0) -> Device | None:
         """Returns the figures of the device with *uuid*; None for a device that NVML does not list."""
         self._collect_xids()
         handle = self._handles.get(bare_uuid(uuid))
@@ -104,12 +138,19 @@ class Nvml:
             lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
         )
         link_receive, link_transmit = self._link_rates(uuid, handle, now_ns)
+        sm, tensor, dram = self._activity(uuid, handle)
+        energy = call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return Device(
             name=name.decode() if isinstance(name, bytes) else str(name),
             used_bytes=int(memory.used) if memory else None,
             total_bytes=int(memory.total) if memory else None,
+            own_bytes=self._own_bytes(handle, pid) if pid else None,
             utilization_ratio=use.gpu / 100 if use else None,
+            sm_active_ratio=sm,
+            tensor_active_ratio=tensor,
+            dram_active_ratio=dram,
             power_watts=power / 1000 if power is not None else None,
+            energy_joules=energy / 1000 if energy is not None else None,
             temperature_celsius=call(
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
@@ -167,10 +208,7 @@ class Nvml:
     def _pcie(self, handle: Any) -> tuple[float | None, str]:
         generation = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
         width = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
-        lane = _PCIE_LANE.get(generation)
-        if lane is None or not width:
-            return None, ""
-        return lane * width, f"PCIe {generation} x{width}"
+        return pcie_peak(generation, width)
 
     def _throttle(self, handle: Any) -> tuple[str, ...]:
         mask = self._call(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0

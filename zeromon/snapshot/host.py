@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What NVML says of a rank's device; None where it does not say."""
+    """What the vendor's library says of a rank's device; None where it does not say."""
 
     name: str = ""
     used_bytes: int | None = None
     total_bytes: int | None = None
+    own_bytes: int | None = None
+    """The part of *used_bytes* that the rank's process holds."""
     utilization_ratio: float | None = None
+    sm_active_ratio: float | None = None
+    """The share of the time in which streaming multiprocessors were in use, mean of all."""
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
     power_watts: float | None = None
+    energy_joules: float | None = None
+    """Since the driver was loaded."""
     temperature_celsius: float | None = None
     pcie_receive_bytes_per_second: float | None = None
     pcie_transmit_bytes_per_second: float | None = None

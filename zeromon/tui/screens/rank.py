@@ -186,6 +186,10 @@ def _device(device: Device, look: DisplayOptions) -> list[Line]:
                ("NVLink in", human_rate(device.nvlink_receive_bytes_per_second)),
                ("out", human_rate(device.nvlink_transmit_bytes_per_second))),
     ]  # fmt: skip
+    if device.sm_active_ratio is not None:
+        lines.append(_pairs(("active", ""), ("SM", human_ratio(device.sm_active_ratio)),
+                            ("tensor cores", human_ratio(device.tensor_active_ratio)),
+                            ("memory", human_ratio(device.dram_active_ratio))))  # fmt: skip
     if device.throttle_reasons:
         lines.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
     if device.ecc_errors or device.xid:

@@ -1,0 +1,170 @@
+"""Reads AMD's devices by AMD SMI. All results are empty where the library is missing.
+
+torch's UUID of a ROCm device is the text of AMD's unique id, byte by byte; AMD SMI calls it the serial.
+Functions of AMD SMI that wait for a second sample (PCIe throughput, violations) are not called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeromon.probes.pcie import pcie_peak
+from zeromon.snapshot import Device
+
+_POWERS = ("current_socket_power", "average_socket_power", "socket_power")
+"""Of which a generation of devices has one."""
+_MOST_WATTS = 0xFFFF
+"""A larger figure is the library's mark for none."""
+_THROTTLED = "a cause that AMD SMI does not name"
+
+
+class AmdSmi:
+    """AMD SMI through amdsmi; *library* is a parameter for tests."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._smi = library if library is not None else _library()
+        self._handles: dict[str, Any] = {}
+        for handle in self._start():
+            serial = self._get("amdsmi_get_gpu_asic_info", handle, key="asic_serial")
+            if isinstance(serial, str):
+                self._handles[bare_serial(serial)] = handle
+
+    def _start(self) -> list[Any]:
+        if self._smi is None:
+            return []
+        if self._call(lambda: (self._smi.amdsmi_init(),)) is None:
+            return []
+        return list(self._call(lambda: self._smi.amdsmi_get_processor_handles()) or ())
+
+    def read(self, uuid: str, _: int, pid: int = 0) -> Device | None:
+        """Returns the figures of the device with *uuid*; None for a device that is not listed."""
+        handle = self._handles.get(bare_serial(uuid))
+        if handle is None:
+            return None
+        get, vram = partial(self._get, handle=handle), self._vram
+        power = self._get("amdsmi_get_power_info", handle)
+        watts = [_number(power.get(name)) for name in _POWERS] if power else []
+        busy = _number(get("amdsmi_get_gpu_activity", key="gfx_activity"))
+        name = get("amdsmi_get_gpu_asic_info", key="market_name")
+        return Device(
+            name=str(name or ""),
+            used_bytes=_number(vram("amdsmi_get_gpu_memory_usage", handle)),
+            total_bytes=_number(vram("amdsmi_get_gpu_memory_total", handle)),
+            own_bytes=self._own_bytes(handle, pid),
+            utilization_ratio=busy / 100 if busy is not None else None,
+            power_watts=next((w for w in watts if w is not None and 0 < w < _MOST_WATTS), None),
+            energy_joules=self._energy(handle),
+            temperature_celsius=self._temperature(handle),
+            ecc_errors=_number(get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")),
+            throttle_reasons=self._throttle(handle),
+        )
+
+    def uuids(self) -> list[str]:
+        """The serials of all devices."""
+        return list(self._handles)
+
+    def driver(self) -> str:
+        """Returns the driver's version; "" without a device."""
+        handle = next(iter(self._handles.values()), None)
+        if handle is None:
+            return ""
+        return str(self._get("amdsmi_get_gpu_driver_info", handle, key="driver_version") or "")
+
+    def links(self, uuid: str) -> tuple[float | None, str]:
+        """Peak bytes/s of the device's XGMI links in one direction, else of PCIe, and their kind."""
+        handle = self._handles.get(bare_serial(uuid))
+        if handle is None:
+            return None, ""
+        kind = getattr(getattr(self._smi, "AmdSmiLinkType", None), "AMDSMI_LINK_TYPE_XGMI", None)
+        links = self._get("amdsmi_get_link_metrics", handle, key="links") or ()
+        rates = [link["max_bandwidth"] for link in links if link["link_type"] == kind]
+        rates = [rate for rate in rates if rate]
+        if kind is not None and rates:
+            return sum(rates) * 1e9 / 8, f"{len(rates)} XGMI links"
+        return self.host_link(uuid)
+
+    def host_link(self, uuid: str) -> tuple[float | None, str]:
+        """Peak bytes/s of PCIe between device and host in one direction."""
+        handle = self._handles.get(bare_serial(uuid))
+        found = self._get("amdsmi_get_pcie_info", handle, key="pcie_static") if handle else None
+        return pcie_peak(
+            *((found["pcie_interface_version"], found["max_pcie_width"]) if found else (0, 0))
+        )
+
+    # ---- single figures -----------------------------------------------------------------------
+
+    def _vram(self, function: str, handle: Any) -> Any:
+        return self._call(
+            lambda: getattr(self._smi, function)(handle, self._smi.AmdSmiMemoryType.VRAM)
+        )
+
+    def _own_bytes(self, handle: Any, pid: int) -> int | None:
+        processes = self._get("amdsmi_get_gpu_process_list", handle) if pid else None
+        for process in processes or ():
+            if process["pid"] == pid:
+                held: int | None = _number(process["memory_usage"]["vram_mem"])
+                return held
+        return None
+
+    def _energy(self, handle: Any) -> float | None:
+        """Joules since the driver was loaded: a counter, and its resolution in microjoules."""
+        found = self._get("amdsmi_get_energy_count", handle)
+        if not found:
+            return None
+        return float(found["energy_accumulator"] * found["counter_resolution"]) / 1e6
+
+    def _temperature(self, handle: Any) -> Any:
+        smi = self._smi
+        return _number(
+            self._call(
+                lambda: smi.amdsmi_get_temp_metric(
+                    handle,
+                    smi.AmdSmiTemperatureType.HOTSPOT,
+                    smi.AmdSmiTemperatureMetric.CURRENT,
+                )
+            )
+        )
+
+    def _throttle(self, handle: Any) -> tuple[str, ...]:
+        metrics = self._get("amdsmi_get_gpu_metrics_info", handle) or {}
+        names = ("indep_throttle_status", "throttle_status")
+        return (_THROTTLED,) if any(metrics.get(name) is True for name in names) else ()
+
+    def _get(self, function: str, handle: Any, key: str = "") -> Any:
+        """Returns what *function* says of the device, or a *key* of it; None where it says nothing."""
+        found = self._call(lambda: getattr(self._smi, function)(handle))
+        return found.get(key) if key and found is not None else found
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except (self._smi.AmdSmiException, AttributeError, KeyError):
+            return None
+
+
+def _number(value: Any) -> Any:
+    """*value* where it is a number; None for the library's ``N/A``."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _library() -> Any:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints where its C library is missing
+            return importlib.import_module("amdsmi")
+    except (ImportError, OSError, KeyError):
+        return None
+
+
+def bare_serial(uuid: str) -> str:
+    """Returns AMD's unique id in lower case without ``0x``, from itself or from torch's UUID of it."""
+    text = uuid.lower().removeprefix("gpu-").removeprefix("0x").replace("-", "")
+    with contextlib.suppress(ValueError):
+        spelled = bytes.fromhex(text).decode("ascii")
+        if len(spelled) == 16 and int(spelled, 16) >= 0:
+            return spelled.lower()
+    return text

@@ -1,0 +1,279 @@
+"""Reads Intel's devices by Level Zero's system management (sysman). Empty where the loader is missing.
+
+The structures are those of ``zes_api.h`` and ``ze_api.h`` (version 1.8). Counters become rates between
+two reads, by the device's own clock in microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import Structure, byref, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
+from typing import Any
+
+from zeromon.probes.pcie import pcie_peak
+from zeromon.snapshot import Device
+
+_TEXT = c_char * 64
+_ENGINES = (0, 1)
+"""ZES_ENGINE_GROUP_ALL, and ZES_ENGINE_GROUP_COMPUTE_ALL for a device without it."""
+_SENSORS = (0, 1)
+"""ZES_TEMP_SENSORS_GLOBAL and _GPU."""
+_UNCORRECTABLE = 1
+_THROTTLE = (
+    (0b11, "power cap"), (0b100, "current"), (0b1000, "thermal"), (0b10000, "power brake"),
+)  # fmt: skip
+"""Bits of zes_freq_throttle_reason_flags_t, and the reason."""
+
+
+_HEAD: tuple[tuple[str, Any], ...] = (("stype", c_uint32), ("next", ctypes.c_void_p))
+"""What each structure with properties begins with."""
+
+
+class _DeviceProperties(Structure):
+    _fields_ = (*_HEAD,
+        ("core_stype", c_uint32), ("core_next", ctypes.c_void_p), ("type", c_uint32),
+        ("vendor", c_uint32), ("device", c_uint32), ("flags", c_uint32), ("subdevice", c_uint32),
+        ("clock", c_uint32), ("most_allocated", c_uint64), ("limits", c_uint32 * 7),
+        ("timer", c_uint64), ("bits", c_uint32 * 2), ("uuid", ctypes.c_uint8 * 16),
+        ("name", c_char * 256), ("subdevices", c_uint32), ("serial", _TEXT), ("board", _TEXT),
+        ("brand", _TEXT), ("model", _TEXT), ("vendor_name", _TEXT), ("driver", _TEXT),
+    )  # fmt: skip
+
+
+class _Part(Structure):
+    """zes_engine_properties_t, zes_ras_properties_t, and what zes_temp_properties_t begins with."""
+
+    _fields_ = (*_HEAD,
+        ("type", c_uint32), ("on_subdevice", c_uint32), ("subdevice", c_uint32), ("rest", c_uint64 * 4),
+    )  # fmt: skip
+
+
+class _Memory(Structure):
+    _fields_ = (*_HEAD, ("health", c_uint32), ("free", c_uint64), ("size", c_uint64))
+
+
+class _Counter(Structure):
+    """zes_engine_stats_t and zes_power_energy_counter_t."""
+
+    _fields_ = (("value", c_uint64), ("timestamp", c_uint64))
+
+
+class _Frequency(Structure):
+    _fields_ = (*_HEAD, ("megahertz", c_double * 5), ("reasons", c_uint32))
+
+
+class _PciSpeed(Structure):
+    _fields_ = (("generation", c_int32), ("width", c_int32), ("bytes_per_second", c_int64))
+
+
+class _PciStats(Structure):
+    _fields_ = (
+        ("timestamp", c_uint64), ("replays", c_uint64), ("packets", c_uint64), ("received", c_uint64),
+        ("sent", c_uint64), ("speed", _PciSpeed),
+    )  # fmt: skip
+
+
+class _PciProperties(Structure):
+    _fields_ = (*_HEAD, ("address", c_uint32 * 4), ("speed", _PciSpeed), ("has", c_uint32 * 3))
+
+
+class _Errors(Structure):
+    _fields_ = (
+        *_HEAD,
+        ("categories", c_uint64 * 7),
+    )
+
+
+class _Process(Structure):
+    _fields_ = (*_HEAD,
+        ("pid", c_uint32), ("memory", c_uint64), ("shared", c_uint64), ("engines", c_uint32),
+    )  # fmt: skip
+
+
+_STYPES: dict[type, int] = {
+    _DeviceProperties: 0x1, _PciProperties: 0x2, _Process: 0x16, _Frequency: 0x1B, _Memory: 0x1E,
+    _Errors: 0x22,
+}  # fmt: skip
+_ENGINE, _RAS, _TEMPERATURE = 0x5, 0xF, 0x14
+
+
+class LevelZero:
+    """Level Zero by its loader; *library* is a parameter for tests."""
+
+    def __init__(self, library: str = "libze_loader.so.1") -> None:
+        self._library: Any = None
+        self._handles: dict[str, Any] = {}
+        self._properties: dict[str, _DeviceProperties] = {}
+        self._before: dict[tuple[str, str], tuple[int, int]] = {}
+        try:
+            self._library = ctypes.CDLL(library)
+        except OSError:
+            return
+        if self._call("zesInit", 0):
+            for driver in self._list("zesDriverGet"):
+                for handle in self._list("zesDeviceGet", driver):
+                    self._add(handle)
+
+    def _add(self, handle: Any) -> None:
+        properties = self._ask("zesDeviceGetProperties", handle, _DeviceProperties)
+        if properties is not None:
+            uuid = bytes(properties.uuid).hex()
+            self._handles[uuid], self._properties[uuid] = handle, properties
+
+    def read(self, uuid: str, _: int, pid: int = 0) -> Device | None:
+        """Returns the figures of the device with *uuid*; None for a device that is not listed."""
+        key = _bare(uuid)
+        handle = self._handles.get(key)
+        if handle is None:
+            return None
+        modules = [
+            *self._states("zesDeviceEnumMemoryModules", handle, "zesMemoryGetState", _Memory)
+        ]
+        size = sum(module.size for module in modules)
+        energy = self._energy(handle)
+        pci = self._ask("zesDevicePciGetStats", handle, _PciStats)
+        return Device(
+            name=self._properties[key].name.decode(errors="replace"),
+            used_bytes=size - sum(module.free for module in modules) if size else None,
+            total_bytes=size or None,
+            own_bytes=self._own_bytes(handle, pid),
+            utilization_ratio=self._busy(key, handle),
+            power_watts=self._watts(key, energy),
+            energy_joules=energy.value / 1e6 if energy is not None else None,
+            temperature_celsius=self._temperature(handle),
+            pcie_receive_bytes_per_second=self._rate(key, "received", pci, "received"),
+            pcie_transmit_bytes_per_second=self._rate(key, "sent", pci, "sent"),
+            throttle_reasons=self._throttle(handle),
+            ecc_errors=self._errors(handle),
+        )
+
+    def uuids(self) -> list[str]:
+        """The UUIDs of all devices."""
+        return list(self._handles)
+
+    def driver(self) -> str:
+        """Returns the driver's version; "" without a device."""
+        first = next(iter(self._properties.values()), None)
+        return first.driver.decode(errors="replace") if first is not None else ""
+
+    def links(self, uuid: str) -> tuple[float | None, str]:
+        """Peak bytes/s of PCIe: Xe Links tell no rate that sysman documents for one direction."""
+        return self.host_link(uuid)
+
+    def host_link(self, uuid: str) -> tuple[float | None, str]:
+        """Peak bytes/s of PCIe between device and host in one direction."""
+        handle = self._handles.get(_bare(uuid))
+        found = self._ask("zesDevicePciGetProperties", handle, _PciProperties) if handle else None
+        return pcie_peak(*((found.speed.generation, found.speed.width) if found else (0, 0)))
+
+    # ---- single figures -----------------------------------------------------------------------
+
+    def _busy(self, key: str, handle: Any) -> float | None:
+        parts = self._parts("zesDeviceEnumEngineGroups", handle, "zesEngineGetProperties", _ENGINE)
+        engines = {part.type: engine for engine, part in parts}
+        engine = next((engines[kind] for kind in _ENGINES if kind in engines), None)
+        stats = self._ask("zesEngineGetActivity", engine, _Counter) if engine is not None else None
+        rate = self._rate(key, "busy", stats, "value")
+        return min(1.0, rate / 1e6) if rate is not None else None
+
+    def _energy(self, handle: Any) -> Any:
+        domain = ctypes.c_void_p()
+        if not self._call("zesDeviceGetCardPowerDomain", handle, byref(domain)):
+            return None
+        return self._ask("zesPowerGetEnergyCounter", domain, _Counter)
+
+    def _watts(self, key: str, energy: Any) -> float | None:
+        rate = self._rate(key, "energy", energy, "value")
+        return rate / 1e6 if rate is not None else None
+
+    def _rate(self, key: str, name: str, stats: Any, field: str) -> float | None:
+        """Returns by how much a counter has grown a second since the last read."""
+        if stats is None:
+            return None
+        now = int(stats.timestamp), int(getattr(stats, field))
+        before = self._before.get((key, name))
+        self._before[key, name] = now
+        if before is None or now[0] <= before[0] or now[1] < before[1]:
+            return None
+        return (now[1] - before[1]) / ((now[0] - before[0]) / 1e6)
+
+    def _temperature(self, handle: Any) -> float | None:
+        parts = self._parts(
+            "zesDeviceEnumTemperatureSensors", handle, "zesTemperatureGetProperties", _TEMPERATURE
+        )
+        sensors = {part.type: sensor for sensor, part in parts}
+        sensor = next((sensors[kind] for kind in _SENSORS if kind in sensors), None)
+        found = c_double()
+        if sensor is None or not self._call("zesTemperatureGetState", sensor, byref(found)):
+            return None
+        return found.value
+
+    def _throttle(self, handle: Any) -> tuple[str, ...]:
+        domains = self._states(
+            "zesDeviceEnumFrequencyDomains", handle, "zesFrequencyGetState", _Frequency
+        )
+        mask = 0
+        for domain in domains:
+            mask |= domain.reasons
+        return tuple(text for bits, text in _THROTTLE if mask & bits)
+
+    def _errors(self, handle: Any) -> int | None:
+        total: int | None = None
+        for errors, part in self._parts(
+            "zesDeviceEnumRasErrorSets", handle, "zesRasGetProperties", _RAS
+        ):
+            state = _made(_Errors)
+            if part.type == _UNCORRECTABLE and self._call(
+                "zesRasGetState", errors, 0, byref(state)
+            ):
+                total = (total or 0) + sum(state.categories)
+        return total
+
+    def _own_bytes(self, handle: Any, pid: int) -> int | None:
+        count = c_uint32()
+        if not pid or not self._call("zesDeviceProcessesGetState", handle, byref(count), None):
+            return None
+        processes = (_Process * count.value)(*(_made(_Process) for _ in range(count.value)))
+        if not self._call("zesDeviceProcessesGetState", handle, byref(count), processes):
+            return None
+        return next((int(one.memory) for one in processes if one.pid == pid), None)
+
+    # ---- calls --------------------------------------------------------------------------------
+
+    def _call(self, name: str, *arguments: Any) -> bool:
+        """Returns whether the call succeeded; False for a function that this loader lacks."""
+        function = getattr(self._library, name, None)
+        return function is not None and function(*arguments) == 0
+
+    def _ask(self, name: str, handle: Any, kind: type[Structure]) -> Any:
+        found = _made(kind)
+        return found if self._call(name, handle, byref(found)) else None
+
+    def _list(self, name: str, *parent: Any) -> list[Any]:
+        count = c_uint32()
+        if not self._call(name, *parent, byref(count), None) or not count.value:
+            return []
+        handles = (ctypes.c_void_p * count.value)()
+        if not self._call(name, *parent, byref(count), handles):
+            return []
+        return [ctypes.c_void_p(handle) for handle in handles[: count.value]]
+
+    def _states(self, enum: str, handle: Any, read: str, kind: type[Structure]) -> Iterator[Any]:
+        found = (self._ask(read, part, kind) for part in self._list(enum, handle))
+        return (state for state in found if state is not None)
+
+    def _parts(self, enum: str, handle: Any, read: str, stype: int) -> Iterator[tuple[Any, Any]]:
+        """Yields the parts of the whole device, each with its properties."""
+        for part in self._list(enum, handle):
+            properties = _Part(stype=stype)
+            if self._call(read, part, byref(properties)) and not properties.on_subdevice:
+                yield part, properties
+
+
+def _made(kind: type[Structure]) -> Any:
+    return kind(stype=_STYPES[kind]) if kind in _STYPES else kind()
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().replace("-", "")
