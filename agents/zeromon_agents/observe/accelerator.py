@@ -6,6 +6,7 @@ functions, of which a young backend may lack some. Nothing here initializes a de
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -40,9 +41,13 @@ class Accelerator:
         known = getattr(self.module, "is_initialized", None)
         return bool(known()) if known is not None else False
 
-    def describe(self) -> dict[str, str]:
-        """Returns the metadata of the current device: its place, name and UUID, "" where unknown."""
-        index = self.module.current_device()
+    def describe(self, index: int | None = None) -> dict[str, str]:
+        """Returns the metadata of a device: its place, name and UUID, "" where unknown.
+
+        Without *index* it is the current device, which in CUDA each thread has of its own: only the
+        training thread's is the rank's.
+        """
+        index = self.module.current_device() if index is None else index
         read = getattr(self.module, "get_device_properties", None)
         properties = read(index) if read is not None else None
         return {
@@ -122,7 +127,48 @@ def current() -> Accelerator | None:
     return Accelerator(found.type, module) if module is not None else None
 
 
+def capturing() -> bool:
+    """Whether the calling thread's stream captures a graph: then nothing may be asked of the device."""
+    device = ready()
+    return device is not None and bool(device.is_current_stream_capturing())
+
+
+def known_index(device: Accelerator) -> int | None:
+    """Returns the index of this rank's device as any thread knows it; None where none does.
+
+    A process group may be bound to a device, and a process may see only one.
+    """
+    with suppress(RuntimeError, ValueError, AttributeError):
+        bound = torch.distributed.distributed_c10d._get_default_group().bound_device_id
+        if bound is not None and bound.type == device.type:
+            return int(bound.index)
+    return 0 if device.module.device_count() == 1 else None
+
+
 def ready() -> Accelerator | None:
     """Returns the accelerator where this process uses it already, else None."""
     found = current()
     return found if found is not None and found.is_initialized() else None
+
+
+_RELAXED = 2
+"""cudaStreamCaptureModeRelaxed, and HIP's."""
+_CAPTURE_MODES = (
+    ("libcuda.so.1", "cuThreadExchangeStreamCaptureMode"),
+    ("libamdhip64.so", "hipThreadExchangeStreamCaptureMode"),
+)
+
+
+def leave_captures_alone() -> bool:
+    """Lets the calling thread query the device while another thread captures a graph.
+
+    In torch's default mode an event query of any other thread ends the capture, and the Flight Recorder
+    queries the events of its collectives when it is read. NCCL does the same for its own threads.
+    Returns False while the driver is not in use: it is not loaded here.
+    """
+    done = False
+    for library, function in _CAPTURE_MODES:
+        with suppress(OSError, AttributeError):
+            exchange = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD), function)
+            done = exchange(ctypes.byref(ctypes.c_int(_RELAXED))) == 0 or done
+    return done

@@ -150,6 +150,8 @@ class Capture:
         if request is None:
             self._steps.on_boundary = None
             return
+        if accelerator.capturing():  # torch.profiler synchronizes, which would end the capture
+            return
         if self._profile is None:
             if self._withdrawn:
                 self._end(TraceState.REFUSED, "it was withdrawn")

@@ -25,6 +25,7 @@ from zeromon.ring.events import Kind, Op, Phase, Untimed
 from zeromon.ring.torch_names import ITEM_BYTES, operation_named
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.runtime.hook_context import HookContext
 
@@ -68,7 +69,8 @@ class UntracedCollectives:
             if missing > 0:
                 self.dispatched.watch(group, pg)
                 few = sequence + group.base < _MOST_ENTRIES
-                if step <= WARM_UP_STEPS and flight is None and few:
+                early = step <= WARM_UP_STEPS and not accelerator.capturing()
+                if early and flight is None and few:
                     flight = read_flight_recorder()
                 self._explain(group, missing, flight, str(pg.group_name))
             shift = group.base if self._collectives.attached else 0

@@ -121,6 +121,8 @@ class Agent:
         self._hang_written_of = self._census_of = -1
         self._stopping = threading.Event()
         self._heart: threading.Thread | None = None
+        self._is_apart = False
+        """Whether the heartbeat's thread leaves captures of other threads alone."""
         self._excepthook: Any = None
         self.rendezvous = self._rendezvous()
 
@@ -217,11 +219,13 @@ class Agent:
         cost = calibrate()
         self.context.add_metadata(record_ns=cost.record_ns, call_ns=cost.call_ns)
 
-    def _write_device_metadata(self) -> None:
+    def _write_device_metadata(self, *, training: bool) -> None:
+        """Writes once which device the rank uses; the heartbeat may not know it."""
         device = None if self._wrote_device else accelerator.ready()
-        if device is not None:
+        index = None if training or device is None else accelerator.known_index(device)
+        if device is not None and (training or index is not None):
             self._wrote_device = True
-            self.context.add_metadata(**device.describe())
+            self.context.add_metadata(**device.describe(index))
 
     def _register_existing_groups(self) -> None:
         world = torch.distributed.distributed_c10d._world
@@ -238,12 +242,13 @@ class Agent:
         if following == 1:  # before the optimizer creates its state, which may end the process
             self._describing(0)
         due = self.context.mode == ON and census_step(following, self.context.steps_before)
-        if due and self._census_of != following:
+        if due and self._census_of != following and not accelerator.capturing():
             self._census_of = following
             self.census.take()
 
     def _backward_begins(self) -> None:
         if self.context.mode == ON:
+            self._write_device_metadata(training=True)
             self.allocator.sample_tensors()
 
     def _describe(self, step: int) -> None:
@@ -270,7 +275,7 @@ class Agent:
     def _before_step_mark(self, step: int) -> None:
         watched = step - self.context.steps_before
         self._count(watched)
-        if self.context.mode == IDLE:
+        if self.context.mode == IDLE or accelerator.capturing():
             return
         self._describing(watched)
         if watched == WARM_UP_STEPS:
@@ -305,13 +310,14 @@ class Agent:
             self._stopping.wait(_HEARTBEAT_SECONDS)
 
     def _one_heartbeat(self, beats: int) -> None:
+        self._is_apart = self._is_apart or accelerator.leave_captures_alone()
         spent = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
         self.context.emit(
             Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent
         )
         self.host.sample(force=True)
         self.imports.sweep()
-        self._write_device_metadata()
+        self._write_device_metadata(training=False)
         stalled = self.stall_detector.check()
         if self.attachment is None:
             self._write_hang_of_control_step()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zeromon_agents.observe.accelerator import leave_captures_alone
 from zeromon_agents.runtime.agent import Attachment
 from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
@@ -19,6 +20,7 @@ def attach(
 
     *any_process*: also attaches to a process without a process group, which may be no rank.
     """
+    leave_captures_alone()
     distributed = torch.distributed
     grouped = distributed.is_available() and distributed.is_initialized()
     if not grouped and not any_process:
@@ -31,6 +33,7 @@ def attach(
 
 def detach() -> dict[str, Any]:
     """Removes every hook and returns the names that another tool has patched since."""
+    leave_captures_alone()
     agent = BOOTSTRAP.agent
     if agent is None:
         return {"refused": "it is not watched", "hint": "zeromon attach shows what is."}
