@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # would leave a lock for which every later one waits.
 COMPILED := TORCH_EXTENSIONS_DIR="$(CURDIR)/$(VENV)/torch_extensions"
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) $(BIN)/python -m pytest
-HERE   := not gpu and not nvme and not bench and not quiet and not long
+HERE   := not nvme and not bench and not quiet and not long
 SLOWEST := --durations 20 --durations-min 1
 # The files that have a test which must be alone: collecting all others takes ten seconds.
 ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
@@ -40,6 +40,8 @@ help:
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
 	@echo "make test-programs Trainer, accelerate, trl, Lightning, torchtune with and without zeromon: ONLY=\"hf trl\""
+	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
+	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
 
@@ -94,6 +96,24 @@ test-torch: $(READY)
 
 test-programs: $(COMPILED_OP)
 	$(COMPILED) $(BIN)/python tests/programs/others/run.py --environment "$(PROGRAMS)" $(ONLY)
+
+# A machine with a GPU may have no network: then its own Python runs the suite, with the wheels that travel.
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_SITE   = $(CURDIR)/build/gpu-site
+OUT       ?= build/gpu
+test-gpu: PART ?= all
+bench-gpu: PART = bench
+test-gpu bench-gpu:
+	@$(GPU_PYTHON) -c 'import msgspec' 2>/dev/null || for wheel in .gpu-wheels/*.whl; do \
+	  [ ! -f $$wheel ] || $(GPU_PYTHON) -m zipfile -e $$wheel $(GPU_SITE); done
+	PYTHONPATH=$(CURDIR):$(CURDIR)/agents:$(GPU_SITE) $(GPU_PYTHON) tests/gpu/suite.py --part $(PART) --out $(OUT) \
+	  $(if $(ROWS),--rows $(ROWS)) $(if $(DRY),--dry)
+
+# For Python 3.12 on x86-64, less than a megabyte. polars would be 54 MB: the suite reads no step history.
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	  --dest .gpu-wheels $$(grep '^msgspec==' constraints.txt)
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from support import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-SELECTED = "not gpu and not nvme and not bench and not quiet and not long and not alone"
+SELECTED = "not nvme and not bench and not quiet and not long and not alone"
 STEPS = 12
 SMALL = f"--steps {STEPS} --width 32 --layers 2 --heads 2 --length 32 --batch 2".split()
 EXAMPLES = ROOT / "examples"

@@ -1,0 +1,170 @@
+"""The GPU suite where there is no GPU: it says so, and its own code runs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rows
+import suite
+import torch
+from suite import Bench, Check, NotHere, Outcome, Row
+
+HERE = Path(__file__).resolve().parent
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="make test-gpu runs here")
+
+
+def test_without_a_gpu_it_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Neither a success nor a skip that nobody reads."""
+    assert suite.main(["--out", str(tmp_path)]) == 2
+    assert "there is no GPU" in capsys.readouterr().err
+
+
+def test_every_row_of_the_table_is_there() -> None:
+    numbers = [row.number for row in suite.ROWS]
+    assert {number.rstrip("b") for number in numbers} >= {str(n) for n in range(1, 14)}
+    assert len(set(numbers)) == len(numbers)
+    assert all(row.part in ("1", "2", "bench") for row in suite.ROWS)
+    assert all(row.seconds < suite.SECONDS for row in suite.ROWS)
+
+
+def test_every_program_that_a_row_starts_takes_its_options() -> None:
+    """The processes run elsewhere, so a wrong name would only be found on the GPU."""
+    programs = {
+        node.name: {argument.arg for argument in node.args.args}
+        for node in ast.parse((HERE / "ranks.py").read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    own = set(inspect.signature(Bench.run).parameters)
+    calls = [
+        node
+        for node in ast.walk(ast.parse((HERE / "rows.py").read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "bench.run"
+    ]
+    assert len(calls) > 10
+    for call in calls:
+        assert isinstance(call.args[0], ast.Constant)
+        options = {keyword.arg for keyword in call.keywords if keyword.arg} - own
+        assert options <= programs[str(call.args[0].value)], ast.unparse(call)
+
+
+def test_the_known_truth_on_the_virtual_device() -> None:
+    """The checks of row 1, as they are judged on a GPU, on the agent's own timer."""
+    bench: Any = SimpleNamespace(
+        dry=True, run=lambda *_, **__: SimpleNamespace(facts=[{"cases": []}])
+    )
+    for name in ("check", "near"):
+        setattr(bench, name, getattr(Bench, name).__get__(bench))
+    bench.figure = Bench.figure
+    checks = list(rows.known_truth(bench))
+    judged = [check for check in checks if check.verdict != "figure"]
+    assert len(judged) == 8 and {check.verdict for check in judged} == {"pass"}
+    assert [check.measured for check in judged[::2]] == ["10 ms", "5 ms", "0 ms", "0 ms"]
+
+
+def test_a_capture_on_the_virtual_device() -> None:
+    bench: Any = SimpleNamespace(dry=True)
+    bench.check = Bench.check.__get__(bench)
+    (check,) = rows.virtual_captures(bench)
+    assert check.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "verdict"),
+    [(1.04, 1.0, "pass"), (1.06, 1.0, "FAIL"), (0.01, 0.0, "pass"), (None, 1.0, "FAIL"),
+     (1.0, None, "FAIL")],
+)  # fmt: skip
+def test_a_figure_is_near_the_truth(measured: Any, expected: Any, verdict: str) -> None:
+    bench: Any = SimpleNamespace(dry=False)
+    bench.check = Bench.check.__get__(bench)
+    assert Bench.near(bench, "", measured, expected, ratio=0.05, absolute=0.02).verdict == verdict
+    bench.dry = True
+    assert Bench.near(bench, "", measured, expected, ratio=0.05).verdict == "ran"
+
+
+def outcomes() -> list[Outcome]:
+    """Rows that pass, fail, raise, cannot tell and take too long, one after the other."""
+    now = [0.0]
+
+    def good(_: Any) -> Iterator[Check]:
+        yield Check("a", "1", "1", "pass")
+
+    def bad(_: Any) -> Iterator[Check]:
+        yield Check("a|b", "1", "2", "FAIL")
+
+    def broken(_: Any) -> Iterator[Check]:
+        yield from good(_)
+        raise ValueError("of the row")
+
+    def elsewhere(_: Any) -> Iterator[Check]:
+        raise NotHere("no such library")
+        yield
+
+    def slow(_: Any) -> Iterator[Check]:
+        for _ in range(9):
+            now[0] += 40
+            yield from good(_)
+
+    made = [
+        Row(str(n), f.__name__, "1", 60.0, f)
+        for n, f in enumerate((good, bad, broken, elsewhere, slow, good))
+    ]
+    last = Row("6", "late", "1", 60.0, good)
+    bench = SimpleNamespace(ends=100.0)
+    return list(suite.carried_out([*made, last], bench, clock=lambda: now[0]))
+
+
+def test_a_row_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = [one.verdict for one in outcomes()]
+    assert verdicts == ["pass", "FAIL", "error", "n/a", "out of time", "out of time", "out of time"]
+    assert "of the row" in capsys.readouterr().err
+
+
+def test_the_report_is_written_and_published(tmp_path: Path) -> None:
+    """JSON and Markdown after each row; figures of a dry run never reach the page."""
+    page = tmp_path / "gpu.md"
+    page.write_text(f"before\n{suite.BEGIN}old\n{suite.END}after\n")
+    facts = {"device": "NVIDIA H100", "torch": "2.11.0"}
+    suite.write_report(tmp_path, "1", facts, outcomes())
+    suite.publish([tmp_path / "figures-1.json"], page)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "NVIDIA H100: torch 2.11.0." in text and "| a/b | 1 | 2 | FAIL |" in text
+    assert "no such library" in text
+    suite.write_report(tmp_path, "dry", facts | {"device": "none"}, [])
+    with pytest.raises(SystemExit, match="dry"):
+        suite.publish([tmp_path / "figures-dry.json"], page)
+
+
+def test_the_page_says_that_nothing_was_measured() -> None:
+    """Until it has been: the table of the page is what the suite writes."""
+    before, _, rest = suite.PAGE.read_text().partition(suite.BEGIN)
+    table = rest.partition(suite.END)[0]
+    assert before and (table == suite.NOT_RUN or "NVIDIA" in table)
+
+
+def test_a_dry_run_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collection, imports, a collector, a process that ends, one that does not, the report."""
+
+    def row(bench: Bench) -> Iterator[Check]:
+        bench.keep("kept.json", b"{}")
+        done = bench.run("memory", watched=False, pause=0.0)
+        yield bench.check("facts", done.facts[0]["asked"], 1 << 50, len(done.facts) == 1, here=True)
+        with pytest.raises(suite.OutOfTime):
+            bench.run("memory", watched=False, pause=60.0, seconds=0.5)
+
+    monkeypatch.setattr(suite, "ROWS", [*suite.ROWS, Row("live", "live", "1", 120.0, row)])
+    assert suite.main(["--dry", "--rows", "13,14,live", "--out", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "figures-all.json").read_text())
+    assert [one["verdict"] for one in written["rows"]][1:] == ["pass", "pass"]
+    assert written["machine"]["dry"] == "yes"
+    with tarfile.open(tmp_path / "fixtures.tgz") as archive:
+        assert archive.getnames() == ["kept.json"]
