@@ -29,6 +29,8 @@ from torch.distributed.tensor.parallel import (
 STEPS, WIDTH, ROWS = 6, 64, 32
 spent = defaultdict(float)
 steps_taken = 0
+swaps = {"calls": 0, "bytes": 0}
+"""Sends, each with a receive of the same size."""
 
 
 class Timer:
@@ -191,6 +193,38 @@ def tp_cpp():
     return torch.compile(Sharded(), fullgraph=True, options={"cpp_wrapper": True})
 
 
+class Odd(nn.Module):
+    """Operators that issue several collectives, or wait themselves, or wait for several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        operators, world = torch.ops._c10d_functional, dist.group.WORLD.group_name
+        weight = self.linear.weight.detach()
+        y = x @ torch.ops._dtensor.shard_dim_alltoall(weight, 0, 1, world).reshape(WIDTH, WIDTH)
+        both = [operators.all_reduce(part, "sum", world) for part in y.chunk(2)]
+        if hasattr(operators, "wait_tensors"):
+            both = operators.wait_tensors(both)
+        else:
+            both = [operators.wait_tensor(part) for part in both]
+        if hasattr(operators, "batch_p2p_ops"):
+            other = dist.get_rank() ^ 1
+            part = torch.empty_like(both[0])
+            swapped = operators.batch_p2p_ops(
+                ["isend", "irecv"], [other, other], [0, 0], [both[0], part], world
+            )
+            both = [operators.wait_tensor(each) for each in swapped]
+            swaps["calls"] += 1
+            swaps["bytes"] += part.nbytes
+        return self.linear(x + sum(both[-1].sum(0)))
+
+
+def odd():
+    return Odd()
+
+
 def flight() -> list[dict]:
     dump = torch._C._distributed_c10d._dump_fr_trace
     content = pickle.loads(
@@ -240,6 +274,7 @@ def main() -> None:
         "flight": flight(),
         "losses": losses,
         "spent": spent,
+        "swaps": swaps,
         "watched": "zeromon_agents.runtime.agent" in sys.modules,
         "compiled": {
             "breaks": sum(counters["graph_break"].values()),

@@ -13,6 +13,7 @@ from zeromon_agents.hooks.dimensions import Dimensions
 from zeromon_agents.hooks.fsdp1 import Fsdp1
 from zeromon_agents.hooks.fsdp2 import Fsdp2
 from zeromon_agents.hooks.pipelining import Pipelining
+from zeromon_agents.hooks.symmetric_memory import SymmetricMemory
 from zeromon_agents.hooks.zero_redundancy import ZeroRedundancy
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.census import Provider
@@ -28,6 +29,7 @@ BACKENDS: tuple[type[Backend], ...] = (
     ZeroRedundancy,
     Dimensions,
     Pipelining,
+    SymmetricMemory,
 )
 """Where two backends know a model, a process group or a bucket, the first one describes it."""
 

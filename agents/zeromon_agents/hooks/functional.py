@@ -27,11 +27,24 @@ from zeromon_agents.hooks.process_groups import Group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import END, EVENT, HELD_NS, ON, WORD, Entry, HookContext
+from zeromon_agents.runtime.hook_context import (
+    END,
+    EVENT,
+    HELD_NS,
+    ISSUED_NS,
+    ON,
+    WORD,
+    Entry,
+    HookContext,
+)
 from zeromon_agents.runtime.patches import Patches
 
-NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
-WAIT = "wait_tensor"
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+WAIT, WAIT_ALL = "wait_tensor", "wait_tensors"
+BATCH = "batch_p2p_ops"
+"""Sends and receives together: what torch.compile makes of ``batch_isend_irecv``."""
+BLOCKING = "shard_dim_alltoall"
+"""DTensor's own operator, which returns when the communication has ended."""
 OPERATORS: dict[str, tuple[Op, bool]] = {
     "all_reduce": (Op.ALL_REDUCE, False),
     "all_reduce_": (Op.ALL_REDUCE, False),
@@ -48,15 +61,16 @@ OPERATORS: dict[str, tuple[Op, bool]] = {
     "broadcast_": (Op.BROADCAST, False),
     "isend": (Op.SEND, False),
     "irecv": (Op.RECV, False),
+    BLOCKING: (Op.ALL_TO_ALL, False),
 }
 """Operator -> operation, and whether its first argument is one rank's part of the payload."""
-OTHERS = frozenset((WAIT, "_wrap_tensor_autograd", "batch_p2p_ops"))
+OTHERS = frozenset((WAIT, WAIT_ALL, BATCH, "_wrap_tensor_autograd", "mesh_get_process_group"))
 """The operators of the namespaces that issue no collective, or several of them."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """Tensors whose communication an operator starts itself. Of a subclass it calls the handler, which calls
 the operator again."""
-_GROUP = "group_name"
+GROUP = "group_name"
 """The argument of every operator that issues: a group's name, or the group."""
 _MOST_PENDING = 4096
 _BLOCKED_NS = 20_000
@@ -80,23 +94,32 @@ class Functional:
     def install(self, patches: Patches) -> None:
         """Patches every operator that this torch has."""
         for namespace in NAMESPACES:
-            for name in (*OPERATORS, WAIT):
+            for name in (*OPERATORS, WAIT, WAIT_ALL, BATCH):
                 operator = getattr(getattr(torch.ops, namespace), name, None)
                 if operator is None:
                     continue
                 schema = [argument.name for argument in operator.default._schema.arguments]
                 for owner in (operator, *(getattr(operator, o) for o in operator.overloads())):
                     original = patches.original(owner, "_op")
-                    if name == WAIT:
-                        hook = self.wait_hook(original)
-                    else:
-                        hook = self.issue_hook(original, str(operator), schema)
+                    hook = self._hook(name, original, str(operator), schema)
                     patches.set(owner, "_op", in_place_of(original, hook))
 
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             if name in vars(distributed_c10d):
                 forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
                 patches.wrap(distributed_c10d, name, forget)
+
+    def _hook(
+        self, name: str, original: Any, qualified: str, schema: list[str]
+    ) -> Callable[..., Any]:
+        if name == WAIT:
+            return self.wait_hook(original)
+        if name == WAIT_ALL:
+            return self._wait_all_hook(original)
+        if name == BATCH:
+            return self._batch_hook(original, schema)
+        issue = self.issue_hook(original, qualified, schema)
+        return self._blocking_hook(issue) if name == BLOCKING else issue
 
     def _group_of(self, group: Any) -> Group:
         """Returns what is known of *group*, a process group or its name."""
@@ -120,7 +143,7 @@ class Functional:
         modes, depth = _python_dispatch, torch._C._len_torch_dispatch_stack
         name = qualified.rpartition(".")[2]
         op, per_rank = OPERATORS[name]
-        keyword, group_at = schema[0], schema.index(_GROUP)
+        keyword, group_at = schema[0], schema.index(GROUP)
         point_to_point, in_place = op in (Op.SEND, Op.RECV), name.endswith("_")
         own_word = head(0, op, flags=Flag.ASYNC)
         attached, timed = collectives.attached, self._device.device_type
@@ -141,7 +164,7 @@ class Functional:
                     and not (modes._is_in_torch_dispatch_mode and depth())
                     and not first.is_meta
                 ):
-                    pg = args[group_at] if group_at < len(args) else kwargs[_GROUP]
+                    pg = args[group_at] if group_at < len(args) else kwargs[GROUP]
                     group = names.get(pg) if type(pg) is str else groups.get(id(pg))
                     if group is None:
                         group = self._group_of(pg)
@@ -241,6 +264,100 @@ class Functional:
 
         return wait
 
+    def _wait_all_hook(self, original: Any) -> Callable[..., Any]:
+        """Returns the wrapper of ``wait_tensors`` (since torch 2.14)."""
+        context, take, note = self._context, self.pending.pop, self._context.guard.note
+
+        def wait(tensors: Any) -> Any:
+            found: list[Entry] = []
+            if context.mode:
+                try:
+                    keys = [t.untyped_storage()._cdata for t in tensors if type(t) in _PLAIN]
+                    found = [e for key in keys if (k := take(key, None)) for e in _entries(k)]
+                except Guard.CAUGHT as error:
+                    note(error, WAIT_ALL)
+            return self._wait_for_entries(original, tensors, found) if found else original(tensors)
+
+        return wait
+
+    def _blocking_hook(self, issue: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the wrapper of an operator that waits itself, around that of its issue."""
+        collectives, note = self._collectives, self._context.guard.note
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = issue(*args, **kwargs)
+            try:
+                if type(result) in _PLAIN:
+                    entry = self.pending.pop(result.untyped_storage()._cdata, None)
+                    if entry is not None and entry[EVENT] is not None:
+                        self._device.ran_here(entry)
+                    elif entry is not None:
+                        collectives.done(entry, time.monotonic_ns(), entry[HELD_NS])
+            except Guard.CAUGHT as error:
+                note(error, BLOCKING)
+            return result
+
+        return run
+
+    def _batch_hook(self, original: Any, schema: list[str]) -> Callable[..., Any]:
+        """Returns the wrapper of ``batch_p2p_ops``: each tensor that it returns can be waited for."""
+        context, note = self._context, self._context.guard.note
+
+        def batch(*args: Any, **kwargs: Any) -> Any:
+            entries: list[Entry] = []
+            group, before, calls = None, 0, 0
+            if context.mode:
+                try:
+                    given = dict(zip(schema, args, strict=False)) | kwargs
+                    if is_real(given["tensors"]):
+                        group, calls = self._group_of(given[GROUP]), len(given["tensors"])
+                        before = sequence_number(group.ref())
+                        entries = self._issue_batch(group, given)
+                except Guard.CAUGHT as error:
+                    note(error, BATCH)
+            try:
+                results = original(*args, **kwargs)
+            except BaseException:
+                with suppress(Guard.CAUGHT):
+                    for entry in entries:
+                        entry[WORD] |= _FAILED
+                        self._collectives.done(entry, time.monotonic_ns(), 0)
+                raise
+            try:
+                if group is not None:
+                    group.extra += sequence_number(group.ref()) - before - calls
+                for position, entry in enumerate(entries):
+                    entry[HELD_NS] = 0 if position else time.monotonic_ns() - entry[ISSUED_NS]
+                    self._keep(results[position], entry)
+            except Guard.CAUGHT as error:
+                note(error, BATCH)
+            return results
+
+        return batch
+
+    def _issue_batch(self, group: Group, given: dict[str, Any]) -> list[Entry]:
+        """Writes the issue of each send and receive, or counts it in a control step."""
+        context, entries = self._context, list[Entry]()
+        for name, tensor in zip(given["op_list"], given["tensors"], strict=True):
+            op, _ = OPERATORS[name]
+            group.issued += 1
+            group.point_to_point += 1
+            nbytes, dtype = tensor.nbytes, DTYPES.get(tensor.dtype, 0)
+            if context.mode != ON:
+                self._collectives.count(group.id, op, nbytes, dtype)
+                continue
+            word, at = (
+                head(0, op, flags=Flag.ASYNC) | context.head_word,
+                group.id | context.unit << 16,
+            )
+            now, sequence = time.monotonic_ns(), -group.point_to_point
+            context.ring.write(now, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
+            entry: Entry = [word, at, nbytes, now, sequence, 0, None, 0]
+            if group.on_device and tensor.device.type == self._device.device_type:
+                self._device.issued(entry)
+            entries.append(entry)
+        return entries
+
     def _wait_for_entries(self, original: Any, tensor: Any, known: Any) -> Any:
         """Waits for device work, or for the collectives whose result one tensor is."""
         entries = [entry for entry in _entries(known) if not entry[END]]
@@ -251,6 +368,26 @@ class Functional:
         finally:
             for entry in entries:
                 entry[END] = entry[END] or time.monotonic_ns()
+
+
+def operators_of(namespace: str) -> set[str]:
+    """Returns the names of the operators of a namespace, also of those that nothing has used yet."""
+    names = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
+    return {name.partition(".")[0] for where, _, name in names if where == namespace}
+
+
+def unknown_operators() -> list[str]:
+    """Returns a newer torch's operators of the namespaces, which may communicate."""
+    return sorted(
+        {n for where in NAMESPACES for n in operators_of(where)} - set(OPERATORS) - OTHERS
+    )
+
+
+def is_real(tensors: Any) -> bool:
+    """Whether an operator runs with *tensors* itself: no mode and no subclass calls it again."""
+    if _python_dispatch._is_in_torch_dispatch_mode and torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)
 
 
 def _entries(known: Any) -> list[Entry]:

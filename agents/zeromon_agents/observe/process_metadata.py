@@ -9,6 +9,7 @@ import torch
 
 from zeromon.ring.model_metadata import VARIABLES, ProcessMetadata
 from zeromon_agents.hooks.c10d import PAYLOADS
+from zeromon_agents.hooks.functional import unknown_operators
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
@@ -22,7 +23,10 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
-        "unknown_collectives": unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
+        "unknown_collectives": [
+            *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
+            *unknown_operators(),
+        ],
     }
 
 

@@ -100,7 +100,7 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
     """With its bytes and phase; what Python issued passes there, too, and does not count twice."""
     context: Any = SimpleNamespace(mode=ON, phase=Phase.BACKWARD, guard=Guard())
     pg = HookedGroup()
-    group = Group(1, lambda: pg, size=2, cuda=False, base=0)
+    group = Group(1, lambda: pg, size=2, on_device=False, base=0)
     dispatched = Dispatched(context)
     for _ in range(2):
         dispatched.watch(group, pg)
