@@ -13,6 +13,7 @@ NAMES = (
     "bench_exposition.py",
     "bench_forecast.py",
     "bench_prediction.py",
+    "bench_seconds.py",
     "truth/ours.py",
     "bench_exposed.py",
     "bench_pipeline.py",

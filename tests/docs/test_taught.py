@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ OPEN = {
     "seeds and initial parameters": "manual_seed, hash by rank",
     "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
-    "more batch, more throughput": "a curve",
     "two runs in one memory chart": "compare",
 }
 """Line -> what is missing."""
@@ -403,6 +403,18 @@ def test_checkpointing_computes_a_third_more(plan: Any, model: Any) -> None:
     assert 0.31 < parts["recompute"] / parts["compute"] < 1 / 3
 
 
+@taught("more batch, more throughput")
+def test_a_larger_micro_batch_gives_more_until_compute_is_all(plan: Any, model: Any) -> None:
+    """Twice the sequences take less than twice the time, and less so the more there are."""
+    found = plan(model(LLAMA_2_7B), *ON_H100, "--framework", "fsdp2")
+    rates = [one["sequences_per_second"] for one in found["throughputs"]]
+    assert [one["micro_batch"] for one in found["throughputs"]][:3] == [1, 2, 4]
+    gains = [later / earlier for earlier, later in pairwise(rates)]
+    assert 2 > gains[0] >= gains[1] >= 1
+    limit = found["throughputs"][-1]
+    assert limit["device_bytes"] <= found["usable_bytes"]
+
+
 @taught("slow network")
 def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
     """16 devices on two hosts: unknown without a link, 3 against 2 gathers' worth with a slow one."""
@@ -459,6 +471,7 @@ def zero(stage: int = 3, **settings: Any) -> dict[str, Any]:
     [
         (zero(2, contiguous_gradients=False), "ZM205", "fragments the memory"),
         (zero(2, reduce_scatter=False), "ZM319", "twice the bytes"),
+        (zero(2, reduce_scatter=False), "ZM319", '"use_multi_rank_bucket_allreduce": false'),
         (zero(3, stage3_prefetch_bucket_size=5e8), "ZM303", "953.7 MiB in half precision"),
         (zero(3, offload_param={"device": "cpu", "nvme_path": "/n"}), "ZM106", "has no effect"),
         (zero(2) | {"bf16": {}, "fp16": {"enabled": True}}, "ZM407", "a spike of the norm"),

@@ -36,7 +36,7 @@ VERBS = {
     "compare": "runs side by side: significant differences, and which run to take",
     "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",
     "doctor": "examine this machine and its runs: problems, hangs, missing ranks",
-    "plan": "predict memory: what fits on which devices, under which stage, at what cost",
+    "plan": "predict memory and step time: what fits on which devices, under which stage, at what cost",
     "check": "check training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
     "prometheus": "print recording rules, alerts and a scrape configuration",

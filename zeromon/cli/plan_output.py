@@ -9,7 +9,7 @@ from typing import Any
 
 from zeromon.errors import PlanError
 from zeromon.memory import plan
-from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
+from zeromon.memory.cluster import copies, fewest_devices, throughputs, unique_bytes
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
@@ -48,7 +48,7 @@ def as_text(
         lines.append(f"= {plan.GIVEN}")
     if best is not None:
         lines.append(f"choose {best.plan.label}: {why}")
-        lines += ["", _roles(best)]
+        lines += [*_curve(setup, best), "", _roles(best)]
     else:
         lines.append(why)
     return "\n".join(lines) + "\n"
@@ -104,6 +104,14 @@ def _step(row: plan.Row) -> tuple[str, str]:
     if isinstance(row.time, str):
         return "n/a", ""
     return human_seconds(row.time.seconds), _interval(row.time)
+
+
+def _curve(setup: plan.Setup, best: plan.Row) -> list[str]:
+    """How many sequences a second each micro-batch gives, on one line."""
+    found = throughputs(setup, best.plan)
+    what = "sequences" if setup.batch is not None and setup.batch.length > 1 else "samples"
+    text = ", ".join(f"{one.micro_batch}: {one.sequences_per_second:.3g}" for one in found)
+    return [f"{what} a second by micro-batch: {text}"] if len(found) > 1 else []
 
 
 def _interval(time: StepTime) -> str:
@@ -196,6 +204,7 @@ def as_json(
             }
             for row in rows
         ],
+        "throughputs": [asdict(one) for one in throughputs(setup, best.plan)] if best else [],
         "recommended": best.plan.label if best is not None else None,
         "why": why,
     }

@@ -30,7 +30,10 @@ def gradients(config: Config, _: Machine) -> Iterator[Problem]:
         message = (
             "every rank receives all gradients, of which it needs its own part: twice the bytes"
         )
-        yield config.problem("ZM319", "warning", path, message, config.write(path[-1], True))
+        fix = config.write(path[-1], True)
+        if stage < 3:  # reduce_scatter alone all-reduces whole buckets there
+            fix += f" and {config.write('use_multi_rank_bucket_allreduce', False)}"
+        yield config.problem("ZM319", "warning", path, message, fix)
 
 
 def gradient_types(config: Config, _: Machine) -> Iterator[Problem]:
