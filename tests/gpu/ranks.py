@@ -394,7 +394,8 @@ def graph(mode: str, beside_it: str) -> dict[str, Any]:
     def during() -> None:
         nonlocal raised
         if beside_it == "census":
-            agent().census.take()
+            agent()._census_of = -1
+            agent()._optimizer_begins(optimizer)
         elif beside_it in ("heartbeat", "attached", "query"):
             actions = {"heartbeat": heartbeat, "attached": attached, "query": event.query}
             raised = beside(actions[beside_it])
@@ -447,8 +448,9 @@ def memory(pause: float, fraction: float = 0.0) -> dict[str, Any]:
         "ooms": statistics.get("num_ooms"), "asked": asked, "failed": failed,
         "pinned": kept[-1].numel(), "fraction": fraction,
         "statistics": {key: value for key, value in statistics.items() if value},
-        "snapshot": cuda.memory_snapshot()[:20],
     }  # fmt: skip
+    with suppress(RuntimeError):  # CUDA's own allocator has none
+        facts["snapshot"] = cuda.memory_snapshot()[:20]
     if ON_GPU:
         facts["total"] = torch.cuda.mem_get_info()[1]
     time.sleep(pause)  # the collector asks NVML once a second
@@ -543,6 +545,8 @@ if __name__ == "__main__":
     path = Path(os.environ["FACTS"])
     path.with_suffix(".part").write_text(json.dumps(facts, default=str))
     path.with_suffix(".part").rename(path)
+    if facts.get("error"):
+        os._exit(0)  # a capture that was lost leaves a device that answers nothing
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

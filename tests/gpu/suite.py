@@ -25,7 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeromon.snapshot import RunSnapshot
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -106,9 +109,14 @@ class Done:
     """What processes of ranks.py did."""
 
     facts: list[dict[str, Any]]
-    snapshot: Any
-    """The last snapshot of the run; None of one that was not watched."""
     output: str
+    newest: RunSnapshot | None = None
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """The last snapshot of the run, which was watched."""
+        assert self.newest is not None, self.output
+        return self.newest
 
 
 class Bench:
@@ -206,7 +214,7 @@ class Bench:
             raise RuntimeError(f"{program} {options}: exit codes {codes}\n{output[-1500:]}")
         files = sorted(facts.glob("*.json"))
         found = [json.loads(file.read_text()) for file in files]
-        return Done(found, self.node.settle(name) if watched else None, output)
+        return Done(found, output, self.node.settle(name) if watched else None)
 
     def _follow(
         self, run: str, running: Sequence[subprocess.Popen[bytes]], seen: Any, deadline: float
