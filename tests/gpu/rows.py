@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -35,7 +36,9 @@ MODES = {
 }
 COUNTING = ("native", "expandable", "fraction")
 """Modes of the caching allocator, which counts everything."""
-GIB, MS = 1 << 30, 1e6
+GIB, MIB, MS = 1 << 30, 1 << 20, 1e6
+MOST_MIB = 64
+"""What may travel to a machine that is lent: the files of the repository, and those carried beside."""
 
 
 # ---- time ---------------------------------------------------------------------------------------
@@ -614,6 +617,19 @@ def taken_along(bench: Bench) -> Iterator[Check]:
             (ROOT / name).exists(),
             here=True,
         )
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split("\n")
+    files = [ROOT / name for name in listed if name] + [*ROOT.glob(".gpu-wheels/*")]
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    told = f"{size / MIB:.1f} MiB of {len(files)} files"
+    yield bench.check(
+        "what travels", told, f"below {MOST_MIB} MiB", size < MOST_MIB * MIB, here=True
+    )
     from importlib import import_module
 
     for name in (
