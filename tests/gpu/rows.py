@@ -454,12 +454,14 @@ def hangs(bench: Bench) -> Iterator[Check]:
             wanted: str = expected,
             began: float = began,
         ) -> bool:
-            kinds[:] = [str(one.kind) for one in run.hangs] or kinds
+            dead = [FAULTS["exit"] for rank in run.ranks if rank.rank == 1 and rank.failed]
+            kinds[:] = [*(str(one.kind) for one in run.hangs), *dead] or kinds
             if run.ranks and min(rank.steps for rank in run.ranks) > 20:
                 kinds[:] = [GOES_ON]
             return bool({wanted, GOES_ON} & {*kinds}) or time.monotonic() - began > PATIENCE
 
-        bench.run("hang", 2, fault=fault, seen=look, seconds=PATIENCE + 30)
+        done = bench.run("hang", 2, fault=fault, seen=look, seconds=PATIENCE + 30, may_fail=True)
+        look(done.snapshot, None)
         if kinds == [GOES_ON]:  # what NCCL does with a wrong size is its own affair
             yield bench.figure(f"rank 1: {fault}", GOES_ON)
             continue
