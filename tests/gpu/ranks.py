@@ -349,9 +349,10 @@ def heartbeat() -> None:
     from zeromon_agents.observe import accelerator
     from zeromon_agents.observe.untraced import read_flight_recorder
 
-    accelerator.leave_captures_alone()
+    if not accelerator.leave_captures_alone(0) and ON_GPU:
+        raise RuntimeError("the driver did not exchange the capture mode")
     one = agent()
-    one._wrote_device = False
+    one._device_index = None
     one._one_heartbeat(0)
     read_flight_recorder(only_active=False)
 

@@ -41,13 +41,8 @@ class Accelerator:
         known = getattr(self.module, "is_initialized", None)
         return bool(known()) if known is not None else False
 
-    def describe(self, index: int | None = None) -> dict[str, str]:
-        """Returns the metadata of a device: its place, name and UUID, "" where unknown.
-
-        Without *index* it is the current device, which in CUDA each thread has of its own: only the
-        training thread's is the rank's.
-        """
-        index = self.module.current_device() if index is None else index
+    def describe(self, index: int) -> dict[str, str]:
+        """Returns the metadata of a device: its place, name and UUID, "" where unknown."""
         read = getattr(self.module, "get_device_properties", None)
         properties = read(index) if read is not None else None
         return {
@@ -136,7 +131,8 @@ def capturing() -> bool:
 def known_index(device: Accelerator) -> int | None:
     """Returns the index of this rank's device as any thread knows it; None where none does.
 
-    A process group may be bound to a device, and a process may see only one.
+    In CUDA each thread has a current device of its own. A process group may be bound to a device, and a
+    process may see only one.
     """
     with suppress(RuntimeError, ValueError, AttributeError):
         bound = torch.distributed.distributed_c10d._get_default_group().bound_device_id
@@ -159,14 +155,19 @@ _CAPTURE_MODES = (
 )
 
 
-def leave_captures_alone() -> bool:
+def leave_captures_alone(index: int | None = None) -> bool:
     """Lets the calling thread query the device while another thread captures a graph.
 
     In torch's default mode an event query of any other thread ends the capture, and the Flight Recorder
-    queries the events of its collectives when it is read. NCCL does the same for its own threads.
-    Returns False while the driver is not in use: it is not loaded here.
+    queries the events of its collectives when it is read. NCCL does the same for its own threads. With
+    *index* the thread takes that device, whose context the driver may want. Returns False while the
+    driver is not in use: it is not loaded here.
     """
-    done = False
+    device, done = ready(), False
+    if device is None:
+        return False
+    if index is not None:
+        device.module.set_device(index)
     for library, function in _CAPTURE_MODES:
         with suppress(OSError, AttributeError):
             exchange = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD), function)

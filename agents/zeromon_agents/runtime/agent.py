@@ -117,7 +117,8 @@ class Agent:
         self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
-        self._describe_from, self._wrote_device, self._wrote_process = 0, False, False
+        self._describe_from, self._wrote_process = 0, False
+        self._device_index: int | None = None
         self._hang_written_of = self._census_of = -1
         self._stopping = threading.Event()
         self._heart: threading.Thread | None = None
@@ -221,10 +222,12 @@ class Agent:
 
     def _write_device_metadata(self, *, training: bool) -> None:
         """Writes once which device the rank uses; the heartbeat may not know it."""
-        device = None if self._wrote_device else accelerator.ready()
-        index = None if training or device is None else accelerator.known_index(device)
-        if device is not None and (training or index is not None):
-            self._wrote_device = True
+        device = accelerator.ready() if self._device_index is None else None
+        if device is None:
+            return
+        index = device.module.current_device() if training else accelerator.known_index(device)
+        if index is not None:
+            self._device_index = index
             self.context.add_metadata(**device.describe(index))
 
     def _register_existing_groups(self) -> None:
@@ -310,7 +313,7 @@ class Agent:
             self._stopping.wait(_HEARTBEAT_SECONDS)
 
     def _one_heartbeat(self, beats: int) -> None:
-        self._is_apart = self._is_apart or accelerator.leave_captures_alone()
+        self._is_apart = self._is_apart or accelerator.leave_captures_alone(self._device_index)
         spent = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
         self.context.emit(
             Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent

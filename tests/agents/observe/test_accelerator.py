@@ -35,7 +35,7 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> VirtualDevice:
 def test_the_device_module_is_chosen_by_the_type(npu: VirtualDevice) -> None:
     found = accelerator.ready()
     assert found is not None and found.module is npu
-    assert found.describe() == {
+    assert found.describe(3) == {
         "device": "npu:3",
         "device_name": "an accelerator",
         "device_uuid": "",

@@ -37,7 +37,7 @@ class Driver:
 
 @pytest.mark.parametrize("answer", [0, 3])
 def test_a_thread_of_the_agent_exchanges_its_capture_mode(
-    monkeypatch: pytest.MonkeyPatch, answer: int
+    device: Any, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
     """3: the driver is not initialized yet, and the next heartbeat tries again."""
     driver = Driver("libcuda.so.1", answer)
@@ -49,8 +49,11 @@ def test_a_thread_of_the_agent_exchanges_its_capture_mode(
         return driver
 
     monkeypatch.setattr(ctypes, "CDLL", load)
+    taken: list[int] = []
+    device.set_device = taken.append
     assert accelerator.leave_captures_alone() is (answer == 0)
-    assert driver.modes == [accelerator._RELAXED]
+    assert accelerator.leave_captures_alone(1) is (answer == 0)
+    assert (driver.modes, taken) == ([accelerator._RELAXED] * 2, [1])
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def agent(written: list[Any], **more: Any) -> Any:
         steps_before=0,
         step=1,
     )
-    return SimpleNamespace(_wrote_device=False, context=context, **more)
+    return SimpleNamespace(_device_index=None, context=context, **more)
 
 
 def test_the_device_of_a_rank_is_that_of_its_training_thread(
@@ -98,7 +101,7 @@ def test_the_device_of_a_rank_is_that_of_its_training_thread(
     bound = SimpleNamespace(bound_device_id=SimpleNamespace(type="npu", index=1))
     c10d = torch.distributed.distributed_c10d
     monkeypatch.setattr(c10d, "_get_default_group", lambda: bound)
-    one._wrote_device = False
+    one._device_index = None
     heartbeat()
     assert written == ["npu:1"] * 2
     monkeypatch.undo()
