@@ -44,6 +44,7 @@ def clean_environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
     kept["OMP_NUM_THREADS"] = "1"
     kept["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    kept.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # torch 2.9 keeps no Flight Recorder without it
     return kept
 
 
