@@ -19,7 +19,8 @@ _STEPS_OF_HEAT = 60
 _WIDE = 32
 _PHASE_COLOURS = {
     "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
-    "exposed": "#D55E00", "data_wait": "#F0E442", "other": "#999999",
+    "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
+    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "other": "#999999",
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from zeromon.storage.step_history import (
 )
 from zeromon.storage.step_history.log import BODIES, MAGIC
 from zeromon.storage.step_history.parquet import read_parquet
-from zeromon.storage.step_history.rows import FIRST_VERSION_COLUMNS
+from zeromon.storage.step_history.rows import VERSIONS
 
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
@@ -64,28 +64,31 @@ def test_a_row_keeps_what_a_step_was() -> None:
 
 
 def test_a_step_comes_back_with_what_each_phase_waited() -> None:
-    phases = (5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0)
-    one = summary(7, phase_ns=phases, phase_exposed_ns=(0, 3 * MS, 7 * MS, 0, 0, 0))
+    phases = (5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0, 8 * MS, 9 * MS, 1 * MS, 2 * MS)
+    exposed = (0, 3 * MS, 7 * MS, 0, 0, 0, 4 * MS, 0, 0, 0)
+    one = summary(7, phase_ns=phases, phase_exposed_ns=exposed)
     assert step_of(row_of(3, one, 5_000_000), 5_000_000) == one
     unknown = summary(7, phase_exposed_ns=())
     assert step_of(row_of(3, unknown, 0), 0).phase_exposed_ns == ()
 
 
-def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path) -> None:
-    """Its records, and its closed segments, lack what each phase waited."""
-    former = BODIES[b"ZMHIST\0\1"]
-    older = [row[:FIRST_VERSION_COLUMNS] for row in rows(20)]
+@pytest.mark.parametrize("version", list(VERSIONS)[:-1])
+def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path, version: int) -> None:
+    """Its records, and its closed segments, lack the last columns."""
+    magic, columns = b"ZMHIST\0" + bytes((version,)), VERSIONS[version]
+    former = BODIES[magic]
+    older = [row[:columns] for row in rows(20)]
 
     def record(row: Row) -> bytes:
         body = former.pack(*row)
         return body + zlib.crc32(body).to_bytes(4, "little")
 
-    frame(rows(10)).select(NAMES[:FIRST_VERSION_COLUMNS]).write_parquet(tmp_path / "000001.parquet")
-    log = b"ZMHIST\0\1" + b"".join(map(record, older[20:]))
+    frame(rows(10)).select(NAMES[:columns]).write_parquet(tmp_path / "000001.parquet")
+    log = magic + b"".join(map(record, older[20:]))
     (tmp_path / "000002.log").write_bytes(log + b"a torn end")
     whole = load(tmp_path)[0].sort("step", "rank").rows()
-    assert [row[:FIRST_VERSION_COLUMNS] for row in whole] == older
-    assert {row[FIRST_VERSION_COLUMNS:] for row in whole} == {(0,) * 6}
+    assert [row[:columns] for row in whole] == older
+    assert {row[columns:] for row in whole} == {(0,) * (len(NAMES) - columns)}
     writer = Writer(tmp_path)
     assert writer.append(rows(21)) == 2
     assert keys(tmp_path) == [(r, s) for s in range(1, 22) for r in range(2)]

@@ -146,6 +146,9 @@ class ArrivalSkew:
             # a rank whose end was recorded late did not wait all that time
             waited = max(0, min(wait, one.busy_ns - transfer))
             one.traffic.matched(one.timed_step, waited, transfer, one.nbytes)
+            end = one.start_ns + one.busy_ns
+            exposed_wait = min(at, end) - max(one.start_ns, end - one.blocked_ns)
+            one.traffic.blamed(last if member != last else -1, exposed_wait, one.blocked_ns)
 
     def wait_seconds(self, rank: int) -> float | None:
         """Mean seconds a step that *rank* waits for later ranks; None before the first matched step."""

@@ -14,14 +14,16 @@ from typing import Any
 import msgspec
 
 from zeromon.fold.state import (
+    ActivityTotals,
     EngineTotals,
+    LedgerSums,
     OpTotals,
     PathTotals,
     RankState,
     UnitTotals,
     stats_row,
 )
-from zeromon.ring.events import Op, Path, Phase, Role
+from zeromon.ring.events import Activity, Op, Path, Phase, Role
 
 _PLAIN = (
     "step", "steps", "step_ns", "exposed_ns", "micro_steps", "skipped", "errors", "dropped",
@@ -46,8 +48,11 @@ class Checkpoint(msgspec.Struct):
     engines: dict[int, EngineTotals]
     transfers: dict[Path, PathTotals]
     sizes: dict[Op, list[int]]
-    traffic: list[tuple[Op, int, Phase, int, int, int, int, float, list[int]]]
-    """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size."""
+    traffic: list[tuple[Op, int, Phase, int, int, int, int, float, list[int], dict[int, int], int]]
+    """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size, waits."""
+    ledger: LedgerSums
+    setup_ns: list[int]
+    activities: list[tuple[Phase, Activity, bool, ActivityTotals]]
     first_roles: dict[Role, int]
 
 
@@ -68,9 +73,21 @@ def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoin
         transfers=state.transfers,
         sizes=state.sizes,
         traffic=[
-            (*key, row.calls, row.nbytes, row.exposed_ns, row.best_busbw, row.sizes)
+            (
+                *key,
+                row.calls,
+                row.nbytes,
+                row.exposed_ns,
+                row.best_busbw,
+                row.sizes,
+                row.waits,
+                row.matched_ns,
+            )
             for key, row in state.traffic.items()
         ],
+        ledger=state.ledger,
+        setup_ns=state.setup_ns,
+        activities=[(*key, totals) for key, totals in state.activities.items()],
         first_roles=state.first_roles,
     )
 
@@ -93,8 +110,24 @@ def restore(state: RankState, totals: Checkpoint) -> None:
     for op, group, known in totals.ops:
         # in place: rows of traffic refer to the object
         _copy(known, state.ops[op, group])
-    for op, group, phase, unit, calls, nbytes, exposed_ns, best, sizes in totals.traffic:
+    state.ledger, state.setup_ns[:] = totals.ledger, totals.setup_ns
+    for of, activity, background, sums in totals.activities:
+        state.activities[of, activity, background] = sums
+    for (
+        op,
+        group,
+        phase,
+        unit,
+        calls,
+        nbytes,
+        exposed_ns,
+        best,
+        sizes,
+        waits,
+        matched,
+    ) in totals.traffic:
         row = stats_row(state, op, group, phase, unit)
+        row.waits, row.matched_ns = waits, matched
         row.calls, row.nbytes, row.exposed_ns = calls, nbytes, exposed_ns
         row.best_busbw, row.sizes = best, sizes
 
@@ -129,6 +162,6 @@ def _fits(totals: Checkpoint) -> bool:
     fresh: Any = RankState()
     return (
         len(totals.step_buckets) == len(fresh.step_bucket_counts)
-        and len(totals.phases) == len(fresh.phase_ns)
+        and len(totals.phases) == len(totals.setup_ns) == len(fresh.phase_ns)
         and set(totals.plain) == set(_PLAIN)
     )

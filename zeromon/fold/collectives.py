@@ -97,7 +97,15 @@ def _fold_done(state: RankState, e: Done) -> None:
         step = state.step + 1 if e.issued_ns >= state.step_end_ns else state.step
         state.arrivals.append(
             Arrival(
-                e.group, e.sequence, e.issued_ns, duration, step, state.timed_steps, e.nbytes, row
+                e.group,
+                e.sequence,
+                e.issued_ns,
+                duration,
+                step,
+                state.timed_steps,
+                e.nbytes,
+                row,
+                e.blocked_ns,
             )
         )
     else:

@@ -31,8 +31,8 @@ class CollectiveStats:
     """The sums of one row: *now* holds those of step number *step*, *past* those of all steps before."""
 
     __slots__ = (
-        "best_busbw", "bucket", "bucket_of", "calls", "exposed_ns", "nbytes", "now", "op", "past",
-        "size", "sizes", "step", "totals",
+        "best_busbw", "bucket", "bucket_of", "calls", "exposed_ns", "matched_ns", "nbytes", "now",
+        "op", "past", "size", "sizes", "step", "totals", "waits",
     )  # fmt: skip
 
     def __init__(self, op: Op, size: int, step: int, totals: Any = None) -> None:
@@ -50,6 +50,10 @@ class CollectiveStats:
         self.now = [0.0] * _FIELDS
         self.calls = 0
         self.exposed_ns = 0
+        self.waits: dict[int, int] = {}
+        """Rank -> nanoseconds that were exposed because that rank arrived last."""
+        self.matched_ns = 0
+        """Exposed nanoseconds of the calls that were matched across ranks."""
         self.best_busbw = 0.0
 
     def called(self, nbytes: int) -> None:
@@ -80,6 +84,12 @@ class CollectiveStats:
         sums[WAIT] += share * wait
         sums[TRANSFER] += share * transfer
         sums[MATCHED_BYTES] += share * nbytes
+
+    def blamed(self, last: int, waited_ns: int, exposed_ns: int) -> None:
+        """Adds the exposed time of a matched call, and the wait for rank *last* in it; -1 for none."""
+        self.matched_ns += exposed_ns
+        if last >= 0 and waited_ns > 0:
+            self.waits[last] = self.waits.get(last, 0) + waited_ns
 
     def before(self, step: int) -> list[float]:
         """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""

@@ -78,5 +78,6 @@ def _time_buckets(state: RankState, e: BackwardComm) -> None:
                 state.timed_steps,
                 bucket.nbytes,
                 row,
+                exposed,
             )
         )

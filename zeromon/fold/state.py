@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zeromon.fold.communication import CollectiveStats, Key
 from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.ring.events import (
+    Activity,
     Bucket,
     Exit,
     HostSample,
@@ -41,6 +42,10 @@ _BEATS = 61
 """Heartbeats, one a second: the accounted overhead covers the last minute."""
 
 
+def _by_phase() -> list[int]:
+    return [0] * len(Phase)
+
+
 class Arrival(NamedTuple):
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
@@ -53,6 +58,8 @@ class Arrival(NamedTuple):
     """The count of timed steps, the steps of :class:`~zeromon.fold.communication.CollectiveStats`."""
     nbytes: int
     traffic: CollectiveStats
+    blocked_ns: int = 0
+    """How long the rank was blocked, up to the end."""
 
 
 NONE_ISSUED = (-1, Op.NONE, 0)
@@ -125,13 +132,36 @@ class PathTotals:
 
 
 @dataclass(slots=True)
+class ActivityTotals:
+    """Running totals of what a phase did, on the training thread or in the background."""
+
+    count: int = 0
+    ns: int = 0
+    longest_ns: int = 0
+    nbytes: int = 0
+    last_end_ns: int = 0
+
+
+class EndedPhase(NamedTuple):
+    """A phase that has ended, and its time without the phases within it."""
+
+    start_ns: int
+    end_ns: int
+    phase: Phase
+    own_ns: int
+
+
+@dataclass(slots=True)
 class Window:
     """Sums since the step began."""
 
+    spans: list[EndedPhase] = field(default_factory=list)
+    """The outermost phases so far, in order."""
+
     communication: list[Interval] = field(default_factory=list)
     blocked: list[Interval] = field(default_factory=list)
-    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
-    phase_exposed_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    phase_ns: list[int] = field(default_factory=_by_phase)
+    phase_exposed_ns: list[int] = field(default_factory=_by_phase)
     collectives: int = 0
     timed: int = 0
     nbytes: int = 0
@@ -142,6 +172,21 @@ class Window:
     offload_ns: int = 0
     late_ns: int = 0
     micro_steps: int = 0
+
+
+@dataclass(slots=True)
+class LedgerSums:
+    """Nanoseconds of all steps, by phase; see :mod:`zeromon.fold.ledger`."""
+
+    timed_ns: list[int] = field(default_factory=_by_phase)
+    """Of the steps whose communication was timed."""
+    exposed_ns: list[int] = field(default_factory=_by_phase)
+    """The exposed part of it."""
+    untimed_ns: list[int] = field(default_factory=_by_phase)
+    """Of the other steps."""
+    offload_ns: int = 0
+    since_save_ns: int = 0
+    """Of the steps that ended since the last checkpoint was saved."""
 
 
 @dataclass(slots=True)
@@ -172,7 +217,7 @@ class RankState:
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
-    phase_ns: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    phase_ns: list[int] = field(default_factory=_by_phase)
     ops: defaultdict[tuple[Op, int], OpTotals] = field(
         default_factory=lambda: defaultdict(OpTotals)
     )
@@ -200,6 +245,13 @@ class RankState:
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
+    activities: defaultdict[tuple[Phase, Activity, bool], ActivityTotals] = field(
+        default_factory=lambda: defaultdict(ActivityTotals)
+    )
+    """(phase, what it did, in the background?) -> totals, set-up included."""
+    ledger: LedgerSums = field(default_factory=LedgerSums)
+    setup_ns: list[int] = field(default_factory=_by_phase)
+    """Of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(
         default_factory=lambda: defaultdict(EngineTotals)

@@ -3,39 +3,75 @@
 from __future__ import annotations
 
 from zeromon.fold.collectives import forget_ended
+from zeromon.fold.ledger import add_step
 from zeromon.fold.registry import folds
 from zeromon.fold.state import (
     STEP_BUCKETS,
+    EndedPhase,
     RankState,
     Window,
     group_size,
     recent_busbw,
 )
 from zeromon.fold.units import reshard_all
-from zeromon.ring.events import Flag, Outcome, Phase, PhaseSpan, Start, StepMark
+from zeromon.ring.events import Activity, Flag, Outcome, Phase, PhaseSpan, Start, StepMark
 from zeromon.snapshot import StepSummary
 from zeromon.stats.intervals import intersection, length, union
 
 _CONTINUED = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
+_ASYNC = int(Flag.ASYNC)
+
+
+_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
+"""What belongs to an evaluation where it happens within one."""
 
 
 @folds(PhaseSpan)
 def _fold_phase(state: RankState, e: PhaseSpan) -> None:
-    spent = max(0, e.t_ns - e.start_ns)
-    state.phase_ns[e.phase] += spent
-    state.window.phase_ns[e.phase] += spent
+    if e.activity or e.phase > Phase.CPU_OPTIMIZER:
+        _count_activity(state, e)
+    if e.flags & _ASYNC:
+        return
+    window = state.window
+    spent = own = max(0, e.t_ns - e.start_ns)
+    while window.spans and window.spans[-1].start_ns >= e.start_ns:
+        inner = window.spans.pop()
+        own -= inner.end_ns - inner.start_ns
+        if e.phase is Phase.EVALUATION and inner.phase in _TRAINING:
+            own += inner.own_ns
+            _spend(state, inner.phase, -inner.own_ns)
+    window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent, e.phase, max(0, own)))
+    _spend(state, e.phase, max(0, own))
     if e.phase is Phase.BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts
-        state.window.micro_steps += counts
+        window.micro_steps += counts
         reshard_all(state)
-    state.phase = Phase.OTHER
+    if e.phase <= Phase.CPU_OPTIMIZER:
+        state.phase = Phase.OTHER
+
+
+def _spend(state: RankState, phase: Phase, ns: int) -> None:
+    state.phase_ns[phase] += ns
+    state.window.phase_ns[phase] += ns
+
+
+def _count_activity(state: RankState, e: PhaseSpan) -> None:
+    totals = state.activities[e.phase, e.activity, bool(e.flags & _ASYNC)]
+    totals.count += 1
+    totals.ns += e.t_ns - e.start_ns
+    totals.longest_ns = max(totals.longest_ns, e.t_ns - e.start_ns)
+    totals.nbytes += e.nbytes
+    totals.last_end_ns = e.t_ns
+    if e.activity is Activity.SAVE:
+        state.ledger.since_save_ns = 0
 
 
 @folds(Start)
 def _fold_start(state: RankState, e: Start) -> None:
     """What came before the training loop is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
+    state.setup_ns = [a + b for a, b in zip(state.setup_ns, state.window.phase_ns, strict=True)]
     state.phase_ns = [a - b for a, b in zip(state.phase_ns, state.window.phase_ns, strict=True)]
     state.window = Window()
     for row in state.traffic.values():
@@ -58,10 +94,13 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         engine.steps += 1
         engine.skipped += skipped
     state.step_ns += spent
+    state.ledger.since_save_ns += spent
     state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:
         state.history[-1] = _merge(previous, summary)
     else:
+        if previous is not None:
+            add_step(state.ledger, previous)  # DDP's times of a step come after it
         state.history.append(summary)
         # a restarted collector may have missed the first steps
         before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached

@@ -9,6 +9,7 @@ from typing import Any
 from zeromon.fold.communication import rows as stats_rows
 from zeromon.fold.communication import size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
+from zeromon.fold.ledger import activity_rows, ledger_rows
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
@@ -151,6 +152,9 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
         pipeline=pipeline_row(state),
+        ledger=ledger_rows(state),
+        activities=activity_rows(state),
+        unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
         engines=_engine_rows(state),
         settings=_settings(state),
         gathers=tuple(

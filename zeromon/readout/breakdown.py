@@ -12,9 +12,13 @@ WINDOW = 20
 """The number of last steps that means are taken over."""
 
 PARTS = (
-    "forward", "backward", "optimizer", "cpu_optimizer", "exposed", "data_wait", "other",
+    "forward", "backward", "optimizer", "cpu_optimizer", "exposed", "data_wait", "evaluation",
+    "checkpoint", "garbage_collection", "compile", "other",
 )  # fmt: skip
 """The parts of a step, in the order of every bar, legend and list; ``exposed`` is communication."""
+
+USUAL = ("forward", "backward", "optimizer", "exposed", "data_wait", "other")
+"""The parts that a view names even where they are zero: most training loops have them."""
 
 PHASES = tuple(part for part in PARTS if part != "exposed")
 """The phases, in the same order."""
@@ -24,7 +28,7 @@ RECORDED = tuple(phase.label for phase in Phase)
 
 PART_NAMES = {part: part.replace("_", " ") for part in PARTS} | {
     "cpu_optimizer": "CPU optimizer", "exposed": "exposed communication",
-    "hidden": "hidden communication",
+    "hidden": "hidden communication", "compile": "compilation",
 }  # fmt: skip
 """Names for people; communication is ``hidden`` where it is under way beside a phase."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
+from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import exposed_unknown, finding_text, joined_text, state_text, verdict
@@ -125,15 +125,13 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     return f"{title}\n{table(header, rows)}"
 
 
-_ALWAYS = {"forward", "backward", "optimizer", "data_wait", "other"}
-
-
 def _phases(run: RunSnapshot) -> str:
     of_ranks = [rank_parts(rank) for rank in run.ranks]
     total = {part: sum(parts.get(part, 0.0) for parts in of_ranks) for part in PARTS}
     spent = sum(total.values())
     known = {"exposed"} if any(map(exposed_is_known, run.ranks)) else set()
-    shown = [part for part in PARTS if total[part] or part in known | _ALWAYS]
+    always = known | set(USUAL) - {"exposed"}
+    shown = [part for part in PARTS if total[part] or part in always]
     parts = [f"{PART_NAMES[part]} {human_ratio(total[part] / spent)}" for part in shown if spent]
     head = f"Where the time of a step goes (mean of the last {WINDOW} timed steps)"
     return f"{head}\n{_wrapped(', '.join(parts) or 'no step yet')}"

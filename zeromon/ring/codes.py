@@ -44,6 +44,28 @@ class Phase(_Labelled):
     DATA_WAIT = 4
     CPU_OPTIMIZER = 5
     """The optimizer of offloaded state, on the host; the rest of its step is OPTIMIZER."""
+    EVALUATION = 6
+    """With the batches and forwards within it."""
+    CHECKPOINT = 7
+    """The training thread saves or loads one; what it does in the background is no phase."""
+    GARBAGE_COLLECTION = 8
+    COMPILE = 9
+    """torch.compile, and the capture of CUDA graphs."""
+
+
+class Activity(IntEnum):
+    """What a phase does, where it may do several things."""
+
+    NONE = 0
+    SAVE = 1
+    LOAD = 2
+    FIRST_COMPILE = 3
+    RECOMPILE = 4
+    GRAPH_CAPTURE = 5
+    COLLECT_YOUNGEST = 10
+    """Python's garbage collection of generation 0; the next two are those of generations 1 and 2."""
+    COLLECT_MIDDLE = 11
+    COLLECT_ALL = 12
 
 
 class UnitEvent(IntEnum):

@@ -28,6 +28,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+from zeromon.ring.codes import Activity as Activity
 from zeromon.ring.codes import Dtype as Dtype
 from zeromon.ring.codes import ExitKind as ExitKind
 from zeromon.ring.codes import Flag as Flag
@@ -190,14 +191,22 @@ class Counted(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.PHASE, "t, PHASE[phase], flags, a")
+@record(Kind.PHASE, "t, PHASE[phase], flags, a, Activity(op), b, c")
 class PhaseSpan(NamedTuple):
-    """A rank spent ``[start_ns, t_ns]`` of a step in one phase."""
+    """A rank spent ``[start_ns, t_ns]`` in one phase, without the phases that ended within it.
+
+    ASYNC: another thread than that of training spent it, so it is part of no step.
+    """
 
     t_ns: int
     phase: Phase
     flags: int
     start_ns: int
+    activity: Activity = Activity.NONE
+    nbytes: int = 0
+    """That were saved or loaded, where the hook knows them."""
+    text: int = 0
+    """Id of a text that says what was saved, loaded or compiled, 0 for none."""
 
 
 @record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d")

@@ -23,6 +23,7 @@ from zeromon.snapshot.communication import (
 )
 from zeromon.snapshot.engine import EngineRow, Setting
 from zeromon.snapshot.host import Device, Disk, HostMemory, Pressure
+from zeromon.snapshot.ledger import ActivityRow, LedgerRow
 from zeromon.snapshot.memory import (
     DeviceMemory,
     ExpectedRow,
@@ -176,6 +177,11 @@ class RankSnapshot:
     dimensions: tuple[Dimension, ...] = ()
     """Those of the process groups that the rank has met."""
 
+    ledger: tuple[LedgerRow, ...] = ()
+    """Every second of the process, or since the agent was attached; () in a record of before."""
+    activities: tuple[ActivityRow, ...] = ()
+    unsaved_seconds: float | None = None
+    """Steps since the last checkpoint that was seen to be saved, or since the first step."""
     pipeline: PipelineRow | None = None
     """The rank's part of a pipeline of stages; None without one."""
 

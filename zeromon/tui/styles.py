@@ -13,7 +13,8 @@ from textual.theme import Theme
 
 LETTERS = {
     "forward": "F", "backward": "B", "optimizer": "O", "cpu_optimizer": "C", "exposed": "x",
-    "data_wait": "d", "other": "-", "hidden": "=",
+    "data_wait": "d", "evaluation": "E", "checkpoint": "K", "garbage_collection": "G",
+    "compile": "M", "other": "-", "hidden": "=",
 }  # fmt: skip
 """The letters of the parts of a step, for screens without colour."""
 HEAT_LEVELS = 8
@@ -24,7 +25,8 @@ _DARK = {
     "cpu_optimizer": "#86d9bd", "exposed": "#D55E00", "data_wait": "#E69F00", "other": "#5b6672",
     "hidden": "#3f5f78", "s0": "#56B4E9", "s1": "#E69F00", "s2": "#00b386", "s3": "#CC79A7",
     "s4": "#F0E442", "s5": "#D55E00", "capacity": "#D55E00", "forecast": "#F0E442",
-    "added": "#2fbf95", "removed": "#FF7A3D",
+    "added": "#2fbf95", "removed": "#FF7A3D", "evaluation": "#CC79A7", "checkpoint": "#F0E442",
+    "garbage_collection": "#b58863", "compile": "#9d8cff",
 }  # fmt: skip
 _LIGHT = {
     "dim": "#5c6670", "faint": "#b3bac1", "accent": "#0062a3", "good": "#00704f", "warn": "#8a5a00",
@@ -32,7 +34,8 @@ _LIGHT = {
     "cpu_optimizer": "#63bfa3", "exposed": "#D55E00", "data_wait": "#d99400", "other": "#a3abb3",
     "hidden": "#9cc3dd", "s0": "#0072B2", "s1": "#b87a00", "s2": "#00805e", "s3": "#a8497f",
     "s4": "#7d7600", "s5": "#b84a00", "capacity": "#b84a00", "forecast": "#7d7600",
-    "added": "#00704f", "removed": "#b03a00",
+    "added": "#00704f", "removed": "#b03a00", "evaluation": "#a8497f", "checkpoint": "#9d9500",
+    "garbage_collection": "#8a5f3c", "compile": "#6a55d9",
 }  # fmt: skip
 _SIXTEEN = {
     "dim": "bright_black", "faint": "bright_black", "accent": "cyan", "good": "green",
@@ -40,7 +43,8 @@ _SIXTEEN = {
     "optimizer": "green", "cpu_optimizer": "bright_green", "exposed": "red", "data_wait": "yellow",
     "other": "bright_black", "hidden": "cyan", "s0": "cyan", "s1": "yellow", "s2": "green",
     "s3": "magenta", "s4": "bright_yellow", "s5": "red", "capacity": "red",
-    "forecast": "bright_yellow", "added": "green", "removed": "red",
+    "forecast": "bright_yellow", "added": "green", "removed": "red", "evaluation": "magenta",
+    "checkpoint": "bright_yellow", "garbage_collection": "bright_red", "compile": "bright_magenta",
 }  # fmt: skip
 _HEAT_DARK = (
     "#0b2a5c", "#1f3f70", "#41526f", "#5f6672", "#7d7b78", "#a09371", "#c8b060", "#fde945",

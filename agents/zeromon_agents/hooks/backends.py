@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zeromon.ring.model_metadata import ModelMetadata
+from zeromon_agents.hooks.activities import Activities
 from zeromon_agents.hooks.backend import Backend, Services
 from zeromon_agents.hooks.ddp import Ddp
 from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
@@ -30,6 +31,7 @@ BACKENDS: tuple[type[Backend], ...] = (
     Dimensions,
     Pipelining,
     SymmetricMemory,
+    Activities,
 )
 """Where two backends know a model, a process group or a bucket, the first one describes it."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
+from zeromon_agents.observe.evaluation import Evaluation
 from zeromon_agents.observe.process_metadata import autocast_dtype
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.guard import Guard
@@ -88,6 +90,8 @@ class Steps:
         self._context = context
         self._before_first_step = before_first_step
         self._before_step_mark = before_step_mark
+        self.evaluation = Evaluation(context)
+        self._thread = threading.main_thread().ident
         now = time.monotonic_ns()
         self.step_start_ns = now
         self._free_since = 0
@@ -99,6 +103,8 @@ class Steps:
         self._last_micro_steps = 0
         self._forward_from = 0
         self._forward_seen_ns = 0
+        self._loss_from = 0
+        """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
         self._device_type = device_type
         self.autocast = ""
@@ -139,6 +145,10 @@ class Steps:
         for name in ("optimizer_begins", "optimizer_ends"):
             setattr(self, name, context.timed(getattr(self, name)))
 
+    def is_training_thread(self) -> bool:
+        """Whether the caller runs on the thread of the last backward, at first the main thread."""
+        return threading.get_ident() == self._thread
+
     # ---- the first step -----------------------------------------------------------------------
 
     def _may_start(self, now: int) -> None:
@@ -161,7 +171,7 @@ class Steps:
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         if not self._in_pipeline:
             self._may_start(self._forward_from)
-        self._context.phase = Phase.FORWARD
+        self._context.phase = Phase.EVALUATION if self.evaluation.is_open else Phase.FORWARD
 
     def forward_seen(self) -> None:
         """Moves the end of the forward phase to now."""
@@ -176,8 +186,9 @@ class Steps:
     def _close_forward(self) -> None:
         if self._forward_from:
             self._span(Phase.FORWARD, self._forward_from, self._forward_seen_ns)
-            self._forward_from = 0
-            self._context.phase = Phase.OTHER
+            self._forward_from, self._loss_from = 0, self._forward_seen_ns
+            self.evaluation.seen()
+            self._context.phase = self._unmarked()
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -191,13 +202,17 @@ class Steps:
         if self._loader_settings:
             self._write_loader()
         now = time.monotonic_ns()
+        self._thread = threading.get_ident()
+        self.evaluation.backward_begins()
         if self._forward_from:
             self._close_forward()
+        elif self._loss_from:  # what the wrapped module returned becomes a loss
+            self._span(Phase.FORWARD, self._loss_from, now, Flag.INFERRED)
         elif not self._has_wrapper and self._free_since:
             self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
         elif not self._has_wrapper:
             self._may_start(now)
-        self._in_loop = True
+        self._in_loop, self._loss_from = True, 0
         self._backward_from = now
         self._context.phase = Phase.BACKWARD
 
@@ -336,7 +351,7 @@ class Steps:
                        context.step, self.step_start_ns, self._last_micro_steps, engine)
         # fmt: on
         self.step_start_ns = self._free_since = now
-        self.micro_steps = 0
+        self.micro_steps = self._loss_from = 0
         context.phase = self._unmarked()
         self._last_engine = engine
         following = context.step + 1
@@ -368,6 +383,8 @@ class Steps:
         """Starts the data wait: the script requests the next batch from its DataLoader."""
         if self._context.mode != OFF and not self._backward_depth:
             self._close_forward()
+            self._loss_from = 0
+            self.evaluation.batch_requested()
             self._data_from = time.monotonic_ns()
             self._context.phase = Phase.DATA_WAIT
 
@@ -377,11 +394,14 @@ class Steps:
             self._free_since = time.monotonic_ns()
             self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
             self._data_from = 0
+            self.evaluation.seen()
             self._may_start(self._free_since)
             self._context.phase = self._unmarked()
 
     def _unmarked(self) -> Phase:
         """Returns the phase of what no hook marks: forward, where no wrapper marks it."""
+        if self.evaluation.is_open:
+            return Phase.EVALUATION
         inferred = self._in_loop and not self._has_wrapper and not self.micro_steps
         return Phase.FORWARD if inferred else Phase.OTHER
 

@@ -39,7 +39,7 @@ from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.process_metadata import of_process
 from zeromon_agents.observe.stall_detector import StallDetector
-from zeromon_agents.observe.step import Steps
+from zeromon_agents.observe.step import Steps, process_start_ns
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
 from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
@@ -211,6 +211,7 @@ class Agent:
             python=sys.version.split()[0],
             agent=__version__,
             attached=self.attachment is not None,
+            process_start_ns=process_start_ns(),
             device="cpu",
             argv=sys.argv[:20],
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),

@@ -245,7 +245,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.steps_seconds_total)),
     Spec("zeromon_startup_seconds", "gauge", "seconds", "Start-up: from the start of the process to its first step, with imports, process groups, model and first batch; absent where it was not seen.",
          (), _one(lambda r: r.startup_seconds)),
-    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, other.",
+    Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, evaluation, checkpoint, garbage_collection, compile, other.",
          ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),

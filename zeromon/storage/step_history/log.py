@@ -10,17 +10,16 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from zeromon.storage.step_history.rows import COLUMNS, FIRST_VERSION_COLUMNS, Row
+from zeromon.storage.step_history.rows import COLUMNS, VERSIONS, Row
 
-MAGIC = b"ZMHIST\0\2"
-BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
 BODIES = {
-    MAGIC: BODY,
-    b"ZMHIST\0\1": struct.Struct(
-        "<" + "".join(code for _, code in COLUMNS[:FIRST_VERSION_COLUMNS])
-    ),
+    b"ZMHIST\0" + bytes((version,)): struct.Struct(
+        "<" + "".join(code for _, code in COLUMNS[:count])
+    )
+    for version, count in VERSIONS.items()
 }
-"""First bytes of a log -> layout of its records, without the checksum."""
+"""First bytes of a log -> layout of its records, without the checksum; the newest version last."""
+MAGIC, BODY = list(BODIES.items())[-1]
 _CRC = struct.Struct("<I")
 RECORD_SIZE = BODY.size + _CRC.size
 

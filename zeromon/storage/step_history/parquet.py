@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeromon.ring.atomic import replacing
 from zeromon.storage.step_history.log import segments
-from zeromon.storage.step_history.rows import (
-    COLUMNS,
-    FIRST_VERSION_COLUMNS,
-    NAMES,
-    PEAKS,
-    TIMES,
-    Row,
-)
+from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, TIMES, VERSIONS, Row
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,7 +51,7 @@ def with_all_columns(rows: pl.LazyFrame) -> pl.LazyFrame:
     import polars as pl
 
     known = rows.collect_schema().names()
-    later = NAMES[FIRST_VERSION_COLUMNS:]
+    later = NAMES[VERSIONS[1] :]
     missing = [pl.lit(0, pl.UInt64).alias(name) for name in later if name not in known]
     return rows.with_columns(missing).select(NAMES)
 

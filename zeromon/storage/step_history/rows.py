@@ -18,17 +18,22 @@ COLUMNS = (
     ("collectives", "I"), ("micro_steps", "I"), ("collective_bytes", "q"), ("allocated_bytes", "q"),
     ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"), ("other_exposed_us", "Q"),
     ("forward_exposed_us", "Q"), ("backward_exposed_us", "Q"), ("optimizer_exposed_us", "Q"),
-    ("data_wait_exposed_us", "Q"), ("cpu_optimizer_exposed_us", "Q"),
+    ("data_wait_exposed_us", "Q"), ("cpu_optimizer_exposed_us", "Q"), ("evaluation_us", "Q"),
+    ("checkpoint_us", "Q"), ("garbage_collection_us", "Q"), ("compile_us", "Q"),
+    ("evaluation_exposed_us", "Q"), ("checkpoint_exposed_us", "Q"),
+    ("garbage_collection_exposed_us", "Q"), ("compile_exposed_us", "Q"),
 )  # fmt: skip
 """Name and :mod:`struct` code of each column, in the order of a row."""
-FIRST_VERSION_COLUMNS = 22
-"""How many of the columns a log or Parquet file of the first format version has."""
+VERSIONS = {1: 22, 2: 28, 3: len(COLUMNS)}
+"""Format version -> how many of the columns its logs and Parquet files have."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
 TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_us")
 _PHASES = tuple(f"{phase.label}_us" for phase in Phase)
 _EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
 """Exposed communication of each phase."""
+_FIRST_PHASES = 6
+"""So many phases the first format versions have; the columns of the others are the last ones."""
 PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 Row = tuple[int, ...]
@@ -44,12 +49,14 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         [_us(ns) for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
         for spent in (step.phase_ns, step.phase_exposed_ns)
     )
+    first, later = slice(_FIRST_PHASES), slice(_FIRST_PHASES, None)
     return (
         rank, step.step, 1, _flags(step),
-        (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns), *phases,
-        _us(step.communication_ns), _us(step.exposed_ns), _us(step.offload_blocked_ns),
-        step.collectives, step.micro_steps, step.collective_bytes, step.allocated_bytes,
-        step.reserved_bytes, step.rss_bytes, step.other_bytes, *exposed,
+        (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns),
+        *phases[first], _us(step.communication_ns), _us(step.exposed_ns),
+        _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
+        step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
+        *exposed[first], *phases[later], *exposed[later],
     )  # fmt: skip
 
 

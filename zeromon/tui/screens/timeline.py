@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
-from zeromon.readout.breakdown import PARTS, exposed_is_known
+from zeromon.readout.breakdown import PARTS, USUAL, step_parts
 from zeromon.tui.columns import TableExport
 from zeromon.tui.draw import lanes
 from zeromon.tui.line import Line, fit
@@ -167,8 +167,14 @@ class Lanes(Panel, can_focus=True):
         return [*lines, self._legend(model, width), [(_TRUE, "dim")]]
 
     def _legend(self, model: ViewModel, width: int) -> Line:
-        known = any(exposed_is_known(rank) for rank in model.ranks)
-        parts = [part for part in PARTS if part != "cpu_optimizer" and (known or part != "exposed")]
+        seen = {
+            part
+            for rank in model.ranks
+            for step in rank.recent
+            for part, spent in step_parts(step).items()
+            if spent
+        }
+        parts = [part for part in PARTS if part in seen or (part in USUAL and part != "exposed")]
         return parts_legend([*parts, "hidden"], model.look, width)
 
 

@@ -1,0 +1,281 @@
+"""What a training loop does beside training: checkpoints, evaluations, compilation, garbage collection.
+
+Each is a phase of its own. The function that ends last on the training thread owns the time: a
+``torch.save`` within ``Engine.save_checkpoint`` adds its bytes to the outer one. What another thread
+does, such as the writing of an asynchronous checkpoint, is recorded and belongs to no step.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from zeromon.ring.events import Activity, Flag, Kind, Phase
+from zeromon_agents.hooks.backend import Backend, ImportHook, Services
+from zeromon_agents.runtime.around import RAISED, SKIP, around
+from zeromon_agents.runtime.hook_context import OFF
+
+DCP = "torch.distributed.checkpoint"
+ENGINE = "deepspeed.runtime.engine"
+COMPILER = "torch._dynamo.callback"
+CUDA_GRAPHS = "torch.cuda.graphs"
+
+_SAVE, _LOAD = (Phase.CHECKPOINT, Activity.SAVE), (Phase.CHECKPOINT, Activity.LOAD)
+_EVALUATION = (Phase.EVALUATION, Activity.NONE)
+FUNCTIONS = (
+    ("torch", "save", _SAVE),
+    ("torch", "load", _LOAD),
+    ("torch.serialization", "save", _SAVE),
+    ("torch.serialization", "load", _LOAD),
+    (DCP, "save", _SAVE),
+    (DCP, "async_save", _SAVE),
+    (DCP, "load", _LOAD),
+    (f"{DCP}.state_dict_saver", "save", _SAVE),
+    (f"{DCP}.state_dict_saver", "async_save", _SAVE),
+    (f"{DCP}.state_dict_loader", "load", _LOAD),
+    ("safetensors.torch", "save_file", _SAVE),
+    ("safetensors.torch", "load_file", _LOAD),
+    (ENGINE, "DeepSpeedEngine.save_checkpoint", _SAVE),
+    (ENGINE, "DeepSpeedEngine.load_checkpoint", _LOAD),
+    ("accelerate.accelerator", "Accelerator.save_state", _SAVE),
+    ("accelerate.accelerator", "Accelerator.load_state", _LOAD),
+    ("transformers.trainer", "Trainer._save_checkpoint", _SAVE),
+    ("transformers.trainer", "Trainer._load_from_checkpoint", _LOAD),
+    ("transformers.trainer", "Trainer.evaluate", _EVALUATION),
+    ("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint", _SAVE),
+    ("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop.run", _EVALUATION),
+    ("pytorch_lightning.trainer.trainer", "Trainer.save_checkpoint", _SAVE),
+    ("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop.run", _EVALUATION),
+)
+"""Module, function or method, and what it does. A function that two modules hold stands for each."""
+
+_LEAST_COLLECTION_NS = 200_000
+"""A shorter collection belongs to the phase in which it happened."""
+_MOST_FILES = 4096
+
+
+class _Begun(NamedTuple):
+    phase: Phase
+    start_ns: int
+    before: int
+    """The phase that goes on afterwards."""
+    in_training: bool
+    """Whether the training thread runs it."""
+    where: tuple[Any, ...] = ()
+    """The arguments that may be a path or a file."""
+
+
+class Activities(Backend):
+    """The hooks on everything in :data:`FUNCTIONS`, on the compiler and on the garbage collector."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._open: list[_Begun] = []
+        """On the training thread, the outermost first."""
+        self._nbytes = 0
+        """Saved or loaded within the outermost checkpoint function."""
+        self._collection_ns = 0
+        self._compilation: _Begun | None = None
+        self._texts: dict[str, int] = {}
+        self._forget: list[Callable[[], Any]] = []
+        self.steps.evaluation.on_end = functools.partial(self._write, Phase.EVALUATION)
+
+    def hooks(self) -> Iterable[ImportHook]:
+        """Patches each module once, when it is loaded."""
+        modules = dict.fromkeys(module for module, _, _ in FUNCTIONS)
+        return (
+            *((module, self._watch_functions) for module in modules),
+            ("torch.nn.modules.module", self._watch_evaluation),
+            (COMPILER, self._watch_compiler),
+            (CUDA_GRAPHS, self._watch_capture),
+            ("gc", self._watch_collections),
+        )
+
+    def _watch_functions(self, module: Any) -> None:
+        for name, function, (phase, activity) in FUNCTIONS:
+            if name == module.__name__:
+                self._watch(module, function, phase, activity)
+        if module.__name__ == ENGINE:  # it does not call Module.eval
+            evaluates = around(self.context, after=self._evaluates_engine)
+            self.patches.wrap(module.DeepSpeedEngine, "eval", evaluates)
+
+    def _watch(self, module: Any, function: str, phase: Phase, activity: Activity) -> None:
+        owner_name, _, name = function.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
+        if owner is None or name not in vars(owner):
+            return  # another version of the package
+        before = functools.partial(self._begins, phase)
+        after = functools.partial(self._ends, activity)
+        self.patches.wrap(owner, name, around(self.context, before, after, where=function))
+
+    # ---- functions ----------------------------------------------------------------------------
+
+    def _begins(self, phase: Phase, *args: Any, **kwargs: Any) -> Any:
+        in_training = self.steps.is_training_thread()
+        if in_training and self.context.phase == Phase.DATA_WAIT:
+            return SKIP  # a data set that reads its samples with torch.load
+        where = tuple(filter(_is_place, (*args[:3], *kwargs.values())))
+        begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where)
+        if in_training:
+            if not self._open:
+                self._nbytes = 0
+            self._open.append(begun)
+            self.context.phase = phase
+            self.steps.evaluation.depth += phase is Phase.EVALUATION
+        return begun
+
+    def _ends(self, activity: Activity, begun: _Begun | None, result: Any, *_: Any) -> None:
+        if begun is None:
+            return
+        now = time.monotonic_ns()
+        nbytes = 0 if result is RAISED else sum(map(_bytes_at, begun.where))
+        if not begun.in_training:
+            self._write(begun.phase, begun.start_ns, now, activity, nbytes, Flag.ASYNC)
+            return
+        self._open.remove(begun)
+        self.context.phase = begun.before
+        self.steps.evaluation.depth -= begun.phase is Phase.EVALUATION
+        # what a function within has written is a part of what is at the outer one's path
+        self._nbytes = max(self._nbytes, nbytes) if begun.where else self._nbytes + nbytes
+        if not any(one.phase is begun.phase for one in self._open):
+            self._write(begun.phase, begun.start_ns, now, activity, self._nbytes)
+            self._nbytes = 0
+        written = getattr(result, "upload_completion", result)
+        if activity is Activity.SAVE and callable(getattr(written, "add_done_callback", None)):
+            write = self.context.guard.guarded(functools.partial(self._written, now))
+            written.add_done_callback(write)
+
+    def _written(self, start_ns: int, _: Any) -> None:
+        """An asynchronous checkpoint is on the disk."""
+        self._write(Phase.CHECKPOINT, start_ns, time.monotonic_ns(), Activity.SAVE, 0, Flag.ASYNC)
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def _watch_evaluation(self, module: Any) -> None:
+        evaluates = around(self.context, after=self._evaluates)
+        self.patches.wrap(module.Module, "eval", evaluates)
+
+    def _evaluates(self, _: None, result: Any, module: Any) -> None:
+        if result is not RAISED and self.steps.is_training_thread():
+            self.steps.evaluation.begins(module)
+
+    def _evaluates_engine(self, _: None, result: Any, engine: Any) -> None:
+        self._evaluates(None, result, engine.module)
+
+    # ---- compiler -----------------------------------------------------------------------------
+
+    def _watch_compiler(self, module: Any) -> None:
+        handler = module.callback_handler
+        begins, ends = map(self.context.guard.guarded, (self._compiles, self._compiled))
+        handler.register_start_callback(begins)
+        handler.register_end_callback(ends)
+        self._forget += [
+            functools.partial(handler.remove_start_callback, begins),
+            functools.partial(handler.remove_end_callback, ends),
+        ]
+
+    def _compiles(self, *_: Any) -> None:
+        """The outermost compilation begins; torch calls this once for those within it."""
+        before, in_training = self.context.phase, self.steps.is_training_thread()
+        self._compilation = _Begun(Phase.COMPILE, time.monotonic_ns(), before, in_training)
+        if in_training:
+            self.context.phase = Phase.COMPILE
+
+    def _compiled(self, *args: Any) -> None:
+        begun, self._compilation = self._compilation, None
+        if begun is None or self.context.mode == OFF:
+            return
+        name = str(getattr(args[0], "compile_id", "") if args else "")
+        again = name.rpartition("/")[2].partition("_")[0]
+        activity = Activity.RECOMPILE if again.strip("0") else Activity.FIRST_COMPILE
+        flags = 0 if begun.in_training else Flag.ASYNC
+        if begun.in_training:
+            self.context.phase = begun.before
+        self._write(begun.phase, begun.start_ns, time.monotonic_ns(), activity, 0, flags)
+
+    def _watch_capture(self, module: Any) -> None:
+        self.patches.wrap(
+            module.graph, "__enter__", around(self.context, after=self._capture_begins)
+        )
+        self.patches.wrap(module.graph, "__exit__", around(self.context, after=self._capture_ends))
+
+    def _capture_begins(self, *_: Any) -> None:
+        self._compiles()
+
+    def _capture_ends(self, *_: Any) -> None:
+        begun, self._compilation = self._compilation, None
+        if begun is not None:
+            self.context.phase = begun.before
+            now = time.monotonic_ns()
+            self._write(begun.phase, begun.start_ns, now, Activity.GRAPH_CAPTURE)
+
+    # ---- garbage collection -------------------------------------------------------------------
+
+    def _watch_collections(self, _: Any) -> None:
+        collects = self.context.guard.guarded(self._collects)
+        gc.callbacks.append(collects)
+        self._forget.append(functools.partial(gc.callbacks.remove, collects))
+
+    def _collects(self, moment: str, details: dict[str, int]) -> None:
+        if moment == "start":
+            self._collection_ns = time.monotonic_ns()
+            return
+        now, start = time.monotonic_ns(), self._collection_ns
+        if now - start < _LEAST_COLLECTION_NS or self.context.mode == OFF:
+            return
+        activity = Activity(Activity.COLLECT_YOUNGEST + min(2, details["generation"]))
+        flags = 0 if self.steps.is_training_thread() else Flag.ASYNC
+        self._write(Phase.GARBAGE_COLLECTION, start, now, activity, 0, flags)
+
+    # ---- writing ------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        phase: Phase,
+        start_ns: int,
+        end_ns: int,
+        activity: Activity = Activity.NONE,
+        nbytes: int = 0,
+        flags: int = 0,
+    ) -> None:
+        if not self.steps.attached_mid_step:
+            # fmt: off
+            self.context.write(end_ns, Kind.PHASE, activity, phase, flags, 0, 0,
+                               start_ns, nbytes, 0, 0)
+            # fmt: on
+
+    def stop(self) -> None:
+        """Takes the callbacks back."""
+        self.steps.evaluation.stop()
+        for forget in self._forget:
+            with suppress(ValueError):
+                forget()
+        self._forget.clear()
+
+
+def _is_place(value: Any) -> bool:
+    """Whether *value* is a path, or a file that knows its position."""
+    return isinstance(value, (str, os.PathLike)) or callable(getattr(value, "tell", None))
+
+
+def _bytes_at(place: Any) -> int:
+    """Returns the bytes that this rank has written to, or read from, a path or file; 0 if unknown."""
+    with suppress(OSError, ValueError, TypeError):
+        if not isinstance(place, (str, os.PathLike)):
+            return int(place.tell())
+        path = Path(place)
+        if not path.is_dir():
+            return path.stat().st_size
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        files = itertools.islice(path.glob(f"__{rank}_*"), _MOST_FILES)
+        return sum(file.stat().st_size for file in files)
+    return 0

@@ -1,0 +1,82 @@
+"""Follows evaluations: from ``model.eval()`` to ``model.train()``, with the batches between.
+
+Some scripts put a frozen part of a model into evaluation mode and train on; some forget to go back. So
+what ``eval()`` began counts as an evaluation only when it ends with ``train()``, or when something ran
+without gradients before the next backward.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.hook_context import OFF, HookContext
+from zeromon_agents.runtime.patches import Patches
+
+
+class Evaluation:
+    """The evaluation under way, if there is one. All methods run on the training thread."""
+
+    def __init__(self, context: HookContext) -> None:
+        self.on_end: Callable[[int, int], None] = lambda *_: None
+        """Called with the times of an evaluation that has ended."""
+        self.depth = 0
+        """Functions of a framework under way that evaluate from beginning to end."""
+        self._context = context
+        self._patches = Patches()
+        """Of ``Module.train``: it runs once a module, so it is watched only during an evaluation."""
+        self._module: Callable[[], Any] = lambda: None
+        self._since = 0
+        self._seen_ns = 0
+        """When something without gradients ended last."""
+        self._never: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Modules that were in evaluation mode while others were trained."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a framework evaluates, or a model is in evaluation mode and was not trained since."""
+        return self.depth > 0 or self._since > 0
+
+    def begins(self, module: Any) -> None:
+        """Notes that ``module.eval()`` has returned."""
+        if not self.is_open and module not in self._never:
+            self._module, self._since, self._seen_ns = weakref.ref(module), time.monotonic_ns(), 0
+            watch = around(self._context, after=self._trained, active_from=OFF)
+            self._patches.wrap(torch.nn.Module, "train", watch)
+
+    def _trained(self, _: None, __: Any, module: Any, mode: bool = True) -> None:
+        if mode and module is self._module():
+            self._close(time.monotonic_ns())
+
+    def seen(self) -> None:
+        """Notes that a batch was taken, or that a forward has ended."""
+        if self._since and not torch.is_grad_enabled():
+            self._seen_ns = time.monotonic_ns()
+
+    def batch_requested(self) -> None:
+        """Ends the evaluation where the request is the next one of training."""
+        if self._since and self._seen_ns and torch.is_grad_enabled():
+            self._close(time.monotonic_ns())
+
+    def backward_begins(self) -> None:
+        """Ends the evaluation with the last thing that ran without gradients."""
+        if self._since:
+            module = self._module()
+            if not self._seen_ns and module is not None:
+                self._never.add(module)
+            self._close(self._seen_ns)
+
+    def stop(self) -> None:
+        """Forgets the evaluation under way."""
+        self._close(0)
+
+    def _close(self, end_ns: int) -> None:
+        since, self._since = self._since, 0
+        self._patches.restore()
+        if end_ns > since:
+            self.on_end(since, end_ns)

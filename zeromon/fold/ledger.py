@@ -1,0 +1,158 @@
+"""The ledger of one rank: each second since its process began, in one cause. Pure.
+
+A second of a step belongs to the phase that it was spent in; see
+:class:`~zeromon.ring.events.PhaseSpan`. Of forward, backward and optimizer the exposed communication is
+a cause of its own. Where it was not timed (control steps), a phase is exposed by the share that it has
+in the timed steps. The split of exposed communication over dimensions and ranks is by the
+sums of the collectives, which may overlap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from copy import deepcopy
+
+from zeromon.fold.dimensions import names
+from zeromon.fold.state import LedgerSums, RankState
+from zeromon.levels import STALL_SECONDS
+from zeromon.ring.events import Activity, Phase
+from zeromon.snapshot import StepSummary
+from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow
+
+OF_PHASE = {
+    Phase.OTHER: Cause.OTHER,
+    Phase.FORWARD: Cause.COMPUTE,
+    Phase.BACKWARD: Cause.COMPUTE,
+    Phase.OPTIMIZER: Cause.COMPUTE,
+    Phase.DATA_WAIT: Cause.DATA,
+    Phase.CPU_OPTIMIZER: Cause.OFFLOAD,
+    Phase.EVALUATION: Cause.EVALUATION,
+    Phase.CHECKPOINT: Cause.CHECKPOINT,
+    Phase.GARBAGE_COLLECTION: Cause.GARBAGE_COLLECTION,
+    Phase.COMPILE: Cause.COMPILE,
+}
+_COMPUTES = tuple(phase for phase in Phase if OF_PHASE[phase] is Cause.COMPUTE)
+_TRAINS = (*_COMPUTES, Phase.OTHER)
+"""The phases whose exposed communication is a cause of its own."""
+
+
+def add_step(ledger: LedgerSums, step: StepSummary) -> None:
+    """Adds a step of which everything is known to the sums of the ledger."""
+    timed = step.timed and bool(step.phase_exposed_ns)
+    for phase, spent in zip(Phase, step.phase_ns, strict=False):
+        if timed:
+            ledger.timed_ns[phase] += spent
+            ledger.exposed_ns[phase] += min(spent, step.phase_exposed_ns[phase])
+        else:
+            ledger.untimed_ns[phase] += spent
+    ledger.offload_ns += step.offload_blocked_ns
+
+
+def began_ns(state: RankState) -> int:
+    """When the process of the rank began, or its agent where that was attached later."""
+    start = state.meta.get("process_start_ns")
+    if isinstance(start, int) and not state.meta.get("attached"):
+        return start
+    return state.first_event_ns
+
+
+def ledger_rows(state: RankState, until_ns: int = 0) -> tuple[LedgerRow, ...]:
+    """Every second of the rank up to *until_ns*, by default to its last record, in one cause each."""
+    until = max(until_ns, state.last_event_ns)
+    causes: dict[Cause, float] = defaultdict(float)
+    _add_steps(state, causes)
+    exposed = causes.pop(Cause.EXPOSED, 0.0)
+    _add_set_up(state, causes, until)
+    _add_step_under_way(state, causes, until)
+    found = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
+    found += _split_exposed(state, exposed)
+    order = list(Cause)
+    return tuple(sorted(found, key=lambda row: (order.index(row.cause), -row.seconds)))
+
+
+def _add_steps(state: RankState, causes: dict[Cause, float]) -> None:
+    ledger = deepcopy(state.ledger)
+    if state.history:
+        add_step(ledger, state.history[-1])
+    for phase in Phase:
+        spent, exposed = ledger.timed_ns[phase] + ledger.untimed_ns[phase], 0.0
+        if phase in _TRAINS and ledger.timed_ns[phase]:
+            exposed = ledger.exposed_ns[phase] * spent / ledger.timed_ns[phase]
+        causes[OF_PHASE[phase]] += spent - exposed
+        causes[Cause.EXPOSED] += exposed
+    offload = min(causes[Cause.COMPUTE], ledger.offload_ns)
+    causes[Cause.COMPUTE] -= offload
+    causes[Cause.OFFLOAD] += offload
+
+
+def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> None:
+    if state.meta.get("attached"):
+        return
+    spent = state.startup_ns if state.startup_ns >= 0 else until - began_ns(state)
+    by_phase = state.setup_ns if state.startup_ns >= 0 else state.window.phase_ns
+    for phase, ns in zip(Phase, by_phase, strict=True):
+        if OF_PHASE[phase] not in (Cause.COMPUTE, Cause.OTHER):
+            causes[OF_PHASE[phase]] += ns
+            spent -= ns
+    causes[Cause.SET_UP] += max(0, spent)
+
+
+def _add_step_under_way(state: RankState, causes: dict[Cause, float], until: int) -> None:
+    """Adds the time since the last step, which no step may ever end."""
+    if not state.steps:
+        if state.startup_ns < 0:
+            return
+        since = began_ns(state) + state.startup_ns
+    else:
+        since = state.step_end_ns
+    rest = until - since
+    for phase, ns in zip(Phase, state.window.phase_ns, strict=True):
+        causes[OF_PHASE[phase]] += ns
+        rest -= ns
+    silent = until - max(since, state.progress_ns)
+    stalled = min(rest, silent) if silent > STALL_SECONDS * 1e9 else 0
+    causes[Cause.STALL] += max(0, stalled)
+    causes[OF_PHASE[state.phase]] += max(0, rest - stalled)
+
+
+def _split_exposed(state: RankState, total_ns: float) -> list[LedgerRow]:
+    """Splits the exposed time of all steps by dimension, and by the rank that was waited for."""
+    weights: dict[tuple[Cause, str], float] = defaultdict(float)
+    dims = names(state)
+    for (_, group, phase, _), row in state.traffic.items():
+        if phase in _TRAINS and row.exposed_ns:
+            of_matched = row.exposed_ns / max(1, row.matched_ns)
+            left = float(row.exposed_ns)
+            for rank, ns in row.waits.items():
+                waited = min(left, ns * of_matched)
+                weights[Cause.WAITING, f"rank {rank}"] += waited
+                left -= waited
+            weights[Cause.EXPOSED, dims.get(group, "")] += left
+    whole = sum(weights.values())
+    if total_ns < 1:
+        return []
+    if not whole:
+        return [LedgerRow(cause=Cause.EXPOSED, seconds=total_ns / 1e9)]
+    return [
+        LedgerRow(cause=cause, of=of, seconds=weight * total_ns / whole / 1e9)
+        for (cause, of), weight in weights.items()
+        if weight * total_ns / whole >= 1
+    ]
+
+
+def activity_rows(state: RankState) -> tuple[ActivityRow, ...]:
+    """What the loop did beside training, the longest first."""
+    found = [
+        ActivityRow(
+            phase=phase.label,
+            activity="" if activity is Activity.NONE else activity.name.lower(),
+            background=background,
+            count=totals.count,
+            seconds=totals.ns / 1e9,
+            longest_seconds=totals.longest_ns / 1e9,
+            nbytes=totals.nbytes,
+            last_ns=totals.last_end_ns,
+        )
+        for (phase, activity, background), totals in state.activities.items()
+    ]
+    return tuple(sorted(found, key=lambda row: -row.seconds))

@@ -1,0 +1,63 @@
+"""The ledger: every second of a rank, or of a job, in one cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeromon.ring.text_enum import TextEnum
+
+
+class Cause(TextEnum):
+    """What a second was spent on. The order is that of every ledger."""
+
+    COMPUTE = "compute"
+    """Forward, backward and optimizer, without what they waited for."""
+    EXPOSED = "exposed"
+    """Communication that nothing hid; of a dimension of the parallelism where one is known."""
+    WAITING = "waiting"
+    """The part of it in which a rank waited for another one to arrive."""
+    DATA = "data"
+    OFFLOAD = "offload"
+    """The optimizer on the host, and waits for offloaded state to move."""
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    GARBAGE_COLLECTION = "garbage_collection"
+    COMPILE = "compile"
+    SET_UP = "set_up"
+    """From the start of the process to the training loop, without what has a cause of its own."""
+    STALL = "stall"
+    """No progress, up to now or to the end of the process."""
+    OTHER = "other"
+    """Python between the phases, and what no hook sees."""
+    DEAD = "dead"
+    """Between the end of an attempt and the next process of the rank."""
+    LOST = "lost"
+    """Steps that were taken again after a restart, and the step in which an attempt ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """One cause."""
+
+    cause: Cause
+    of: str = ""
+    """The dimension that was exposed, or the rank that was waited for; "" for none."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityRow:
+    """What the training loop did beside training, so often and for so long."""
+
+    phase: str
+    activity: str
+    """What the phase did, where it may do several things: ``save`` or ``load``; else ""."""
+    background: bool
+    """On another thread: no step waited for it."""
+    count: int
+    seconds: float
+    longest_seconds: float
+    nbytes: int
+    """That this rank saved or loaded; 0 where unknown."""
+    last_ns: int
+    """CLOCK_MONOTONIC of its last end."""
