@@ -108,8 +108,10 @@ def backend(truth: Truth) -> Any:
 
 def main() -> None:
     steps, losses = int(sys.argv[1]), set(sys.argv[2:])
-    dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    # a file of its own: torchrun's store keeps the addresses of the attempt before
+    store = dist.FileStore(f"{os.environ['LEDGER_TRUTH']}.store.{attempt}", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     truth = Truth(f"{os.environ['LEDGER_TRUTH']}.{attempt}.{rank}")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 512), nn.Linear(512, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

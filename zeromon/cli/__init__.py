@@ -33,6 +33,7 @@ VERBS = {
     "dash": "the dashboard in the browser: live and recorded runs",
     "replay": "play a recorded run in the live views",
     "report": "print what a run did, and how it ended",
+    "ledger": "where every second of a job went, over all its restarts",
     "compare": "runs side by side: significant differences, and which run to take",
     "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",
     "doctor": "examine this machine and its runs: problems, hangs, missing ranks",

@@ -113,7 +113,7 @@ def _prepare(
 
     root = paths.choose_root()
     folder = _new_folder(root, name, given=bool(options.name))
-    _describe(folder, command)
+    _describe(folder, command, job=options.name or os.environ.get("ZEROMON_RUN", ""))
     environment = child_environment(os.environ, folder)
     if options.port is not None:
         environment["ZEROMON_PORT"] = str(options.port)
@@ -175,10 +175,11 @@ def _is_running(folder: Path) -> bool:
         return False
 
 
-def _describe(folder: Path, command: list[str]) -> None:
+def _describe(folder: Path, command: list[str], *, job: str) -> None:
     facts = {
         "run": folder.name,
         "command": command,
+        "job": job,
         "started": time.time(),
         "mono_ns": time.monotonic_ns(),
         "pid": os.getpid(),

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from zeromon.collector.rank import RankFollower
 from zeromon.focus import death_roles
+from zeromon.fold.ledger import began_ns, ledger_rows, lose
 from zeromon.fold.observed import Observed
 from zeromon.fold.summarize import summarize
 from zeromon.snapshot import Attempt, Death, DeathRole
+from zeromon.snapshot.ledger import Cause, LedgerRow, added
 
 
 def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
@@ -57,10 +59,31 @@ def earlier(attempts: Sequence[Sequence[RankFollower]]) -> tuple[Attempt, ...]:
     resumed = [_resumed_step(members) for members in attempts]
     numbered = zip(numbers(attempts), attempts[:-1], strict=False)
     found = [_attempt(number, members) for number, members in numbered]
-    return tuple(
+    whole = tuple(
         replace(one, resumed_step=before, lost_steps=_lost(before, one.steps, after))
         for one, before, after in zip(found, resumed, resumed[1:], strict=False)
     )
+    return tuple(
+        replace(one, ledger=_ledger(one, members, after))
+        for one, members, after in zip(whole, attempts, attempts[1:], strict=False)
+    )
+
+
+def _ledger(
+    attempt: Attempt, members: Sequence[RankFollower], after: Sequence[RankFollower]
+) -> tuple[LedgerRow, ...]:
+    """The ledger of all ranks of *attempt*, up to the processes of the attempt *after* it."""
+    rows = [
+        row
+        for one in members
+        for row in lose(
+            ledger_rows(one.state, failed=True), list(one.state.history), attempt.lost_steps or 0
+        )
+    ]
+    ends = {one.state.rank: one.state.last_event_ns for one in members}
+    last = max(ends.values())
+    dead = sum(max(0, began_ns(one.state) - ends.get(one.state.rank, last)) / 1e9 for one in after)
+    return added((*rows, LedgerRow(cause=Cause.DEAD, seconds=dead)))
 
 
 def numbers(attempts: Iterable[Sequence[RankFollower]]) -> list[int]:

@@ -253,6 +253,7 @@ class RunFollower:
             away=self.cluster.away,
             nodes_note=self.cluster.note,
             attempts=attempts.earlier(by_attempt),
+            job=self._job(followers),
             attempt=max(attempts.numbers(by_attempt), default=1),
         )
         findings = advise(run)
@@ -312,6 +313,11 @@ class RunFollower:
         if all(rank.alive for rank in ranks):
             error = self.cluster.clock_error_seconds()
             self._stragglers = stragglers(self._skew, list(ranks), _node_of(nodes), error)
+
+    def _job(self, followers: Sequence[RankFollower]) -> str:
+        """The name that the user gave to the job, else the id that its launcher or scheduler gave."""
+        given = (self.info.get("job"), *(follower.state.meta.get("job") for follower in followers))
+        return next((str(name) for name in given if name), "")
 
     def _note(self) -> str:
         if self.bad_rings:

@@ -10,14 +10,16 @@ sums of the collectives, which may overlap.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 from zeromon.fold.dimensions import names
 from zeromon.fold.state import LedgerSums, RankState
 from zeromon.levels import STALL_SECONDS
 from zeromon.ring.events import Activity, Phase
 from zeromon.snapshot import StepSummary
-from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow
+from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
 
 OF_PHASE = {
     Phase.OTHER: Cause.OTHER,
@@ -56,18 +58,20 @@ def began_ns(state: RankState) -> int:
     return state.first_event_ns
 
 
-def ledger_rows(state: RankState, until_ns: int = 0) -> tuple[LedgerRow, ...]:
-    """Every second of the rank up to *until_ns*, by default to its last record, in one cause each."""
-    until = max(until_ns, state.last_event_ns)
+def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, ...]:
+    """Every second of the rank up to its last record, in one cause each.
+
+    *failed*: the step in which it ended is lost.
+    """
+    until = state.last_event_ns
     causes: dict[Cause, float] = defaultdict(float)
     _add_steps(state, causes)
     exposed = causes.pop(Cause.EXPOSED, 0.0)
     _add_set_up(state, causes, until)
-    _add_step_under_way(state, causes, until)
+    _add_step_under_way(state, causes, until, failed=failed)
     found = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
     found += _split_exposed(state, exposed)
-    order = list(Cause)
-    return tuple(sorted(found, key=lambda row: (order.index(row.cause), -row.seconds)))
+    return added(found)
 
 
 def _add_steps(state: RankState, causes: dict[Cause, float]) -> None:
@@ -97,8 +101,10 @@ def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> Non
     causes[Cause.SET_UP] += max(0, spent)
 
 
-def _add_step_under_way(state: RankState, causes: dict[Cause, float], until: int) -> None:
-    """Adds the time since the last step, which no step may ever end."""
+def _add_step_under_way(
+    state: RankState, causes: dict[Cause, float], until: int, *, failed: bool
+) -> None:
+    """Adds the time since the last step."""
     if not state.steps:
         if state.startup_ns < 0:
             return
@@ -106,6 +112,9 @@ def _add_step_under_way(state: RankState, causes: dict[Cause, float], until: int
     else:
         since = state.step_end_ns
     rest = until - since
+    if failed:
+        causes[Cause.LOST] += rest
+        return
     for phase, ns in zip(Phase, state.window.phase_ns, strict=True):
         causes[OF_PHASE[phase]] += ns
         rest -= ns
@@ -138,6 +147,38 @@ def _split_exposed(state: RankState, total_ns: float) -> list[LedgerRow]:
         for (cause, of), weight in weights.items()
         if weight * total_ns / whole >= 1
     ]
+
+
+def lose(
+    rows: Iterable[LedgerRow], recent: Sequence[StepSummary], lost_steps: int
+) -> tuple[LedgerRow, ...]:
+    """*rows* of a rank after its last *lost_steps* steps were taken again; *recent*: its last steps.
+
+    Checkpoints saved or loaded in such a step are not lost. Where more steps were lost than are known,
+    the others count as the known ones.
+    """
+    if lost_steps < 1 or not recent:
+        return tuple(rows)
+    known = recent[-lost_steps:]
+    sums = LedgerSums()
+    for step in known:
+        add_step(sums, step)
+    lost: dict[Cause, float] = defaultdict(float)
+    for phase in Phase:
+        exposed = sums.exposed_ns[phase] if phase in _TRAINS else 0
+        lost[OF_PHASE[phase]] += sums.timed_ns[phase] + sums.untimed_ns[phase] - exposed
+        lost[Cause.EXPOSED] += exposed
+    del lost[Cause.CHECKPOINT]
+    found, whole = [], list(rows)
+    for cause, ns in lost.items():
+        of = (Cause.EXPOSED, Cause.WAITING) if cause is Cause.EXPOSED else (cause,)
+        there = [row for row in whole if row.cause in of]
+        total = sum(row.seconds for row in there)
+        taken = min(total, ns / 1e9 * lost_steps / len(known))
+        whole = [row for row in whole if row.cause not in of]
+        found += [replace(row, seconds=row.seconds * (1 - taken / total)) for row in there]
+        found.append(LedgerRow(cause=Cause.LOST, seconds=taken))
+    return added((*whole, *found))
 
 
 def activity_rows(state: RankState) -> tuple[ActivityRow, ...]:

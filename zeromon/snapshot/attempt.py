@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zeromon.ring.text_enum import TextEnum
+from zeromon.snapshot.ledger import LedgerRow
 
 
 class DeathRole(TextEnum):
@@ -45,3 +46,5 @@ class Attempt:
     """Steps that the next attempt takes again; None where unknown."""
     deaths: tuple[Death, ...]
     """The culprits first."""
+    ledger: tuple[LedgerRow, ...] = ()
+    """The seconds of all its ranks, up to the start of the processes of the next attempt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zeromon.ring.text_enum import TextEnum
@@ -43,6 +44,16 @@ class LedgerRow:
     of: str = ""
     """The dimension that was exposed, or the rank that was waited for; "" for none."""
     seconds: float
+
+
+def added(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
+    """*rows* with one row for each cause and what it is of, in the order of the causes."""
+    sums: dict[tuple[Cause, str], float] = {}
+    for row in rows:
+        sums[row.cause, row.of] = sums.get((row.cause, row.of), 0.0) + row.seconds
+    order = {cause: number for number, cause in enumerate(Cause)}
+    found = [LedgerRow(cause=cause, of=of, seconds=s) for (cause, of), s in sums.items() if s > 0]
+    return tuple(sorted(found, key=lambda row: (order[row.cause], -row.seconds, row.of)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

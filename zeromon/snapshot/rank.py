@@ -180,6 +180,8 @@ class RankSnapshot:
     ledger: tuple[LedgerRow, ...] = ()
     """Every second of the process, or since the agent was attached; () in a record of before."""
     activities: tuple[ActivityRow, ...] = ()
+    resumed_step: int | None = None
+    """Steps that its optimizer had taken when it began; None where it keeps no count."""
     unsaved_seconds: float | None = None
     """Steps since the last checkpoint that was seen to be saved, or since the first step."""
     pipeline: PipelineRow | None = None

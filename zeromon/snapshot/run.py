@@ -46,6 +46,8 @@ class RunSnapshot:
 
     attempts: tuple[Attempt, ...] = ()
     """Earlier attempts whose ranks reported; after each the launcher started the ranks again."""
+    job: str = ""
+    """What it has in common with the other runs of its job: a name, or a scheduler's id."""
     attempt: int = 1
     """The number of this one, as the launcher counts."""
 

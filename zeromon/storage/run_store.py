@@ -67,6 +67,8 @@ class Manifest:
     """Reserved on the fullest device, resident on the host without one; -1 where unknown."""
     worst: str
     """The severity of its gravest finding, "" without any."""
+    job: str = ""
+    """See :attr:`RunSnapshot.job`."""
     format: int = 1
 
 
@@ -93,6 +95,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         exposed_ratio=max(exposed, default=None),
         memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),
         worst=next((s for s in Severity if s in severities), ""),
+        job=run.job,
     )
 
 

@@ -56,6 +56,14 @@ _COLLECTOR_CHECK_EVERY = 5
 _HUNG_AFTER_NS = 5_000_000_000
 
 
+def _job() -> str:
+    """Returns the id that a scheduler or a launcher gives to all attempts of a job; "" without one."""
+    slurm, elastic = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if slurm:
+        return f"slurm-{slurm}"
+    return "" if elastic == "none" else elastic[:200]
+
+
 class Attachment(NamedTuple):
     """How the agent was attached to a process that was running already."""
 
@@ -215,6 +223,7 @@ class Agent:
             device="cpu",
             argv=sys.argv[:20],
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
+            job=_job(),
         )
 
     def _calibrate(self) -> None:

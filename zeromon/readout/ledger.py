@@ -1,0 +1,144 @@
+"""The ledger of a job: every second of all its ranks and attempts, in one cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from zeromon.fold.ledger import lose
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.ledger import Cause, LedgerRow, added
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD))
+"""What goodput counts: the forwards, backwards and optimizers of steps that were not taken again."""
+
+NAMES = {cause: str(cause).replace("_", " ") for cause in Cause} | {
+    Cause.EXPOSED: "exposed communication",
+    Cause.WAITING: "waiting",
+    Cause.COMPILE: "compilation",
+    Cause.SET_UP: "set-up",
+    Cause.DEAD: "dead time",
+    Cause.LOST: "work lost",
+}
+"""The causes for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLedger:
+    """The seconds of all ranks of a job; the rows sum to :attr:`rank_seconds`."""
+
+    rows: tuple[LedgerRow, ...]
+    rank_seconds: float
+    attempts: int
+    notes: tuple[str, ...]
+    """What is not known, and why."""
+
+    @property
+    def goodput(self) -> float | None:
+        """The useful share of all seconds; None without any."""
+        useful = sum(row.seconds for row in self.rows if row.cause in USEFUL)
+        return useful / self.rank_seconds if self.rank_seconds > 0 else None
+
+    def share(self, row: LedgerRow) -> float:
+        """Of all seconds."""
+        return row.seconds / self.rank_seconds
+
+
+def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
+    """The ledger of one job: the runs that were submitted one after another, in any order."""
+    ordered = sorted(runs, key=lambda run: run.started_wall)
+    rows: list[LedgerRow] = []
+    for run, after in zip_longest(ordered, ordered[1:]):
+        for attempt in run.attempts:
+            rows += attempt.ledger
+        lost = 0 if after is None else lost_steps(run, after)
+        for rank in run.ranks:
+            rows += lose(rank.ledger, rank.recent, lost or 0)
+        if after is not None:
+            dead = max(0.0, after.started_wall - run.taken_wall) * len(after.ranks)
+            rows.append(LedgerRow(cause=Cause.DEAD, seconds=dead))
+    whole = added(rows)
+    return JobLedger(
+        rows=whole,
+        rank_seconds=sum(row.seconds for row in whole),
+        attempts=sum(1 + len(run.attempts) for run in ordered),
+        notes=tuple(dict.fromkeys(_notes(ordered))),
+    )
+
+
+def lost_steps(run: RunSnapshot, after: RunSnapshot) -> int | None:
+    """The last steps of *run* that the run *after* it took again; None where steps are not counted."""
+    resumed = (after.attempts[0].resumed_step if after.attempts else None) or max(
+        (rank.resumed_step for rank in after.ranks if rank.resumed_step is not None), default=None
+    )
+    steps = max((rank.steps for rank in run.ranks), default=0)
+    before = max((rank.resumed_step or 0 for rank in run.ranks), default=0)
+    return None if resumed is None else max(0, before + steps - resumed)
+
+
+def _notes(runs: Sequence[RunSnapshot]) -> Iterable[str]:
+    again = (
+        "steps that were taken again after a restart are not known: the optimizer keeps no count of"
+        " its steps that the agent can read"
+    )
+    for run, after in zip_longest(runs, runs[1:]):
+        ranks = run.ranks
+        if any(not rank.ledger for rank in ranks):
+            yield "some ranks were recorded by an earlier version, which kept no ledger"
+        if any(rank.joined for rank in ranks):
+            yield "the agent was attached to a live process: what was before is not known"
+        if ranks and all(rank.exposed_ratio is None and rank.steps for rank in ranks):
+            yield "communication was not timed: compute contains what was exposed"
+        if any(attempt.lost_steps is None for attempt in run.attempts):
+            yield again
+        if after is not None and lost_steps(run, after) is None:
+            yield again
+
+
+def cause_text(row: LedgerRow) -> str:
+    """``exposed communication of tp``, ``waiting for rank 3``."""
+    name = NAMES[row.cause]
+    if not row.of:
+        return name
+    return f"{name} for {row.of}" if row.cause is Cause.WAITING else f"{name} of {row.of}"
+
+
+def at_risk_text(run: RunSnapshot) -> str:
+    """What a death would lose now; "" for a run that has ended well, or of which no step is known."""
+    unsaved = [rank.unsaved_seconds for rank in run.ranks if rank.unsaved_seconds is not None]
+    if not unsaved or (run.ended and not any(rank.failed for rank in run.ranks)):
+        return ""
+    saves = [row for rank in run.ranks for row in rank.activities if row.activity == "save"]
+    since = "the last checkpoint" if saves else "the first step, and no checkpoint was seen"
+    verb = "lost" if run.ended else "at risk"
+    return f"{verb}: {human_seconds(max(unsaved))} of steps since {since}"
+
+
+def activity_texts(run: RunSnapshot) -> list[str]:
+    """What the loops did beside training: how often, for how long, and how fast."""
+    found: dict[tuple[str, str, bool], list[float]] = {}
+    for rank in run.ranks:
+        for row in rank.activities:
+            sums = found.setdefault((row.phase, row.activity, row.background), [0, 0.0, 0.0, 0])
+            sums[0] = max(sums[0], row.count)
+            sums[1] = max(sums[1], row.seconds)
+            sums[2] = max(sums[2], row.longest_seconds)
+            sums[3] = max(sums[3], row.nbytes)
+    lines = []
+    for (phase, activity, background), (count, seconds, longest, nbytes) in found.items():
+        name = " ".join(filter(None, (phase.replace("_", " "), activity.replace("_", " "))))
+        text = f"{name}{' in the background' if background else ''}: {human_count(count)}"
+        text += f", {human_seconds(seconds)} in all, {human_seconds(longest)} the longest"
+        if nbytes and seconds:
+            text += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
+        lines.append(text)
+    return lines
+
+
+def headline(ledger: JobLedger) -> str:
+    """``goodput 61 % of 3 h 12 min of ranks in 2 attempts``."""
+    goodput = "n/a" if ledger.goodput is None else human_ratio(ledger.goodput)
+    many = f" in {ledger.attempts} attempts" if ledger.attempts > 1 else ""
+    return f"goodput {goodput} of {human_seconds(ledger.rank_seconds)} of ranks{many}"
