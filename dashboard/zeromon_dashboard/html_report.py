@@ -63,6 +63,7 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
         if counted is None
         else [snapshot_figures.roles(counted), snapshot_figures.within_step(counted)]
     )
+    ledgers = [figure] if (figure := snapshot_figures.ledger(run)) is not None else []
     figures = [figure for figure in over_time if figure is not None]
     memory = [figure for figure in of_memory if figure is not None]
     parts = [
@@ -72,8 +73,8 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
         f"<script>{get_plotlyjs()}</script></head><body>",
         _head(run),
         *(_findings(run.findings)),
-        "<h2>Over the steps</h2>" if figures else "",
-        *(_figure(figure, still=still) for figure in figures),
+        "<h2>Over the steps</h2>" if figures or ledgers else "",
+        *(_figure(figure, still=still) for figure in (*ledgers, *figures)),
         "<h2>Memory by role</h2>" if memory else "",
         *(_figure(figure, still=still) for figure in memory),
         f"<h2>In numbers</h2><pre>{escape(text)}</pre>",

@@ -7,6 +7,7 @@ from typing import Any
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.figures import FIGURE, mean_step_seconds
+from zeromon.readout.ledger import cause_text, headline, job_ledger
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -22,6 +23,33 @@ _PHASE_COLOURS = {
     "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
     "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "other": "#999999",
 }  # fmt: skip
+
+
+def ledger(run: RunSnapshot) -> dict[str, Any] | None:
+    """A waterfall: every second of all ranks and attempts, cause by cause; None without any."""
+    whole = job_ledger([run])
+    if not whole.rows:
+        return None
+    names = [*map(cause_text, whole.rows), "all"]
+    shares = [human_ratio(whole.share(row)) for row in whole.rows]
+    data = {
+        "type": "waterfall", "orientation": "h", "y": names,
+        "x": [*(row.seconds for row in whole.rows), 0],
+        "measure": [*("relative" for _ in whole.rows), "total"],
+        "text": [*shares, human_seconds(whole.rank_seconds)],
+        "textposition": "auto", "connector": {"line": {"width": 0.5}},
+        "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
+        "hovertemplate": "%{x:.3g} s<extra>%{y}</extra>",
+    }  # fmt: skip
+    title = f"Where every second of the ranks went: {headline(whole)}"
+    return {
+        "data": [data],
+        "layout": {
+            **layout(title, 110 + 24 * len(names)),
+            "xaxis": axis("s"),
+            "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }
 
 
 def breakdown(run: RunSnapshot) -> dict[str, Any]:

@@ -43,10 +43,14 @@ def add_step(ledger: LedgerSums, step: StepSummary) -> None:
     timed = step.timed and bool(step.phase_exposed_ns)
     for phase, spent in zip(Phase, step.phase_ns, strict=False):
         if timed:
+            exposed = min(spent, step.phase_exposed_ns[phase])
             ledger.timed_ns[phase] += spent
-            ledger.exposed_ns[phase] += min(spent, step.phase_exposed_ns[phase])
+            ledger.timed_exposed_ns[phase] += exposed
         else:
-            ledger.untimed_ns[phase] += spent
+            known = ledger.timed_ns[phase]
+            exposed = spent * ledger.timed_exposed_ns[phase] // known if known else 0
+        ledger.spent_ns[phase] += spent
+        ledger.exposed_ns[phase] += exposed
     ledger.offload_ns += step.offload_blocked_ns
 
 
@@ -64,8 +68,10 @@ def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, .
     *failed*: the step in which it ended is lost.
     """
     until = state.last_event_ns
-    causes: dict[Cause, float] = defaultdict(float)
-    _add_steps(state, causes)
+    ledger = deepcopy(state.ledger)
+    if state.history:
+        add_step(ledger, state.history[-1])
+    causes = _of_steps(ledger)
     exposed = causes.pop(Cause.EXPOSED, 0.0)
     _add_set_up(state, causes, until)
     _add_step_under_way(state, causes, until, failed=failed)
@@ -74,19 +80,25 @@ def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, .
     return added(found)
 
 
-def _add_steps(state: RankState, causes: dict[Cause, float]) -> None:
-    ledger = deepcopy(state.ledger)
-    if state.history:
-        add_step(ledger, state.history[-1])
+def ledger_totals(state: RankState) -> dict[str, float]:
+    """Seconds by cause of the set-up and of all steps but the last, whose times may still come."""
+    causes = _of_steps(state.ledger)
+    if state.startup_ns >= 0:
+        _add_set_up(state, causes, state.last_event_ns)
+    return {str(cause): causes[cause] / 1e9 for cause in Cause if causes[cause] > 0}
+
+
+def _of_steps(ledger: LedgerSums) -> defaultdict[Cause, float]:
+    """Nanoseconds by cause."""
+    causes: defaultdict[Cause, float] = defaultdict(float)
     for phase in Phase:
-        spent, exposed = ledger.timed_ns[phase] + ledger.untimed_ns[phase], 0.0
-        if phase in _TRAINS and ledger.timed_ns[phase]:
-            exposed = ledger.exposed_ns[phase] * spent / ledger.timed_ns[phase]
-        causes[OF_PHASE[phase]] += spent - exposed
+        exposed = ledger.exposed_ns[phase] if phase in _TRAINS else 0
+        causes[OF_PHASE[phase]] += ledger.spent_ns[phase] - exposed
         causes[Cause.EXPOSED] += exposed
     offload = min(causes[Cause.COMPUTE], ledger.offload_ns)
     causes[Cause.COMPUTE] -= offload
     causes[Cause.OFFLOAD] += offload
+    return causes
 
 
 def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> None:
@@ -163,11 +175,7 @@ def lose(
     sums = LedgerSums()
     for step in known:
         add_step(sums, step)
-    lost: dict[Cause, float] = defaultdict(float)
-    for phase in Phase:
-        exposed = sums.exposed_ns[phase] if phase in _TRAINS else 0
-        lost[OF_PHASE[phase]] += sums.timed_ns[phase] + sums.untimed_ns[phase] - exposed
-        lost[Cause.EXPOSED] += exposed
+    lost = _of_steps(sums)
     del lost[Cause.CHECKPOINT]
     found, whole = [], list(rows)
     for cause, ns in lost.items():

@@ -178,12 +178,12 @@ class Window:
 class LedgerSums:
     """Nanoseconds of all steps, by phase; see :mod:`zeromon.fold.ledger`."""
 
-    timed_ns: list[int] = field(default_factory=_by_phase)
-    """Of the steps whose communication was timed."""
+    spent_ns: list[int] = field(default_factory=_by_phase)
     exposed_ns: list[int] = field(default_factory=_by_phase)
-    """The exposed part of it."""
-    untimed_ns: list[int] = field(default_factory=_by_phase)
-    """Of the other steps."""
+    """The exposed part of it; of a step that was not timed, by the share of those before it."""
+    timed_ns: list[int] = field(default_factory=_by_phase)
+    """The part in steps whose communication was timed."""
+    timed_exposed_ns: list[int] = field(default_factory=_by_phase)
     offload_ns: int = 0
     since_save_ns: int = 0
     """Of the steps that ended since the last checkpoint was saved."""

@@ -9,7 +9,7 @@ from typing import Any
 from zeromon.fold.communication import rows as stats_rows
 from zeromon.fold.communication import size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
-from zeromon.fold.ledger import activity_rows, ledger_rows
+from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
@@ -152,6 +152,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
         pipeline=pipeline_row(state),
+        ledger_totals=ledger_totals(state),
         ledger=ledger_rows(state, failed=observed.failed),
         resumed_step=resumed if isinstance(resumed := meta.get("resumed_step"), int) else None,
         activities=activity_rows(state),

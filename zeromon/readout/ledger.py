@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from zeromon.fold.ledger import lose
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
@@ -142,3 +142,12 @@ def headline(ledger: JobLedger) -> str:
     goodput = "n/a" if ledger.goodput is None else human_ratio(ledger.goodput)
     many = f" in {ledger.attempts} attempts" if ledger.attempts > 1 else ""
     return f"goodput {goodput} of {human_seconds(ledger.rank_seconds)} of ranks{many}"
+
+
+def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
+    """What was saved and what was loaded, where it is known."""
+    rows = [row for row in rank.activities if row.activity in ("save", "load")]
+    found = {
+        row.activity: sum(r.nbytes for r in rows if r.activity == row.activity) for row in rows
+    }
+    return [((activity,), nbytes) for activity, nbytes in found.items() if nbytes]

@@ -12,6 +12,7 @@ from zeromon.readout.text import exposed_unknown, finding_text, joined_text, sta
 from zeromon.report.communication import checked, communication, dimensions, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
+from zeromon.report.ledger import activities, ledger
 from zeromon.report.memory import memory, offload, roles
 from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
@@ -31,10 +32,11 @@ _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
     """The whole report; *ranges*: the parts of a long run, for its course over time."""
-    blocks = [_head(run), attempts(run)]
+    blocks = [_head(run), attempts(run), ledger([run])]
     if run.ranks:
         blocks += [
-            spreads(run), _ranks(run), _over_time(ranges), _phases(run), pipeline(run),
+            spreads(run), _ranks(run), _over_time(ranges), _phases(run), activities(run),
+            pipeline(run),
             communication(run), dimensions(run), units(run, 8), sizes(run), memory(_shown(run)),
             roles(run), offload(run), engines(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip

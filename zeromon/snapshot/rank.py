@@ -179,6 +179,8 @@ class RankSnapshot:
 
     ledger: tuple[LedgerRow, ...] = ()
     """Every second of the process, or since the agent was attached; () in a record of before."""
+    ledger_totals: dict[str, float] = field(default_factory=dict)
+    """Seconds by cause of the set-up and of the steps whose times are complete: they only grow."""
     activities: tuple[ActivityRow, ...] = ()
     resumed_step: int | None = None
     """Steps that its optimizer had taken when it began; None where it keeps no count."""

@@ -45,6 +45,7 @@ def content(known: Known) -> Page:
         {
             "cards": {"children": [risk_card(run), _waits(run), _steps(run), _agent(run)]},
             "breakdown": {"figure": snapshot_figures.breakdown(run)},
+            "ledger": {"figure": snapshot_figures.ledger(run)},
             "spreads": {"children": _spreads(run)},
             "findings": {
                 "children": [*_notes(run), *finding_list(run.findings[:3], len(run.findings))]
@@ -56,7 +57,7 @@ def content(known: Known) -> Page:
 
 def skeleton(parts: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
-    graphs = [graph(name, parts) for name in ("breakdown", *names()) if name in parts]
+    graphs = [graph(name, parts) for name in ("breakdown", "ledger", *names()) if name in parts]
     return [
         cards(parts),
         html.Div(id="spreads", **parts["spreads"]),

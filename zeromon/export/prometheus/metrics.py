@@ -22,6 +22,7 @@ from zeromon.focus import death_cause, death_roles
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
+from zeromon.readout.ledger import checkpoint_bytes
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -247,6 +248,12 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.startup_seconds)),
     Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, evaluation, checkpoint, garbage_collection, compile, other.",
          ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
+    Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the set-up and of the steps of the rank's process, in one cause: compute, exposed, data, offload, checkpoint, evaluation, garbage_collection, compile, set_up, other.",
+         ("cause",), lambda run, r: (((cause,), s) for cause, s in r.ledger_totals.items())),
+    Spec("zeromon_unsaved_seconds", "gauge", "seconds", "Steps since the last checkpoint that was seen to be saved, or since the first step: what a death loses now.",
+         (), _one(lambda r: r.unsaved_seconds)),
+    Spec("zeromon_checkpoint_bytes_total", "counter", "bytes", "Bytes that the rank saved or loaded in checkpoints, where the file or folder told them.",
+         ("activity",), lambda run, r: checkpoint_bytes(r)),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
          ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),
     Spec("zeromon_collective_bytes_total", "counter", "bytes", "Payload S of the collectives: for all-gather and reduce-scatter the full, unsharded size.",

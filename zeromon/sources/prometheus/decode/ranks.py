@@ -30,6 +30,7 @@ from zeromon.snapshot import (
     RoleRow,
     StepSummary,
 )
+from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
 
 _SHORT_SECONDS = 1.0
@@ -70,6 +71,7 @@ def rank_of(
         steps_seconds_total=facts.rates.get("spent_in_all", 0.0),
         phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
         recent=(point,) if point is not None else (),
+        ledger=_ledger(facts), unsaved_seconds=facts.number("unsaved_seconds"),
         collectives=_collectives(facts), traffic=_traffic(facts), dimensions=_dimensions(facts),
         in_flight=_in_flight(facts, now_ns),
         untimed_ratio=facts.number("collectives_untimed_ratio"),
@@ -90,6 +92,12 @@ def rank_of(
         exception="", phase="", unit="", units=(), step_buckets=(), untimed={}, unattributed={},
         started_ns=0,
     )  # fmt: skip
+
+
+def _ledger(facts: RankSamples) -> tuple[LedgerRow, ...]:
+    known = facts.by("ledger_seconds_total", "cause").items()
+    causes = {str(cause): cause for cause in Cause}
+    return added(LedgerRow(cause=causes[c], seconds=s) for (c,), s in known if c in causes)
 
 
 def _ended(facts: RankSamples) -> str:
