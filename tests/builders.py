@@ -48,6 +48,7 @@ from zeromon.snapshot import (
     TraceCheck,
     TransferRow,
 )
+from zeromon.snapshot.ledger import ActivityRow
 
 MS = 1_000_000
 
@@ -113,7 +114,7 @@ def summary(number: int, **facts: Any) -> StepSummary:
         end_ns=(number + 1) * 100 * MS,
         idle=False,
         micro_steps=1,
-        phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS),
+        phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, *[0] * (len(Phase) - 5)),
         collectives=12,
         collective_bytes=1 << 20,
         communication_ns=40 * MS,
@@ -282,7 +283,14 @@ def full_run() -> RunSnapshot:
         pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
         host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
-        wait_seconds=0.1, late_seconds=0.0, pipeline=pipelined(),
+        wait_seconds=0.1, late_seconds=0.0, pipeline=pipelined(), unsaved_seconds=3.0,
+        ledger_totals={"compute": 1.0, "checkpoint": 0.5},
+        activities=(
+            ActivityRow(
+                phase="checkpoint", activity="save", background=False, count=1, seconds=0.5,
+                longest_seconds=0.5, nbytes=7, last_ns=1,
+            ),
+        ),
         pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # its import is none of a compilation
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -36,27 +37,35 @@ from torch.utils.data import DataLoader, Dataset
 WIDTH = 64
 
 
+def lifetime() -> float:
+    """Seconds since this process began, by the kernel's clock ticks."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Truth:
     """What was injected, by the program's own clock."""
 
     def __init__(self, file: str) -> None:
         self._file = Path(file)
         self.lost: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+        self.saved = 0.0
+        """When the last step ended that a checkpoint holds."""
 
     @contextmanager
     def of(self, loss: str) -> Iterator[None]:
         """Adds the time of its body."""
         began = time.perf_counter()
         yield
-        self.add(loss, time.perf_counter() - began)
-
-    def add(self, loss: str, seconds: float) -> None:
-        """Adds one loss."""
         self.lost[loss][0] += 1
-        self.lost[loss][1] += seconds
+        self.lost[loss][1] += time.perf_counter() - began
 
     def write(self) -> None:
-        """Writes what is known so far."""
+        """Writes what is known so far, and the life of the process until now."""
+        self.lost["process"] = [1, lifetime()]
+        if self.saved:
+            since = time.perf_counter() - self.saved - self.lost["checkpoint"][1]
+            self.lost["lost"] = [1, since]
         self._file.write_text(json.dumps(self.lost))
 
 
@@ -95,80 +104,98 @@ class Cycle:
         time.sleep(0.4)
 
 
-def backend(truth: Truth) -> Any:
+def backend(graph: Any, _: Any) -> Any:
     """A compiler that takes its time."""
-
-    def compile_graph(graph: Any, _: Any) -> Any:
-        time.sleep(0.6)
-        truth.add("compile", 0.6)
-        return graph.forward
-
-    return compile_graph
+    time.sleep(0.6)
+    return graph.forward
 
 
-def main() -> None:
-    steps, losses = int(sys.argv[1]), set(sys.argv[2:])
-    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    # a file of its own: torchrun's store keeps the addresses of the attempt before
-    store = dist.FileStore(f"{os.environ['LEDGER_TRUTH']}.store.{attempt}", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    truth = Truth(f"{os.environ['LEDGER_TRUTH']}.{attempt}.{rank}")
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 512), nn.Linear(512, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    compiled = torch.compile(nn.Linear(WIDTH, 1), backend=backend(truth), dynamic=False)
-    saved = Path(f"{os.environ['LEDGER_TRUTH']}.optimizer.{rank}")
-    first = 1
-    if saved.exists():
-        optimizer.load_state_dict(torch.load(saved))
-        first = 5
-    training = iter(DataLoader(Slow(0.03 if "loader" in losses else 0.0), batch_size=None))
-    for step in range(first, steps + 1):
-        batch = next(training)
-        if "loader" in losses:
-            truth.add("loader", 0.03)
-        loss = model(batch).mean()
+class Job:
+    """A training loop, and what is to be lost in it."""
+
+    def __init__(self, losses: set[str]) -> None:
+        self.losses = losses
+        self.place = os.environ["LEDGER_TRUTH"]
+        self.rank = int(os.environ["RANK"])
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # a file of its own: torchrun's store keeps the addresses of the attempt before
+        store = dist.FileStore(f"{self.place}.store.{self.attempt}", 2)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+        self.truth = Truth(f"{self.place}.{self.attempt}.{self.rank}")
+        layers = nn.Sequential(nn.Linear(WIDTH, 512), nn.Linear(512, 1))
+        self.model = DistributedDataParallel(layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.compiled = torch.compile(nn.Linear(WIDTH, 1), backend=backend, dynamic=False)
+        self.saved = Path(f"{self.place}.optimizer.{self.rank}")
+        self.first = 1
+        if self.saved.exists():
+            self.optimizer.load_state_dict(torch.load(self.saved))
+            self.first = 5
+        slow = Slow(0.03 if "loader" in losses else 0.0)
+        self.training = iter(DataLoader(slow, batch_size=None))
+        gc.disable()  # each collection is one of this program's
+
+    def step(self) -> torch.Tensor:
+        """One step of training; returns its batch."""
+        with self.truth.of("data"):
+            batch: torch.Tensor = next(self.training)
+        loss = self.model(batch).mean()
         time.sleep(0.02)
-        if "late" in losses and rank == 1:
-            with truth.of("late"):
+        if "late" in self.losses and self.rank == 1:
+            with self.truth.of("waiting"):
                 time.sleep(0.06)
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return batch
+
+    def beside(self, step: int, batch: torch.Tensor) -> None:
+        """What the script does after *step*."""
+        truth, losses = self.truth, self.losses
         if "save" in losses and step == 4:
+            truth.saved = time.perf_counter()
             with truth.of("checkpoint"):
-                torch.save(model.state_dict(), SlowFile())
+                torch.save(self.model.state_dict(), SlowFile())
             with truth.of("checkpoint"):
-                torch.save(optimizer.state_dict(), saved)
+                torch.save(self.optimizer.state_dict(), self.saved)
         if "dcp" in losses and step == 5:
             import torch.distributed.checkpoint as dcp
 
             with truth.of("checkpoint"):
-                dcp.save(model.state_dict(), checkpoint_id=f"{os.environ['LEDGER_TRUTH']}.dcp")
+                dcp.save(self.model.state_dict(), checkpoint_id=f"{self.place}.dcp")
         if "evaluate" in losses and step in (6, 12):
             with truth.of("evaluation"):
-                evaluate(model)
+                self.evaluate()
         if "collect" in losses and step == 7:
             Cycle()
             with truth.of("garbage_collection"):
                 gc.collect()
         if "compile" in losses and step in (8, 10):
-            compiled(batch if step == 8 else batch[:4]).sum()
-        if "kill" in losses and step == 14 and not attempt and rank == 0:
+            with truth.of("compile"):
+                self.compiled(batch if step == 8 else batch[:4])
+        if "kill" in losses and step == 14 and not self.attempt and self.rank == 0:
             truth.write()
             os.kill(os.getpid(), signal.SIGKILL)
-        truth.write()
+
+    def evaluate(self) -> None:
+        """Validates as a script does."""
+        self.model.eval()
+        with torch.no_grad():
+            for number, batch in enumerate(DataLoader(Slow(0.05), batch_size=None)):
+                if number == 8:
+                    break
+                self.model(batch)
+        self.model.train()
+
+
+def main() -> None:
+    job = Job(set(sys.argv[2:]))
+    try:
+        for step in range(job.first, int(sys.argv[1]) + 1):
+            job.beside(step, job.step())
+    finally:
+        job.truth.write()
     dist.destroy_process_group()
-
-
-def evaluate(model: nn.Module) -> None:
-    """Validates as a script does."""
-    model.eval()
-    with torch.no_grad():
-        for number, batch in enumerate(DataLoader(Slow(0.05), batch_size=None)):
-            if number == 8:
-                break
-            model(batch)
-    model.train()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tui.snapshots import GIB, snapshot
 
 from zeromon.diagnosis.engine import advise
 from zeromon.focus import most_exposed_of
-from zeromon.readout.breakdown import PARTS, rank_parts, step_parts
+from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.text import verdict
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.storage.recorder import KnownFinding
@@ -621,7 +621,7 @@ def test_who_is_late_fits(width: int) -> None:
 
 
 def test_legends_of_a_step_fit_80_columns() -> None:
-    parts = [part for part in PARTS if part != "cpu_optimizer"]
+    parts = list(USUAL)
     assert "exposed communication" in plain(parts_legend([*parts, "hidden"], DisplayOptions(), 116))
     short = plain(parts_legend([*parts, "hidden"], DisplayOptions(), 76))
     assert len(short) <= 76

@@ -17,7 +17,8 @@ PARTS = (
 )  # fmt: skip
 """The parts of a step, in the order of every bar, legend and list; ``exposed`` is communication."""
 
-USUAL = ("forward", "backward", "optimizer", "exposed", "data_wait", "other")
+_SELDOM = {"cpu_optimizer", "evaluation", "checkpoint", "garbage_collection", "compile"}
+USUAL = tuple(part for part in PARTS if part not in _SELDOM)
 """The parts that a view names even where they are zero: most training loops have them."""
 
 PHASES = tuple(part for part in PARTS if part != "exposed")

@@ -153,7 +153,8 @@ def _by_trace(ranks: Sequence[Facts], folder: Path) -> dict[str, Truth]:
             other, rest = other - length, rest - inside
         parts["other"].append((other - rest) / WINDOW / 1e6)
         parts["exposed"].append(sum(exposed) / WINDOW / 1e6)
-        parts["cpu_optimizer"].append(0.0)
+        for part in ("cpu_optimizer", "evaluation", "checkpoint", "garbage_collection", "compile"):
+            parts[part].append(0.0)
     return {
         **{f"part {part}": _one(values, "s", PROFILER) for part, values in parts.items()},
         "exposed": _one(totals["exposed"], "ratio", PROFILER),

@@ -160,7 +160,7 @@ class Simulation:
         """Nanoseconds a step of each rank: the phases without waiting, and the waiting."""
         sums: dict[str, list[float]] = {}
         for rank, steps in enumerate(last):
-            mine: dict[str, float] = {"exposed": 0.0, "other": 0.0, "cpu_optimizer": 0.0}
+            mine = dict.fromkeys(("exposed", *(phase.label for phase in Phase)), 0.0)
             for step in steps:
                 rest = step.end - step.start
                 for phase, (start, end) in step.phases.items():

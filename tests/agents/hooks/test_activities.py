@@ -1,0 +1,41 @@
+"""What a loop does beside training is seen: checkpoints, evaluations, collections, compilation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import Node, train_command
+
+from zeromon.readout.ledger import job_ledger
+
+LOSSES = ("save", "dcp", "evaluate", "collect", "compile", "late")
+
+
+def test_each_loss_has_the_time_that_the_program_measured(node: Node, tmp_path: Path) -> None:
+    """Two ranks; each cause within 5 % of the program's clock, all causes within 0.5 % of the time."""
+    truth = tmp_path / "truth"
+    command = train_command(2, "20", *LOSSES, program="ledger.py")
+    result = node.run(command, LEDGER_TRUTH=str(truth))
+    assert result.code == 0, result.output
+    waited = json.loads(Path(f"{truth}.0.1").read_text())["waiting"][1]
+    for rank in result.snapshot.ranks:
+        measured = json.loads(Path(f"{truth}.0.{rank.rank}").read_text())
+        found = {str(row.cause): row.seconds for row in rank.ledger}
+        collections = [row for row in rank.activities if row.activity == "collect_all"]
+        found["garbage_collection"] = collections[0].longest_seconds  # others happen by themselves
+        for cause in ("checkpoint", "evaluation", "garbage_collection", "data"):
+            assert found[cause] == pytest.approx(measured[cause][1], rel=0.05, abs=0.05), cause
+        assert 1.2 <= found["compile"] <= measured["compile"][1]  # dynamo does more than it tells
+        if rank.rank == 0:
+            assert found["waiting"] > 0.9 * waited
+        lasted = json.loads(Path(f"{truth}.0.{rank.rank}").read_text())["process"][1]
+        assert sum(row.seconds for row in rank.ledger) == pytest.approx(lasted, rel=0.005, abs=0.05)
+        counts = {(row.phase, row.activity): row.count for row in rank.activities}
+        assert counts["checkpoint", "save"] == 3
+        assert counts["evaluation", ""] == 2
+        assert counts["compile", "first_compile"] == counts["compile", "recompile"] == 1
+        saved = next(row for row in rank.activities if row.activity == "save")
+        assert saved.nbytes >= Path(f"{truth}.optimizer.{rank.rank}").stat().st_size
+    assert job_ledger([result.snapshot]).notes == ()

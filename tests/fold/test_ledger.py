@@ -1,0 +1,178 @@
+"""Every second in one cause: the arithmetic of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import MS, span
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.fold.fold import fold
+from zeromon.fold.ledger import ledger_rows, ledger_totals, lose
+from zeromon.fold.state import RankState, stats_row
+from zeromon.ring.events import (
+    Activity,
+    Exit,
+    ExitKind,
+    Flag,
+    Op,
+    Phase,
+    PhaseSpan,
+    Start,
+    StepMark,
+)
+from zeromon.snapshot.ledger import Cause, LedgerRow
+
+
+def state(*events: object, process_start_ms: float = 0) -> RankState:
+    """A rank whose process began at *process_start_ms*, after *events*."""
+    made = RankState(meta={"process_start_ns": round(process_start_ms * MS)})
+    for event in events:
+        fold(made, event)  # type: ignore[arg-type]
+    return made
+
+
+def step(number: int, start_ms: float, end_ms: float) -> StepMark:
+    """The end of a step."""
+    return StepMark(round(end_ms * MS), 0, number, round(start_ms * MS), 1)
+
+
+def causes(rows: tuple[LedgerRow, ...]) -> dict[str, float]:
+    """Milliseconds by cause."""
+    return {str(row.cause): round(1e3 * row.seconds, 3) for row in rows}
+
+
+SET_UP = Start(100 * MS, 0)
+
+
+def test_a_phase_owns_its_time_without_the_phases_within_it() -> None:
+    rank = state(
+        SET_UP,
+        span(Phase.DATA_WAIT, 100, 110),
+        span(Phase.GARBAGE_COLLECTION, 120, 125),
+        span(Phase.COMPILE, 126, 146),
+        span(Phase.FORWARD, 110, 150),
+        span(Phase.GARBAGE_COLLECTION, 155, 158),
+        span(Phase.BACKWARD, 150, 180),
+        span(Phase.CHECKPOINT, 185, 195),
+        step(1, 100, 200),
+    )
+    assert causes(ledger_rows(rank)) == {
+        "set_up": 100, "data": 10, "garbage_collection": 8, "compile": 20, "checkpoint": 10,
+        "compute": 15 + 27, "other": 10,
+    }  # fmt: skip
+
+
+def test_an_evaluation_owns_its_batches_and_forwards_but_no_checkpoint() -> None:
+    rank = state(
+        SET_UP,
+        span(Phase.DATA_WAIT, 110, 120),
+        span(Phase.GARBAGE_COLLECTION, 122, 124),
+        span(Phase.FORWARD, 120, 130),
+        span(Phase.CHECKPOINT, 135, 150),
+        span(Phase.EVALUATION, 105, 160),
+        span(Phase.FORWARD, 160, 190),
+        step(1, 100, 200),
+    )
+    assert causes(ledger_rows(rank)) == {
+        "set_up": 100, "evaluation": 55 - 2 - 15, "garbage_collection": 2, "checkpoint": 15,
+        "compute": 30, "other": 15,
+    }  # fmt: skip
+    assert rank.phase_ns[Phase.DATA_WAIT] == 0
+
+
+def test_what_the_background_does_belongs_to_no_step() -> None:
+    writing = PhaseSpan(190 * MS, Phase.CHECKPOINT, Flag.ASYNC, 110 * MS, Activity.SAVE, 7)
+    rank = state(SET_UP, span(Phase.FORWARD, 100, 180), writing, step(1, 100, 200))
+    assert causes(ledger_rows(rank)) == {"set_up": 100, "compute": 80, "other": 20}
+    assert rank.activities[Phase.CHECKPOINT, Activity.SAVE, True].nbytes == 7
+    assert rank.ledger.since_save_ns == 100 * MS, "it says nothing of when it was complete"
+
+
+def test_set_up_is_without_what_has_a_cause_of_its_own() -> None:
+    rank = state(span(Phase.COMPILE, 20, 50), span(Phase.CHECKPOINT, 60, 70), SET_UP)
+    assert causes(ledger_rows(rank)) == {"set_up": 60, "compile": 30, "checkpoint": 10}
+
+
+def test_a_rank_that_makes_no_progress_stalls_and_a_dead_one_lost_its_step() -> None:
+    rank = state(SET_UP, span(Phase.FORWARD, 100, 150), step(1, 100, 200))
+    fold(rank, span(Phase.DATA_WAIT, 200, 220))
+    rank.last_event_ns = 60_000 * MS
+    assert causes(ledger_rows(rank))["stall"] == 60_000 - 220
+    fold(rank, Exit(60_000 * MS, ExitKind.EXCEPTION, 0))
+    assert causes(ledger_rows(rank, failed=True)) == {
+        "set_up": 100, "compute": 50, "other": 50, "lost": 60_000 - 200,
+    }  # fmt: skip
+
+
+def test_steps_that_are_taken_again_are_lost_but_not_their_checkpoint() -> None:
+    rank = state(SET_UP)
+    for number in range(1, 11):
+        at = 100 * number
+        fold(rank, span(Phase.FORWARD, at, at + 60))
+        if number == 7:
+            fold(rank, span(Phase.CHECKPOINT, at + 60, at + 90))
+        fold(rank, step(number, at, at + 100))
+    rows = ledger_rows(rank)
+    after = lose(rows, list(rank.history), 4)
+    assert causes(after) == {
+        "set_up": 100, "compute": 360, "other": 9 * 40 + 10 - 3 * 40 - 10, "checkpoint": 30,
+        "lost": 4 * 60 + 3 * 40 + 10,
+    }  # fmt: skip
+    assert sum(row.seconds for row in after) == pytest.approx(sum(row.seconds for row in rows))
+    many = lose(rows, list(rank.history)[-2:], 5)
+    assert causes(many)["lost"] == 500, "the steps that are not known count as the known ones"
+    assert lose(rows, [], 3) == rows
+
+
+def test_totals_only_grow_and_leave_the_last_step_out() -> None:
+    rank, before = state(SET_UP), {"set_up": 0.0}
+    for number in range(1, 6):
+        at = 100 * number
+        fold(rank, span(Phase.FORWARD, at, at + 60))
+        fold(rank, step(number, at, at + 100))
+        totals = ledger_totals(rank)
+        assert all(totals[cause] >= seconds for cause, seconds in before.items())
+        before = totals
+    assert before == {"compute": 0.24, "set_up": 0.1, "other": 0.16}
+
+
+def test_exposed_time_is_split_by_dimension_and_by_the_rank_that_was_waited_for() -> None:
+    rank = state(SET_UP)
+    rank.groups[1] = {"label": "mesh_tp", "size": 2}
+    row = stats_row(rank, Op.ALL_REDUCE, 1, Phase.FORWARD, 0)
+    row.exposed_ns = 40 * MS
+    row.blamed(3, 15 * MS, 20 * MS)
+    fold(rank, span(Phase.FORWARD, 100, 190))
+    fold(rank, step(1, 100, 200))
+    rank.history[-1] = replace(
+        rank.history[-1], phase_exposed_ns=(0, 40 * MS, *[0] * (len(Phase) - 2))
+    )
+    split = {(row.cause, row.of): round(1e3 * row.seconds, 3) for row in ledger_rows(rank)}
+    assert split[Cause.WAITING, "rank 3"] == 30
+    assert split[Cause.EXPOSED, "tp"] == 10
+    assert split[Cause.COMPUTE, ""] == 50
+
+
+@given(st.data())
+def test_causes_sum_to_the_time_whatever_is_nested(data: st.DataObject) -> None:
+    """Phases that nest in any way never count a moment twice."""
+    rank, at = state(SET_UP), 100
+
+    def nest(start: int, end: int, depth: int) -> None:
+        moment = start
+        while depth and moment < end and data.draw(st.booleans()):
+            begin = data.draw(st.integers(moment, end))
+            close = data.draw(st.integers(begin, end))
+            nest(begin, close, depth - 1)
+            moment = close
+        fold(rank, span(data.draw(st.sampled_from(list(Phase)[1:])), start, end))
+
+    for number in range(1, 4):
+        length = data.draw(st.integers(1, 40))
+        nest(at, at + length, 3)
+        fold(rank, step(number, at, at + length))
+        at += length
+    assert sum(row.seconds for row in ledger_rows(rank)) == pytest.approx(at / 1e3)
