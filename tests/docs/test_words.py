@@ -141,7 +141,7 @@ PHRASES = {
     r"\b(the|a) meeting\b": "rendezvous",
     r"\bdid not tell\b|\bdoes not tell\b": "did not report",
     r"\bof ours\b": "of zeromon",
-    r"\bprice\b": "cost",
+    r"(?<!-)\bprice\b(?! of an hour)": "cost",
     r"\bwhat is in the way\b": "problems, what prevents",
     r"\baccused\b": "named as straggler",
     r"\bnobody (read|asked|heard)\b": "no collector read",

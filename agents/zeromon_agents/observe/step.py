@@ -101,23 +101,20 @@ class Steps:
         self.micro_steps = 0
         """Backward passes since the last step ended."""
         self._last_micro_steps = 0
-        self._forward_from = 0
-        self._forward_seen_ns = 0
+        self._forward_from = self._forward_seen_ns = 0
         self._loss_from = 0
         """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
         self._device_type = device_type
         self.autocast = ""
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
-        self._backward_depth = 0
-        self._backward_from = 0
+        self._backward_depth = self._backward_from = 0
         self._in_pipeline = False
         """Whether a pipeline's schedule runs: its micro-batches are one micro-step."""
         self._counted = False
         """Whether the micro-step of the schedule was counted."""
         self._open_optimizers: list[int] = []
-        self._optimizer_from = 0
-        self._cpu_optimizer_from = 0
+        self._optimizer_from = self._cpu_optimizer_from = 0
         self._in_engine = False
         self._last_engine = 0
         self.initializing = 0
