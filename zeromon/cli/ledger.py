@@ -3,8 +3,8 @@
 JOB is the name of a run or its beginning; without JOB, the newest run. Runs that were submitted again
 under the same --name, Slurm job or torchelastic run id are one job, unless --run-only is given. The
 seconds of all ranks sum to the wall clock: 8 ranks spend 8 seconds a second. Goodput is the useful
-share: forwards, backwards and optimizers of steps that no restart took again. --price is the price of an hour
-of a rank. Exit code 1 when the job lost work.
+share: forwards, backwards and optimizers of steps that no restart took again. --price is the price of
+an hour of a rank. Exit code 1 when the job lost work.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Steps:
         self.micro_steps = 0
         """Backward passes since the last step ended."""
         self._last_micro_steps = 0
-        self._forward_from = self._forward_seen_ns = 0
+        self._forward_from = self._forward_seen_ns = self._data_from = 0
         self._loss_from = 0
         """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
@@ -123,7 +123,6 @@ class Steps:
         """Whether the engine that is stepping runs its optimizer on the host."""
         self.attached_mid_step = False
         """Whether the agent was attached during the step under way, and so cannot time it."""
-        self._data_from = 0
         self._loader: Callable[[], Any] = lambda: None
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
