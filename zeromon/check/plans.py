@@ -14,7 +14,9 @@ from zeromon.check.problem import Config, Machine, Path, Problem, whole
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
+from zeromon.memory.ladder import ladder
 from zeromon.memory.spec import ShardPlan, ZeroStage
+from zeromon.readout.remedy import ladder_lines
 from zeromon.units import human_bytes
 
 _ROOMY = 0.5
@@ -40,6 +42,8 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
         message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
         fix = f"{best.plan.label} ({human_bytes(best.device_bytes)})" if best else why
+        rungs = ladder_lines(ladder(setup, mine.device_bytes - setup.usable_bytes))
+        fix = "\n".join((f"{fix}; or, cheapest first:", *rungs) if rungs else (fix,))
         yield config.problem("ZM203", "warning", path, message, fix)
         return
     if mine.plan.framework != "deepspeed" and not setup.model.has_units:

@@ -10,11 +10,14 @@ from typing import Any
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.cluster import copies, fewest_devices, throughputs, unique_bytes
+from zeromon.memory.ladder import ladder
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
+from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import table
+from zeromon.snapshot import Rung
 from zeromon.units import human_bytes, human_params, human_seconds
 
 
@@ -51,7 +54,20 @@ def as_text(
         lines += [*_curve(setup, best), "", _roles(best)]
     else:
         lines.append(why)
+    rungs = _ladder(setup, rows)
+    if rungs:
+        lines += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
+        lines[-1] += ":" if any(row.memory.role(ACTIVATION) for row in rows) else ", without activations:"
+        lines += [f"  {line}" for line in ladder_lines(rungs)]
     return "\n".join(lines) + "\n"
+
+
+def _ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
+    """The OOM ladder of the given strategy where it does not fit the device."""
+    row = next((row for row in rows if row.plan == setup.plan), None)
+    if row is None or row.fits_device:
+        return ()
+    return ladder(setup, row.device_bytes - setup.usable_bytes)
 
 
 def _params(setup: plan.Setup) -> str:
@@ -207,6 +223,7 @@ def as_json(
         "throughputs": [asdict(one) for one in throughputs(setup, best.plan)] if best else [],
         "recommended": best.plan.label if best is not None else None,
         "why": why,
+        "ladder": [asdict(rung) for rung in _ladder(setup, rows)],
     }
 
 

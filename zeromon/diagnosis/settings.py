@@ -60,7 +60,7 @@ def remaining(remedy: Remedy, rank: RankSnapshot) -> Remaining:
         if not at or any(name not in done and name not in gone for name, _ in at)
     ]
     already = tuple(f"{name}={value}" for name, value in done.items())
-    left = any(line[:1] in ("+", "-") for line in kept)
+    left = bool(remedy.rungs) or any(line[:1] in ("+", "-") for line in kept)
     return Remaining(replace(remedy, diff="\n".join(kept)) if left else None, already)
 
 

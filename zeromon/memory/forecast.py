@@ -40,7 +40,8 @@ _LEAST_EVENTS = 8
 _MOST_SHAPE = 0.5
 _ALARM_CHANCE = 0.8
 _ALARM = OOM.warning
-_SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
+SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
+"""A level of at most SAFE_LEVEL is no risk."""
 
 Samples = Sequence[tuple[int, int]]
 """(step, bytes), in order of steps."""
@@ -216,7 +217,7 @@ def level_risk(used_bytes: float, capacity_bytes: float) -> float:
         return 0.0
     level = used_bytes / capacity_bytes
     if level <= _ALARM_LEVEL:
-        return _clamp((level - _SAFE_LEVEL) / (_ALARM_LEVEL - _SAFE_LEVEL) * _ALARM)
+        return _clamp((level - SAFE_LEVEL) / (_ALARM_LEVEL - SAFE_LEVEL) * _ALARM)
     return _clamp(_ALARM + (level - _ALARM_LEVEL) / (1 - _ALARM_LEVEL) * (1 - _ALARM))
 
 

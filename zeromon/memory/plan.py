@@ -190,7 +190,9 @@ def of_run(run: RunSnapshot) -> Setup:
         model=model,
         plan=described.plan,
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
-        batch=Batch(sequences=size, length=1) if kept else None,
+        batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
+        if kept
+        else None,
         measured_activation_bytes=kept // size if kept else None,
         measured_compute_bytes=described.plan.precision.compute_bytes,
         known=sizes,
@@ -212,7 +214,7 @@ def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:
         known,
         shard_numel=-(-known.numel // plan.shard_ranks),
         trainable_shard_numel=-(-known.trainable // plan.shard_ranks),
-        persistent_numel=known.persistent_numel if is_3 and not is_fsdp else 0,
+        persistent_numel=known.persistent_numel if is_3 and plan.persistence_numel else 0,
         kept_numel=0 if not is_fsdp else known.kept_numel if is_3 else known.numel,
         unit_numels=known.unit_numels if is_3 else (),
     )
@@ -408,7 +410,7 @@ def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
         yield f"of {', '.join([*others, best.plan.label])}, which send as many bytes, it takes {takes}"
     elif most is not None and mine is not None and most > mine:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {most} sequences instead of {mine}"
-    elif (share := roomiest.device_bytes / best.device_bytes) < _MUCH_LESS:
+    elif (share := roomiest.device_bytes / max(1, best.device_bytes)) < _MUCH_LESS:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {share * 100:.0f} % of the memory"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from zeromon.snapshot import Remedy
+from zeromon.snapshot import Remedy, Rung
 from zeromon.units import human_bytes, human_seconds
 
 _LEAST_SHOWN_SECONDS = 5e-7
@@ -55,10 +55,27 @@ def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> R
     return RemedyText(
         cause=f"because {remedy.cause}",
         dialect=remedy.dialect,
-        diff=tuple(_diff_line(line) for line in remedy.diff.splitlines()),
+        diff=tuple(
+            _diff_line(line)
+            for line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs, size))
+        ),
         expected=tuple(expected),
         price=remedy.price or "none",
     )
+
+
+def ladder_lines(
+    rungs: Iterable[Rung], size: Callable[[float], str] = human_bytes
+) -> tuple[str, ...]:
+    """The OOM ladder as text, a line for each rung; *size* formats bytes."""
+    return tuple(_rung(number, rung, size) for number, rung in enumerate(rungs, 1))
+
+
+def _rung(number: int, rung: Rung, size: Callable[[float], str]) -> str:
+    frees = "n/a" if rung.frees_bytes is None else size(rung.frees_bytes)
+    bound = "at most " if rung.at_most else ""
+    enough = " <- enough, with those above" if rung.enough else ""
+    return f"{number}. {rung.change}: frees {bound}{frees}; price: {rung.price}{enough}"
 
 
 def _diff_line(line: str) -> DiffLine:

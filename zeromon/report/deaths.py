@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.text import UNATTRIBUTED_NAMES, death_text, doing, host_evidence
+from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
     DeathRole,
+    Pool,
     RankSnapshot,
     RunSnapshot,
     StepSummary,
@@ -35,6 +38,7 @@ def deaths(run: RunSnapshot) -> str:
             lines.append(f"    most of it: {parts}")
         if rank.out_of_memory is not None:
             lines += [f"    {line}" for line in _out_of_memory(rank)]
+        lines += [f"    {line}" for line in _ladder(run, rank)]
         lines += _before_death(rank)
     return "Deaths\n" + "\n".join(lines) if lines else ""
 
@@ -106,6 +110,18 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
             f"({human_ratio(slack / memory.reserved_bytes)} of what was reserved)"
         )
     return lines
+
+
+def _ladder(run: RunSnapshot, rank: RankSnapshot) -> list[str]:
+    """The OOM ladder where the memory of *rank* ran out."""
+    oom = rank.out_of_memory
+    if oom is None and rank.ended != KILLED_FOR_MEMORY:
+        return []
+    if oom is not None:
+        rungs = of_risk(run, Pool.DEVICE, oom.requested_bytes - max(0, oom.free_bytes))
+    else:
+        rungs = of_risk(run, Pool.HOST, None)
+    return ["what frees memory, cheapest first:", *ladder_lines(rungs)] if rungs else []
 
 
 _LOOK_BACK_SECONDS = (300, 60, 30, 10, 3, 0)

@@ -95,6 +95,9 @@ from zeromon.snapshot.finding import (
     Remedy as Remedy,
 )
 from zeromon.snapshot.finding import (
+    Rung as Rung,
+)
+from zeromon.snapshot.finding import (
     Severity as Severity,
 )
 from zeromon.snapshot.host import (

@@ -22,6 +22,22 @@ class ConfigFormat(TextEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One change of the OOM ladder, on top of those above it; see :mod:`zeromon.memory.ladder`."""
+
+    change: str
+    """The setting, with the value of this run and the value to have."""
+    frees_bytes: int | None
+    """Memory of a rank that it frees; None where unknown."""
+    price: str
+    """What it costs in time or accuracy, in words."""
+    at_most: bool = False
+    """It frees less where units are large, whose sizes are unknown."""
+    enough: bool = False
+    """It is the first rung with which, and with those above, as much is free as is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """A change that removes the cause of a finding."""
 
@@ -39,6 +55,8 @@ class Remedy:
     """What else is expected, in words."""
     price: str = ""
     """What the change costs, in words."""
+    rungs: tuple[Rung, ...] = ()
+    """The OOM ladder: several changes in order, in place of one diff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

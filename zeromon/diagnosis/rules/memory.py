@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.sharding import next_stage
 from zeromon.levels import OOM
+from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
+from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.text import risk_text
 from zeromon.snapshot import (
@@ -35,7 +37,7 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             yield Match(
                 risk_text(risk, rank) + _what_grows(risk, rank),
                 rank.rank,
-                _keep_less() if risk.cause == RiskCause.GROWTH else None,
+                _keep_less() if risk.cause == RiskCause.GROWTH else _climb(run, rank, risk),
                 OOM.severity(risk.ratio),
             )
 
@@ -50,6 +52,28 @@ def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
         name = most.role.replace("_", " ")
         return f"; what grows is {name}, {human_bytes(most.grown_bytes)} so far"
     return "; parameters, gradients and optimizer state do not grow: something else is kept"
+
+
+_OF_STRATEGY = (RiskCause.STATIC, RiskCause.SPIKE)
+"""Causes that a smaller model state, bucket or batch removes."""
+
+
+def _climb(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | None:
+    """The OOM ladder; None where another rule has the remedy, or where the model is unknown."""
+    if risk.cause not in _OF_STRATEGY or not rank.models:
+        return None
+    need = risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes
+    rungs = of_risk(run, risk.pool, need)
+    if not rungs:
+        return None
+    return Remedy(
+        cause="the model states, buffers and activations of this strategy leave no margin",
+        dialect=FORMATS[rank.models[0].get("framework", "ddp")],
+        diff="",
+        rungs=rungs,
+        effect="each rung frees its bytes on top of those above it",
+        price="that of each rung",
+    )
 
 
 def _keep_less() -> Remedy:
@@ -128,9 +152,6 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
 
 _MOSTLY_ACTIVATIONS = 0.4
 """The share of the capacity from which recomputing activations is worth its time."""
-_RECOMPUTED = 0.5
-"""The share of the activations that checkpointing frees; an estimate, not measured."""
-
 
 @rule("ZM204", severity=Severity.WARNING)
 def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
@@ -160,7 +181,7 @@ def _recompute(held: float) -> Remedy:
         dialect=ConfigFormat.PYTHON,
         diff="+ for layer in model.layers:\n"
         "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
-        frees_bytes=int(_RECOMPUTED * held),
+        frees_bytes=int(RECOMPUTED * held),
         price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
     )
 
