@@ -40,7 +40,6 @@ OPEN = {
     "bf16 on V100 and T4, live": "agents tell bf16 from fp16 only under DeepSpeed and autocast",
     "spikes of the gradient norm": "no event carries the norm",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
-    "OOM ladder": "rungs with bytes",
     "device idle": "rule with cause",
     "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
@@ -428,6 +427,26 @@ def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
     found = plan(*options, "--interconnect", "10Gb")
     two, three = (row(found, f"FSDP2 (ZeRO-{n})")["step_parts"]["communication"] for n in (2, 3))
     assert three / two == pytest.approx(3 / 2, rel=0.1)
+
+
+@taught("OOM ladder")
+@pytest.mark.parametrize(
+    ("framework", "stage", "rung"),
+    [
+        ("deepspeed", 1, '"stage": 1 -> 2'),
+        ("deepspeed", 2, '"reduce_bucket_size": 500000000 -> 50000000'),
+        ("deepspeed", 3, '"offload_param": {"device": "cpu"}'),
+        ("fsdp1", 2, "SHARD_GRAD_OP -> FULL_SHARD"),
+        ("fsdp2", 3, "CPUOffloadPolicy()"),
+        ("ddp", 0, "gradient_as_bucket_view: False -> True"),
+    ],
+)
+def test_what_does_not_fit_has_a_ladder(plan: Any, framework: str, stage: int, rung: str) -> None:
+    """Each rung with the value of now, its bytes and its price."""
+    options = ("30B", "--devices", "8", "--memory", "40GiB", "--framework", framework)
+    rungs = plan(*options, "--stage", str(stage))["ladder"]
+    one = next(each for each in rungs if rung in each["change"])
+    assert one["frees_bytes"] > 0 and one["price"]
 
 
 @taught("same bytes, less memory")

@@ -57,7 +57,9 @@ def as_text(
     rungs = _ladder(setup, rows)
     if rungs:
         lines += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
-        lines[-1] += ":" if any(row.memory.role(ACTIVATION) for row in rows) else ", without activations:"
+        lines[-1] += (
+            ":" if any(row.memory.role(ACTIVATION) for row in rows) else ", without activations:"
+        )
         lines += [f"  {line}" for line in ladder_lines(rungs)]
     return "\n".join(lines) + "\n"
 

@@ -15,9 +15,9 @@ from zeromon.errors import PlanError
 from zeromon.memory.plan import Row, Setup, activations, of_run, row, sizes_of
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
-from zeromon.memory.spec import OPTIMIZERS, Precision, ShardPlan, ZeroStage
+from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
 from zeromon.memory.speeds import larger
-from zeromon.snapshot import Pool, RunSnapshot, Rung
+from zeromon.snapshot import Pool, Rung, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 
 RECOMPUTED = 0.5
@@ -307,7 +307,9 @@ def _optimizer_in_8_bits(s: Setup) -> _Change | None:
     if p.optimizer.name not in ("adam", "adamw") or p.optimizer_on != "device":
         return None
     price = "accuracy: states are quantized by blocks (Dettmers et al. 2022, arXiv 2110.02861)"
-    return _Change(f"{p.optimizer.name} -> adamw8bit", _with(s, optimizer=OPTIMIZERS["adamw8bit"]), price)
+    return _Change(
+        f"{p.optimizer.name} -> adamw8bit", _with(s, optimizer=OPTIMIZERS["adamw8bit"]), price
+    )
 
 
 # ---- offload --------------------------------------------------------------------------------------
@@ -344,7 +346,9 @@ def _unpinned(s: Setup) -> _Change | None:
     if not p.pins or p.optimizer_on == p.params_on == "device":
         return None
     return _Change(
-        _json("pin_memory", "true", "false"), _with(s, pins=False), "copies to the device are slower"
+        _json("pin_memory", "true", "false"),
+        _with(s, pins=False),
+        "copies to the device are slower",
     )
 
 

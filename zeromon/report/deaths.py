@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.text import UNATTRIBUTED_NAMES, death_text, doing, host_evidence
 from zeromon.readout.remedy import ladder_lines
+from zeromon.readout.text import UNATTRIBUTED_NAMES, death_text, doing, host_evidence
 from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.sharding import next_stage
 from zeromon.levels import OOM
-from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
 from zeromon.memory.forecast import SAFE_LEVEL
+from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.text import risk_text
 from zeromon.snapshot import (
@@ -152,6 +152,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
 
 _MOSTLY_ACTIVATIONS = 0.4
 """The share of the capacity from which recomputing activations is worth its time."""
+
 
 @rule("ZM204", severity=Severity.WARNING)
 def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
