@@ -75,7 +75,7 @@ def _rung(number: int, rung: Rung, size: Callable[[float], str]) -> str:
     frees = "n/a" if rung.frees_bytes is None else size(rung.frees_bytes)
     bound = "at most " if rung.at_most else ""
     enough = " <- enough, with those above" if rung.enough else ""
-    return f"{number}. {rung.change}: frees {bound}{frees}; price: {rung.price}{enough}"
+    return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
 
 
 def _diff_line(line: str) -> DiffLine:
