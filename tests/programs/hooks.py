@@ -432,6 +432,24 @@ def counts_to_the_end() -> dict:
     return {"issued": issued, "recorder": has_recorder}
 
 
+def buffers_and_unused() -> dict:
+    """A DDP model with buffers, which looks for unused parameters; every other backward is local."""
+    begin()
+    zeromon_agents.start()
+    layers = nn.Linear(4, 4), nn.BatchNorm1d(4)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(14):
+        with model.no_sync():
+            model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    issued = dist.group.WORLD._get_sequence_number_for_group()
+    zeromon_agents.stop()
+    return {"issued": issued}
+
+
 def two_optimizers() -> dict:
     """Two optimizers after one backward are one step; without a backward in between."""
     begin()

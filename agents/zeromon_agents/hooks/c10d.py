@@ -379,6 +379,41 @@ class Collectives:
         if entries and work is not None:
             self.open[id(work)] = entries
 
+    def broadcasts_begin(self, pg: Any, *_: Any, **__: Any) -> tuple[Group, int, int]:
+        """Runs before a call that broadcasts tensors in C++, one dtype or bucket after the other."""
+        group = self.group_of(pg)
+        group.matched = -1
+        return group, sequence_number(pg), time.monotonic_ns()
+
+    def broadcasts_end(
+        self, state: tuple[Group, int, int] | None, _: Any, pg: Any, tensors: Any, *__: Any
+    ) -> None:
+        """Records those broadcasts; the call returns when they have ended."""
+        if state is None:
+            return
+        group, before, began = state
+        calls, context = sequence_number(pg) - before, self._context
+        end, nbytes = time.monotonic_ns(), total_bytes(tensors) // max(1, calls)
+        if group.seen_sequences is not None:
+            group.seen_sequences.update(range(before + 1, before + calls + 1))
+        for number in range(calls):
+            group.issued += 1
+            sequence = group.issued - group.point_to_point
+            if self.attached:
+                sequence = before + number + 1
+                group.numbers.append(sequence)
+            if context.mode != ON:
+                self.count(group.id, Op.BROADCAST, nbytes, 0)
+                continue
+            word, at = context.head_word, group.id | context.unit << 16
+            start, took = began + (end - began) * number // calls, (end - began) // calls
+            issued = head(Kind.ISSUED, Op.BROADCAST) | word
+            context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)
+            entry = [head(0, Op.BROADCAST) | word, at, nbytes, start, sequence, 0, None, 0]
+            # on a device the host waits for nothing: the time is that of the calls
+            self.done(entry, start + took, 0 if group.on_device else took)
+        group.matched = group.issued
+
     # ---- helpers ------------------------------------------------------------------------------
 
     def count(self, group: int, op: int, nbytes: int, dtype: int) -> None:

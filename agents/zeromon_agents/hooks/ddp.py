@@ -21,8 +21,11 @@ from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import ON
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
+BROADCASTS = "_broadcast_coalesced"
 _DEFAULT_SAMPLE_RATE = 100
 """Of torch's reducer."""
+_USED_BYTES = 4
+"""A 32-bit integer a parameter, with ``find_unused_parameters``."""
 
 
 class DdpModel:
@@ -36,6 +39,9 @@ class DdpModel:
         self.buckets: list[int] = []
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
+        finds = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
+        self.used = [_USED_BYTES * sum(p.requires_grad for p in ddp.parameters())] if finds else []
+        """Bytes of what the reducer sends besides the buckets: which parameters a backward has used."""
         self.units: list[int] = []
         self.rebuilt = False
         self.compiled = True
@@ -62,6 +68,10 @@ class Ddp(Backend):
         self.patches.wrap(module.DistributedDataParallel, "__init__", made)
         hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
         self.patches.wrap(module.DistributedDataParallel, "forward", hook)
+        # its constructor sends parameters, and each forward of a model with buffers sends those
+        begin, end = self.collectives.broadcasts_begin, self.collectives.broadcasts_end
+        broadcasts = around(self.context, begin, end, where=BROADCASTS, traced=True)
+        self.patches.wrap(module.dist, BROADCASTS, broadcasts)
 
     def adopt(self, instance: Any) -> None:
         """Registers a DDP model."""
@@ -70,7 +80,7 @@ class Ddp(Backend):
     def bucket_bytes(self, group: int) -> list[int]:
         """Returns the bucket sizes of the model on *group*; [] when unknown or of several models."""
         models = [m for m in self._known.values() if m.group == group and m.ref() is not None]
-        return models[0].buckets if len(models) == 1 else []
+        return models[0].buckets + models[0].used if len(models) == 1 and models[0].buckets else []
 
     def stop(self) -> None:
         """Restores the sampling rate of the reducers."""
@@ -138,7 +148,7 @@ class Ddp(Backend):
             self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))
         # fmt: off
         self.context.write(end + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
-                             start + shift, compute_end + shift, len(model.buckets), 0)
+                             start + shift, compute_end + shift, len(model.buckets + model.used), 0)
         # fmt: on
 
     def _read_buckets(

@@ -24,6 +24,7 @@ class Group:
         "extras",
         "id",
         "issued",
+        "matched",
         "numbers",
         "on_device",
         "point_to_point",
@@ -42,6 +43,9 @@ class Group:
         """The group's own sequence number when the hooks first met it."""
         self.issued = 0
         """Calls that passed the hooks."""
+        self.matched = 0
+        """:attr:`issued` at the last call that the dispatcher announced; -1 during a call that issues
+        several collectives and is counted as a whole."""
         self.point_to_point = 0
         """Sends and receives among the calls, numbered apart because only two ranks call each."""
         self.extra = 0

@@ -64,15 +64,15 @@ class Dispatched:
     def _hook(self, group: Group) -> Callable[[Any], None]:
         context, note = self._context, self._context.guard.note
         calls, nbytes = self._calls[group.id], self._bytes[group.id]
-        known = group.issued
+        group.matched = group.issued
 
         def before(args: Any) -> None:
-            nonlocal known
             if context.mode == OFF:
                 return
             try:
-                if group.issued != known:  # another hook has just counted this very call
-                    known = group.issued
+                if group.issued != group.matched:  # another hook counts this very call
+                    if group.matched >= 0:
+                        group.matched = group.issued
                     return
                 op = operation_named(args.name.name)
                 key = (op, context.phase)

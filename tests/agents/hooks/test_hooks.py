@@ -178,6 +178,19 @@ def test_every_collective_is_counted_in_its_step_and_to_the_end(shared_node: Nod
     assert (counts["all_reduce"], counts["all_gather"]) == (65 + by_cpp, 100 + by_cpp)
 
 
+def test_what_ddp_sends_beside_its_buckets_is_known(shared_node: Node) -> None:
+    """Buffers before a forward that is reduced, and the map of used parameters after a backward."""
+    facts, result = case(shared_node, "buffers_and_unused")
+    rank = result.snapshot.ranks[0]
+    counts = {row.op: row.count for row in rank.collectives}
+    assert sum(counts.values()) + sum(rank.unattributed.values()) == facts["issued"]
+    assert rank.errors == 0 and counts["all_reduce"] == 2 * 14
+    buffers = 2 * 14  # floats and integers apart
+    assert counts["broadcast"] >= buffers
+    assert not any(step.untimed for step in rank.recent[:-1] if not step.idle)
+    assert rank.exposed_ratio is not None
+
+
 def test_two_optimizers_after_one_backward_are_one_step(shared_node: Node) -> None:
     """Three loops of two micro-steps and two optimizers: three steps."""
     _, result = case(shared_node, "two_optimizers")
