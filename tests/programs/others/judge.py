@@ -78,15 +78,12 @@ class Verdict(NamedTuple):
         texts = self.code, self.output, self.steps, self.collectives, self.strategy, self.agent
         return [text for text in texts if not text.startswith("ok")]
 
-    def excused(self, by: Mapping[str, str]) -> Verdict:
-        """The same, where two runs without zeromon differ as those with and without it do."""
-        own = {
-            name: "ok, but not even without zeromon the same"
-            for name, text in by.items()
-            if not text.startswith("ok")
-        }
+    def excused(self, output: str, steps: str) -> Verdict:
+        """The same, where two runs without zeromon differ in *output* or *steps*, too."""
+        itself = "ok, but differs without zeromon, too"
         return self._replace(
-            **{name: text for name, text in own.items() if not getattr(self, name).startswith("ok")}
+            output=self.output if output.startswith("ok") else itself,
+            steps=self.steps if steps.startswith("ok") else itself,
         )
 
 
@@ -174,9 +171,17 @@ def judge_collectives(bare: Outcome, report: Mapping[str, Any]) -> str:
         for op in sorted(true.get(rank, Counter()) | seen.get(rank, Counter()))
         if seen.get(rank, Counter())[op] != true.get(rank, Counter())[op]
     ]
-    if wrong or not true:
-        return "; ".join(wrong) or "nobody counted"
-    return "ok " + ", ".join(f"{op} {count}" for op, count in sorted(true[0].items()))
+    if not true:
+        return "nobody counted"
+    told = ", ".join(f"{op} {count}" for op, count in sorted(true[0].items()))
+    if all(
+        seen.get(rank, Counter()).total() == true[rank].total()
+        and seen[rank] - true[rank] == Counter({"unknown": seen[rank]["unknown"]})
+        for rank in true
+    ):
+        unknown = seen[0]["unknown"]
+        return f"ok {told}" + (f", of which {unknown} without a name" if unknown else "")
+    return "; ".join(wrong)
 
 
 def judge_strategy(report: Mapping[str, Any], strategy: str, steps: int, attempts: int) -> str:

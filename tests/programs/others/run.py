@@ -201,15 +201,8 @@ class Harness:
         verdict = self._verdict(program, bare, watched)
         if verdict.faults and not program.fails:
             again = self.run(program, "bare")
-            verdict = verdict.excused(by=self._between(program, bare, again))
+            verdict = verdict.excused(judge_output(bare, again), judge_steps(bare, again))
         return verdict, changed(bare.lines, watched.lines)
-
-    def _between(self, program: Program, one: Outcome, other: Outcome) -> dict[str, str]:
-        return {
-            "code": judge_code(one, other, program),
-            "output": judge_output(one, other),
-            "steps": judge_steps(one, other),
-        }
 
     def _verdict(self, program: Program, bare: Outcome, watched: Outcome) -> Verdict:
         between = self._between(program, bare, watched)

@@ -8,6 +8,13 @@ RANKS = 2
 TORCHRUN = f"{{python}} -m torch.distributed.run --standalone --nproc-per-node {RANKS}"
 OWN_STORE = "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """Else a rank that starts again may read the addresses of the attempt that failed, and gloo fails."""
+ACCELERATE = (
+    "env ACCELERATE_USE_CPU=true {python} -m accelerate.commands.launch --multi_gpu --num_machines 1 "
+    f"--num_processes {RANKS} --mixed_precision no --dynamo_backend no --main_process_port {{port}}"
+)
+MEMORY = "its recipes read a device's memory statistics"
+REFUSED = "Lightning refuses it"
+SCRIPTS = "accelerate.test_utils.scripts"
 
 
 class Program(NamedTuple):
@@ -31,4 +38,17 @@ PROGRAMS = (
     Program("mp-spawn", "{python} {here}/nanogpt.py --spawn {port}", "ddp", 20),
     Program("elastic", f"{OWN_STORE} {TORCHRUN} --max-restarts 2 {{here}}/elastic.py", "ddp", 12, 2),
     Program("checkpoint", f"{TORCHRUN} {{here}}/checkpoint.py", "fsdp2", 12),
+    Program("hf-ddp", f"{TORCHRUN} {{here}}/hf_trainer.py ddp", "ddp", 10),
+    Program("hf-fsdp2", f"{TORCHRUN} {{here}}/hf_trainer.py fsdp2", "ddp", 10),
+    Program("hf-zero2", f"{TORCHRUN} {{here}}/hf_trainer.py zero2", "deepspeed-zero2", 10),
+    Program("hf-zero3", f"{TORCHRUN} {{here}}/hf_trainer.py zero3", "deepspeed-zero3", 10),
+    Program("accelerate-sync", f"{ACCELERATE} -m {SCRIPTS}.test_sync", "ddp", 5),
+    Program("accelerate-loop", f"{ACCELERATE} {{here}}/accelerated.py", "ddp", 12),
+    Program("trl-sft", f"{TORCHRUN} {{here}}/trl_sft.py", "ddp", 8),
+    Program("lightning-ddp", "{python} {here}/lightning_trainer.py ddp", "ddp", 12),
+    Program("lightning-fsdp1", "{python} {here}/lightning_trainer.py fsdp1", "fsdp1-full", 12),
+    Program("lightning-fsdp2", "{python} {here}/lightning_trainer.py fsdp2", "fsdp2", 12),
+    Program("lightning-fsdp", "{python} {here}/lightning_trainer.py fsdp", "", 0, fails=REFUSED),
+    Program("torchtune", "{python} {here}/tuned.py full_finetune_distributed", "", 0, fails=MEMORY),
+    Program("torchtitan", f"{TORCHRUN} -m torchtitan.train", "", 0, fails="it imports triton"),
 )  # fmt: skip
