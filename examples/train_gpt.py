@@ -165,16 +165,22 @@ def batches(options: argparse.Namespace, text: bytes):
         epoch += 1
 
 
+def own_device() -> torch.device:
+    """The accelerator of this rank, of whatever type; the CPU without one."""
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()
+    torch.get_device_module(kind).set_device(index)
+    return torch.device(kind, index)
+
+
 def train(options: argparse.Namespace) -> list[float]:
     """The training loop; returns the loss of every step."""
-    cuda = torch.cuda.is_available()
+    device = own_device()
     if options.strategy != "none":
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group(dist.Backend.default_device_backend_map[device.type])
     rank = dist.get_rank() if dist.is_initialized() else 0
-    device = torch.device("cpu")
-    if cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
     torch.manual_seed(options.seed)
     model = GPT(options.width, options.layers, options.heads, options.length, options.checkpoint)
     model = wrap(model.to(device), options, device)
