@@ -90,6 +90,24 @@ def test_a_figure_is_near_the_truth(measured: Any, expected: Any, verdict: str) 
     assert Bench.near(bench, "", measured, expected, ratio=0.05).verdict == "ran"
 
 
+def test_ranks_that_the_suite_ends_are_not_dead_members() -> None:
+    """Row 11 takes what was said while they hung; a rank that exits may end both before."""
+
+    def snapshot(kind: str, failed: bool) -> Any:
+        ranks = [SimpleNamespace(rank=rank, failed=failed, steps=5) for rank in (0, 1)]
+        return SimpleNamespace(hangs=[SimpleNamespace(kind=kind)] if kind else [], ranks=ranks)
+
+    def run(*_: Any, fault: str, seen: Any, **__: Any) -> Any:
+        if fault != "exit":
+            assert seen(snapshot(rows.FAULTS[fault], False), [])
+        return SimpleNamespace(snapshot=snapshot("", True))
+
+    bench: Any = SimpleNamespace(dry=False, run=run, figure=Bench.figure)
+    bench.check = Bench.check.__get__(bench)
+    checks = list(rows.hangs(bench))
+    assert [check.verdict for check in checks] == ["pass"] * len(rows.FAULTS)
+
+
 def outcomes() -> list[Outcome]:
     """Rows that pass, fail, raise, cannot tell and take too long, one after the other."""
     now = [0.0]
