@@ -149,4 +149,4 @@ def test_backwards_of_one_micro_step_count_once() -> None:
     again = PhaseSpan(80 * MS, Phase.BACKWARD, Flag.CONTINUED, 70 * MS)
     made = folded([span(Phase.BACKWARD, 40, 60), again])
     assert made.micro_steps == 1
-    assert made.phase_ns[Phase.BACKWARD] == 30 * MS
+    assert made.window.phase_ns[Phase.BACKWARD] == 30 * MS

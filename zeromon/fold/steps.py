@@ -39,9 +39,9 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
         own -= inner.end_ns - inner.start_ns
         if e.phase is Phase.EVALUATION and inner.phase in _TRAINING:
             own += inner.own_ns
-            _spend(state, inner.phase, -inner.own_ns)
+            window.phase_ns[inner.phase] -= inner.own_ns
     window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent, e.phase, max(0, own)))
-    _spend(state, e.phase, max(0, own))
+    window.phase_ns[e.phase] += max(0, own)
     if e.phase is Phase.BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts
@@ -49,11 +49,6 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
         reshard_all(state)
     if e.phase <= Phase.CPU_OPTIMIZER:
         state.phase = Phase.OTHER
-
-
-def _spend(state: RankState, phase: Phase, ns: int) -> None:
-    state.phase_ns[phase] += ns
-    state.window.phase_ns[phase] += ns
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:
@@ -72,7 +67,6 @@ def _fold_start(state: RankState, e: Start) -> None:
     """What came before the training loop is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
     state.setup_ns = [a + b for a, b in zip(state.setup_ns, state.window.phase_ns, strict=True)]
-    state.phase_ns = [a - b for a, b in zip(state.phase_ns, state.window.phase_ns, strict=True)]
     state.window = Window()
     for row in state.traffic.values():
         row.forget()
@@ -95,6 +89,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         engine.skipped += skipped
     state.step_ns += spent
     state.ledger.since_save_ns += spent
+    state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
     state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:
         state.history[-1] = _merge(previous, summary)
