@@ -373,10 +373,11 @@ def test_the_best_is_what_the_user_asked_for(
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    """Bars by role, the line of what is usable; the page needs no network."""
+    """Bars by role, the line of what is usable, the seconds of a step; it needs no network."""
     path = tmp_path / "plan.html"
-    assert main(["plan", "7B", "--devices", "4", "--html", str(path)]) == 0
+    assert main(["plan", "7B", "--devices", "4", "--micro-batch", "1", "--html", str(path)]) == 0
     page = path.read_text()
+    assert "ZeRO-2\\u003cbr\\u003estep " in page or "ZeRO-2<br>step " in page
     assert "optimizer state" in page and "usable:" in page
     assert "cdn.plot.ly" not in page.split("</script>")[-1]
 

@@ -449,6 +449,16 @@ def test_what_does_not_fit_has_a_ladder(plan: Any, framework: str, stage: int, r
     assert one["frees_bytes"] > 0 and one["price"]
 
 
+@taught("slow network")
+def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
+    """7 B on 8: 34.2 against 22.8 GiB at 80 % of 1.25 GB/s."""
+    machine = Machine(
+        devices=8, device_bytes=80 << 30, model=from_count(7_000_000_000), link=1.25e9
+    )
+    text = said(check(zero(3), machine=machine), "ZM202")
+    assert "24.50 s instead of 36.75 s at 1.00 GB/s" in text
+
+
 @taught("same bytes, less memory")
 def test_a_row_that_sends_as_much_and_takes_less_is_a_reason(plan: Any) -> None:
     found = plan("7B", "--devices", "8", "--memory", "h100", "--micro-batch", "1")

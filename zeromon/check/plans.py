@@ -14,10 +14,11 @@ from zeromon.check.problem import Config, Machine, Path, Problem, whole
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
+from zeromon.memory.devices import LINK
 from zeromon.memory.ladder import ladder
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.readout.remedy import ladder_lines
-from zeromon.units import human_bytes
+from zeromon.units import human_bytes, human_rate, human_seconds
 
 _ROOMY = 0.5
 """Share of a device that model states may take where activations are unknown."""
@@ -72,10 +73,19 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         message = (
             f"{best.plan.label} also fits ({takes}, without activations), and sends "
             f"{human_bytes(best.communication_bytes)} a step instead of "
-            f"{human_bytes(mine.communication_bytes)}"
+            f"{human_bytes(mine.communication_bytes)}{_on_the_link(best, mine, machine)}"
         )
         fix = f"{best.plan.label}, if the activations leave room"
         yield config.problem("ZM202", "info", path, message, fix)
+
+
+def _on_the_link(best: plan.Row, mine: plan.Row, machine: Machine) -> str:
+    """Says how long the bytes of both take on the slowest link; "" where its speed is not given."""
+    if machine.link is None:
+        return ""
+    reached = machine.link * LINK.likely
+    times = (human_seconds(row.communication_bytes / reached) for row in (best, mine))
+    return f": {' instead of '.join(times)} at {human_rate(reached)}"
 
 
 def _setup(config: Config, machine: Machine) -> plan.Setup | None:

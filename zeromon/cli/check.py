@@ -28,7 +28,7 @@ from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
 from zeromon.cli import AFTER_DASHES, positive
-from zeromon.cli.sizes import host_memory, memory_size
+from zeromon.cli.sizes import host_memory, link_speed, memory_size
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
 
@@ -58,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory of one host: 512 (GiB), 1TiB; here: that of this machine",
     )
+    machine.add_argument(
+        "--interconnect", type=link_speed, metavar="SPEED",
+        help="of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr",
+    )  # fmt: skip
     machine.add_argument(
         "--hosts", type=positive, metavar="N",
         help="number of hosts (default: num_machines of the launch file, else one for 8 devices)",
@@ -97,6 +101,7 @@ def _machine(options: argparse.Namespace) -> Machine:
         host_bytes=host_memory(options.host_memory),
         hosts=options.hosts,
         device=(options.memory or "").strip().lower(),
+        link=options.interconnect,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from zeromon.errors import PlanError
-from zeromon.memory.devices import COMPUTE, device_named, link_peak
+from zeromon.cli.sizes import link_speed
+from zeromon.memory.devices import COMPUTE, device_named
 from zeromon.memory.plan import hosts_of
 from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.speeds import Machine, RunSpeeds, larger
@@ -16,7 +16,7 @@ from zeromon.snapshot import RunSnapshot
 def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options."""
     group.add_argument(
-        "--interconnect", type=_speed, metavar="SPEED",
+        "--interconnect", type=link_speed, metavar="SPEED",
         help="of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
         "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
     )  # fmt: skip
@@ -25,15 +25,15 @@ def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
         help=f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})",
     )  # fmt: skip
     group.add_argument(
-        "--pcie", type=_speed, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
+        "--pcie", type=link_speed, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
     )
     group.add_argument(
-        "--host-bandwidth", type=_speed, metavar="SPEED",
+        "--host-bandwidth", type=link_speed, metavar="SPEED",
         help="by which the optimizer reads and writes the memory of a host (default: 109GB/s)",
     )  # fmt: skip
     group.add_argument(
         "--nvme-bandwidth",
-        type=_speed,
+        type=link_speed,
         metavar="SPEED",
         help="of all NVMe drives of a host: 6GB/s",
     )
@@ -45,13 +45,6 @@ def share(text: str) -> float:
     if not 0 <= number < 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to less than 1, not {text}")
     return number
-
-
-def _speed(text: str) -> float:
-    try:
-        return link_peak(text)
-    except PlanError as error:
-        raise argparse.ArgumentTypeError(f"{error}. {error.hint}") from error
 
 
 def machine_of(options: argparse.Namespace, devices: int) -> Machine:

@@ -1,11 +1,13 @@
-"""Sizes of memory on the command line, read alike by every verb."""
+"""Sizes of memory and speeds of links on the command line, read alike by every verb."""
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from zeromon.cli import say
 from zeromon.errors import PlanError
+from zeromon.memory.devices import link_peak
 from zeromon.memory.plan import parse_size
 from zeromon.probes.host_memory import capacity
 from zeromon.units import human_bytes
@@ -20,6 +22,14 @@ def memory_size(option: str, text: str) -> int:
     if not text.strip()[-1].isalpha() and not text.strip()[:1].isalpha():
         say(f"{option} {text} is read as {human_bytes(nbytes)}")
     return nbytes
+
+
+def link_speed(text: str) -> float:
+    """Returns the bytes/s of --interconnect and its like."""
+    try:
+        return link_peak(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(f"{error}. {error.hint}") from error
 
 
 def host_memory(text: str | None) -> int | None:
