@@ -197,12 +197,16 @@ def measured_of(
 
 
 def _seconds(steps: Iterable[StepSummary], phase: Phase) -> float:
-    """Returns the median seconds of *phase* in a step, without exposed communication."""
-    return median(
+    """Returns the median seconds of *phase* in a step, without exposed communication.
+
+    A record of an older version has no later phases.
+    """
+    spent = [
         max(0, step.phase_ns[phase] - step.phase_exposed_ns[phase]) / 1e9
         for step in steps
-        if len(step.phase_ns) > phase
-    )
+        if min(len(step.phase_ns), len(step.phase_exposed_ns)) > phase
+    ]
+    return median(spent) if spent else 0.0
 
 
 def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> float | None:
