@@ -4,6 +4,10 @@ Optimizer steps come from torch's global optimizer hooks, or from the DeepSpeed 
 optimizer. Backward comes from the one function that every backward passes. Forward comes from the
 wrappers (DDP, FSDP, DeepSpeed); without a wrapper it is the time between the data and the backward. Data
 wait comes from the DataLoader's iterator.
+
+Without a wrapper and without a DataLoader, what follows a backward is another forward, or what comes
+before the optimizer (clipping, a sum of the losses). Only the next backward tells which: the time is
+then that of forward, and what was communicated meanwhile has been written as of no phase.
 """
 
 from __future__ import annotations
@@ -392,14 +396,19 @@ class Steps:
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
-            self._context.phase = self._unmarked()
+            self._context.phase = self._unmarked()  # also of a later micro-step: it has a batch
 
     def _unmarked(self) -> Phase:
+<<<<<<< HEAD
         """Returns the phase of what no hook marks: forward, where no wrapper marks it."""
         if self.evaluation.is_open:
             return Phase.EVALUATION
         inferred = self._in_loop and not self._has_wrapper and not self.micro_steps
         return Phase.FORWARD if inferred else Phase.OTHER
+=======
+        """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
+        return Phase.FORWARD if self._in_loop and not self._has_wrapper else Phase.OTHER
+>>>>>>> 58c7678 (Give a later micro-step without a wrapper its forward phase, from its batch on)
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:

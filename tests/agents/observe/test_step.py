@@ -101,3 +101,20 @@ def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingRe
     steps.backward_begins()
     steps.backward_ends()
     assert steps.micro_steps == 2
+
+
+@pytest.mark.parametrize(("loaded", "expected"), [(True, Phase.FORWARD), (False, Phase.OTHER)])
+def test_a_later_micro_step_without_a_wrapper_is_forward_from_its_batch(
+    loop: tuple[Steps, RingReader], loaded: bool, expected: Phase
+) -> None:
+    """Without a batch nothing tells it from what comes before the optimizer."""
+    steps, _ = loop
+    one_step(steps, wrapped=False, loaded=loaded)
+    assert steps._context.phase == Phase.FORWARD
+    steps.backward_begins()
+    steps.backward_ends()
+    assert steps._context.phase == Phase.OTHER
+    if loaded:
+        steps.data_begins()
+        steps.data_ends()
+    assert steps._context.phase == expected
