@@ -399,16 +399,10 @@ class Steps:
             self._context.phase = self._unmarked()  # also of a later micro-step: it has a batch
 
     def _unmarked(self) -> Phase:
-<<<<<<< HEAD
-        """Returns the phase of what no hook marks: forward, where no wrapper marks it."""
+        """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
         if self.evaluation.is_open:
             return Phase.EVALUATION
-        inferred = self._in_loop and not self._has_wrapper and not self.micro_steps
-        return Phase.FORWARD if inferred else Phase.OTHER
-=======
-        """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
         return Phase.FORWARD if self._in_loop and not self._has_wrapper else Phase.OTHER
->>>>>>> 58c7678 (Give a later micro-step without a wrapper its forward phase, from its batch on)
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:

@@ -25,8 +25,9 @@ from zeromon_agents.runtime.hook_context import ON
 
 STEPS = 6
 """Of each case of the program."""
-BACKWARD_IN_CPP = torch._C._dispatch_has_kernel_for_dispatch_key(
-    "_c10d_functional_autograd::all_to_all_single", "Autograd"
+BACKWARD_IN_CPP = any(
+    line.startswith("Autograd[alias]") and "Functional.cpp" in line
+    for line in torch._C._dispatch_dump("_c10d_functional_autograd::all_to_all_single").splitlines()
 )
 """Before torch 2.13: the backward of the collectives with autograd is C++, which no hook sees."""
 FORWARD_ONLY = {"ep": 2, "cp": 2} if BACKWARD_IN_CPP else {}
