@@ -68,6 +68,7 @@ def test_launchers_start_watched_ranks(node: Node, command: list[str]) -> None:
     assert "zeromon" not in result.output
 
 
+@pytest.mark.long  # `make test-programs` has mp.spawn, with counts and parameters
 def test_spawned_workers_are_watched(node: Node) -> None:
     """torch.multiprocessing.spawn: no RANK in the environment."""
     result = node.run([PYTHON, TINY], FAULT="spawn", PORT=str(free_port()))

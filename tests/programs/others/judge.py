@@ -173,15 +173,18 @@ def judge_collectives(bare: Outcome, report: Mapping[str, Any]) -> str:
     ]
     if not true:
         return "nobody counted"
+    unnamed = {rank: found["unknown"] for rank, found in seen.items()}
+    missing = {rank: (true[rank] - seen.get(rank, Counter())).total() for rank in true}
+    if missing != unnamed or any(" unknown" not in text and _more(text) for text in wrong):
+        return "; ".join(wrong)
     told = ", ".join(f"{op} {count}" for op, count in sorted(true[0].items()))
-    if all(
-        seen.get(rank, Counter()).total() == true[rank].total()
-        and seen[rank] - true[rank] == Counter({"unknown": seen[rank]["unknown"]})
-        for rank in true
-    ):
-        unknown = seen[0]["unknown"]
-        return f"ok {told}" + (f", of which {unknown} without a name" if unknown else "")
-    return "; ".join(wrong)
+    return f"ok {told}" + (f", of which {unnamed[0]} without a name" if unnamed[0] else "")
+
+
+def _more(text: str) -> bool:
+    """Whether zeromon counted more of an operation than there were."""
+    seen, true = text.rpartition(": ")[2].split(" of ")
+    return int(seen) > int(true)
 
 
 def judge_strategy(report: Mapping[str, Any], strategy: str, steps: int, attempts: int) -> str:
@@ -201,3 +204,32 @@ def judge_agent(report: Mapping[str, Any], ranks: int) -> str:
         return f"(rank, failed hooks, lost records): {found}"
     failed = [rank["rank"] for rank in report["ranks"] if rank["failed"]]
     return f"says that {failed} failed" if failed else "ok"
+
+
+def judge_code(one: Outcome, other: Outcome, *, fails: bool) -> str:
+    """Whether both ended as they should."""
+    if one.code != other.code or one.code is None or bool(one.code) != fails:
+        return f"{one.code} without, {other.code} with"
+    return f"ok {one.code}"
+
+
+def verdict_of(
+    program: Any, bare: Outcome, watched: Outcome, report: Mapping[str, Any], ranks: int
+) -> Verdict:
+    """What the two runs of a line of the table show; *report* is empty where it must fail."""
+    code = judge_code(bare, watched, fails=bool(program.fails))
+    output, steps = judge_output(bare, watched), judge_steps(bare, watched)
+    if program.fails:
+        return Verdict(code, output, steps, "ok -", "ok -", "ok -", [])
+    return Verdict(
+        code,
+        output,
+        steps,
+        judge_collectives(bare, report),
+        judge_strategy(report, program.strategy, program.steps, program.attempts),
+        judge_agent(report, ranks),
+        [
+            f"{one['severity']} {one['code']} {one['rule']}, rank {one['rank']}: {one['text']}"
+            for one in report["findings"]
+        ],
+    )

@@ -27,17 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from judge import (
-    Outcome,
-    Verdict,
-    changed,
-    judge_agent,
-    judge_collectives,
-    judge_output,
-    judge_steps,
-    judge_strategy,
-    normal,
-)
+from judge import Outcome, Verdict, changed, judge_output, judge_steps, normal, verdict_of
 from table import PROGRAMS, RANKS, Program
 
 HERE = Path(__file__).resolve().parent
@@ -198,36 +188,12 @@ class Harness:
     def judge(self, program: Program) -> tuple[Verdict, list[str]]:
         """Runs *program* both ways; the verdict, and the lines of output that differ."""
         bare, watched = self.run(program, "counted"), self.run(program, "watched")
-        verdict = self._verdict(program, bare, watched)
+        report = {} if program.fails else self.report(program)
+        verdict = verdict_of(program, bare, watched, report, RANKS)
         if verdict.faults and not program.fails:
             again = self.run(program, "bare")
             verdict = verdict.excused(judge_output(bare, again), judge_steps(bare, again))
         return verdict, changed(bare.lines, watched.lines)
-
-    def _verdict(self, program: Program, bare: Outcome, watched: Outcome) -> Verdict:
-        between = self._between(program, bare, watched)
-        if program.fails:
-            return Verdict(
-                **between, collectives="ok -", strategy="ok -", agent="ok -", findings=[]
-            )
-        report = self.report(program)
-        return Verdict(
-            **between,
-            collectives=judge_collectives(bare, report),
-            strategy=judge_strategy(report, program.strategy, program.steps, program.attempts),
-            agent=judge_agent(report, RANKS),
-            findings=[
-                f"{one['severity']} {one['code']} {one['rule']}, rank {one['rank']}: {one['text']}"
-                for one in report["findings"]
-            ],
-        )
-
-
-def judge_code(one: Outcome, other: Outcome, program: Program) -> str:
-    """Whether both ended as they should."""
-    if one.code != other.code or one.code is None or bool(one.code) != bool(program.fails):
-        return f"{one.code} without, {other.code} with"
-    return f"ok {one.code}"
 
 
 def _key(file: Path) -> str:

@@ -63,6 +63,9 @@ def test_collectives_are_held_against_the_count_without_zeromon() -> None:
     unnamed = report(count=2, unattributed={"world": 1})
     assert judge.judge_collectives(bare, unnamed) == "ok all_reduce 3, of which 1 without a name"
     assert judge.judge_collectives(outcome(), report()) == "nobody counted"
+    assert judge.judge_collectives(bare, {"ranks": []}) == "rank 0 all_reduce: 0 of 3"
+    other = report(unattributed={"world": 1}, collectives=[{"op": "broadcast", "count": 2}])
+    assert not judge.judge_collectives(bare, other).startswith("ok")
 
 
 def test_the_report_must_tell_strategy_steps_and_attempts() -> None:
@@ -90,6 +93,20 @@ def test_a_program_that_differs_from_itself_is_no_fault_of_zeromon() -> None:
     assert found.excused("ok 9 lines", "differ on rank 0 from step 1").faults
     failed = judge.Verdict("1 without, 1 with", "ok 0 lines", "ok none", "ok", "ok", "ok", [])
     assert failed.excused("3 lines differ", "ok none").faults
+
+
+def test_the_verdict_has_every_part() -> None:
+    finding = {"severity": "info", "code": "ZM301", "rule": "late", "rank": 1, "text": "waits"}
+    program = table.Program("one", "", "ddp", 2)
+    bare = outcome(calls={"0.0": {"c10d::allreduce_": 3}})
+    told = report() | {"findings": [finding]}
+    good = judge.verdict_of(program, bare, outcome(), told, 1)
+    assert (good.faults, good.findings) == ([], ["info ZM301 late, rank 1: waits"])
+    died = judge.verdict_of(program, bare._replace(code=1), outcome(code=1), told, 1)
+    assert died.faults == ["1 without, 1 with"]
+    refused = table.Program("two", "", "", 0, fails="refused")
+    assert not judge.verdict_of(refused, outcome(code=1), outcome(code=1), {}, 1).faults
+    assert judge.verdict_of(refused, outcome(), outcome(), {}, 1).faults
 
 
 @pytest.mark.parametrize("program", table.PROGRAMS, ids=lambda program: program.name)
