@@ -146,6 +146,8 @@ def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapsh
 MANY_THREADS: Any = {"variables": {"OMP_NUM_THREADS": ""}, "threads": 8}
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
+DEAD_PATH = {"offload_optimizer.device": "cpu", "offload_optimizer.nvme_path": "/local_nvme"}
+
 FIRES: dict[str, RankSnapshot] = {
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
@@ -183,6 +185,13 @@ FIRES: dict[str, RankSnapshot] = {
         strategy="deepspeed-zero2", device="cuda:0",
         settings=(Setting(engine=1, name="zero.overlap_comm", effective="false", written=""),),
     ),
+    "reduce_scatter_off": one(
+        strategy="deepspeed-zero2",
+        settings=(
+            Setting(engine=1, name="zero_optimization.reduce_scatter", effective="false", written=""),
+        ),
+    ),
+    "no_effect": offloading(settings=DEAD_PATH, strategy="deepspeed-zero2"),
     "cpu_optimizer_slow": one(recent=CPU_STEP * 30),
     "offload_without_need": one(
         recent=CPU_STEP * 30, memory=device_memory(),
@@ -232,6 +241,10 @@ SILENT: dict[str, RankSnapshot] = {
     ),
     "activations_dominate": one(risks=(FULL,), memory=device_memory()),
     "overlap_comm_off": replace(FIRES["overlap_comm_off"], device="cpu"),
+    "reduce_scatter_off": one(strategy="deepspeed-zero2"),
+    "no_effect": offloading(
+        settings=DEAD_PATH | {"offload_optimizer.nvme_path": "null"}, strategy="deepspeed-zero2"
+    ),
     "cpu_optimizer_slow": one(),
     "offload_without_need": replace(FIRES["offload_without_need"], memory=TIGHT),
     "data_wait": one(),

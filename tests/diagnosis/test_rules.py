@@ -38,6 +38,7 @@ from zeromon.report.render import render
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.snapshot import (
     ConfigFormat,
+    Device,
     Disk,
     Finding,
     HostMemory,
@@ -81,7 +82,8 @@ def test_a_rule_is_silent_where_its_cause_is_not(rule: str) -> None:
 
 def test_every_rule_with_a_remedy_is_here() -> None:
     without = {
-        "agent_errors", "collective_in_flight", "collective_mismatch", "disk_space", "distant_node",
+        "agent_errors", "collective_in_flight", "collective_mismatch", "device_idle", "disk_space",
+        "distant_node",
         "events_dropped", "exposed_communication", "history_stopped", "no_step", "node_silent",
         "nodes_apart", "poor_overlap", "rank_died", "restarted", "stalled", "straggler",
         "unknown_version", "untimed_collectives",
@@ -570,3 +572,53 @@ def test_a_slow_stage_is_to_be_split_and_an_even_pipeline_to_get_more_micro_batc
     assert split is not None and split.remedy is not None
     assert "stage 1" in split.remedy.diff
     assert split.remedy.gain_high_seconds == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("recent", "why"),
+    [
+        (FIRES["data_wait"].recent, "ZM601"),
+        (FIRES["cpu_optimizer_slow"].recent, "ZM501"),
+        (one().recent, "the host launches them too slowly"),
+    ],
+)
+def test_an_idle_device_has_its_cause(recent: Any, why: str) -> None:
+    idle = one(device_stats=Device(utilization_ratio=0.12), device="cuda:0", recent=recent)
+    finding = found(idle, "device_idle")
+    assert finding is not None
+    assert "12.0 %" in finding.text and why in finding.text
+    for other in (
+        replace(idle, device_stats=Device(utilization_ratio=0.9)),
+        replace(idle, device_stats=Device()),
+        replace(idle, pause="saves or loads a checkpoint"),
+    ):
+        assert found(other, "device_idle") is None
+
+
+def test_an_optimizer_on_nvme_is_pipelined_where_it_is_not() -> None:
+    settings = {
+        "offload_optimizer.device": "nvme", "offload_optimizer.pipeline_read": "false",
+        "offload_optimizer.pipeline_write": "true",
+    }  # fmt: skip
+    finding = found(offloading(way("disk_read"), settings=settings), "offload_waits")
+    assert finding is not None and finding.remedy is not None
+    assert '+ "pipeline_read": true' in finding.remedy.diff
+    assert "pipeline_write" not in finding.remedy.diff
+
+
+def test_overflows_name_the_learning_rate_and_clipping_where_it_is_off() -> None:
+    finding = found(FIRES["overflow_storm"], "overflow_storm")
+    assert finding is not None and finding.remedy is not None
+    assert "lower the learning rate" in finding.remedy.effect
+    assert '"gradient_clipping": 1.0' in finding.remedy.effect
+    clips = Setting(engine=1, name="gradient_clipping", effective="1.0", written="1.0")
+    limited = replace(FIRES["overflow_storm"], settings=(*FIRES["overflow_storm"].settings, clips))
+    finding = found(limited, "overflow_storm")
+    assert finding is not None and finding.remedy is not None
+    assert "gradient_clipping" not in finding.remedy.effect
+
+
+def test_an_optimizer_on_the_host_may_run_beside_the_next_batch() -> None:
+    finding = found(FIRES["cpu_optimizer_slow"], "cpu_optimizer_slow")
+    assert finding is not None and finding.remedy is not None
+    assert "ZenFlow" in finding.remedy.effect and "SuperOffload" in finding.remedy.effect

@@ -118,9 +118,9 @@ def engines(strategy: Strategy, made: Any) -> Iterator[RankSnapshot]:
     off = Setting(engine=1, name="zero_optimization.overlap_comm", effective="false", written="")
     buckets = [replace(r, unit=f"bucket {n}") for n, r in enumerate(REDUCES)]
     yield made(*buckets, device="cuda:0", settings=(off,))
-    reported = [FIRES["overflow_storm"], TRIED]
+    reported = [FIRES["overflow_storm"], TRIED, FIRES["reduce_scatter_off"]]
     if strategy.offload:
-        reported += [FIRES["offload_waits"], FIRES["pinned_memory_off"]]
+        reported += [FIRES["offload_waits"], FIRES["pinned_memory_off"], FIRES["no_effect"]]
         yield made(recent=CPU_STEP * 30)
         states = (replace(role("optimizer_state", 0), host_bytes=GIB),)
         yield made(recent=CPU_STEP * 30, memory=device_memory(), roles=states)
@@ -168,6 +168,7 @@ OF_DEEPSPEED = named(
 OF_OFFLOAD = named(
     "DeepSpeed JSON",
     "cpu_optimizer_slow",
+    "no_effect",
     "offload_waits",
     "offload_without_need",
     "pinned_memory_off",
@@ -202,6 +203,7 @@ def expected(strategy: Strategy) -> dict[str, str]:
         return ALL | OF_FSDP1 | named("Python (FSDP1)", *only)
     higher = named("DeepSpeed JSON", "stage_too_low") if stage < 3 or not strategy.offload else {}
     of_stage = OF_ZERO3 if stage == 3 else {}
+    of_stage = of_stage | (named("DeepSpeed JSON", "reduce_scatter_off") if stage else {})
     return ALL | OF_DEEPSPEED | higher | of_stage | (OF_OFFLOAD if strategy.offload else {})
 
 

@@ -20,6 +20,7 @@ from evidence import FIRES, found, role
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
+from zeromon.diagnosis.pages import pages
 from zeromon.memory.models import from_count
 from zeromon.ring.strategy import Framework, Sharding, fsdp1, fsdp2
 
@@ -38,12 +39,9 @@ ANSWERED = {
 }
 OPEN = {
     "bf16 on V100 and T4, live": "agents tell bf16 from fp16 only under DeepSpeed and autocast",
-    "spikes of the gradient norm": "no event carries the norm",
+    "spikes of the gradient norm": "the norm of DeepSpeed is read; no rule compares it with its past",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
-    "device idle": "rule with cause",
-    "CPU step overlapped": "ZenFlow, SuperOffload as options of ZM501",
     "memory-centric tiling": "TiledLinear",
-    "NVMe prefetch": "pipeline_read, pipeline_write",
     "seeds and initial parameters": "manual_seed, hash by rank",
     "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
@@ -457,6 +455,20 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
     )
     text = said(check(zero(3), machine=machine), "ZM202")
     assert "24.50 s instead of 36.75 s at 1.00 GB/s" in text
+
+
+@taught("device idle", "CPU step overlapped", "NVMe prefetch")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("ZM321", "share of its last sample period in which a kernel ran"),
+        ("ZM501", "the next batch; ZenFlow"),
+        ("ZM503", '"pipeline_read": true'),
+    ],
+)
+def test_a_live_rule_says_what_is_taught(code: str, says: str) -> None:
+    """What each fires on is in tests/diagnosis/test_rules.py."""
+    assert says in pages()[code].text
 
 
 @taught("same bytes, less memory")

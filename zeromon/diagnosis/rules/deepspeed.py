@@ -22,7 +22,7 @@ from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import AVOIDABLE, Level
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_bytes, human_ratio, human_seconds
 
 _ROOM = 2
@@ -178,6 +178,36 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
 _OVERLAPPED = Gain(0.3, 1.0)
 """Shares of the hideable time: those of DDP's buckets, which hide behind backward in the same way. Not
 measured with DeepSpeed, which needs a GPU for it."""
+
+
+@rule("ZM319", severity=Severity.WARNING)
+def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
+    """DeepSpeed all-reduces gradients of which each rank needs its own part. Reported once."""
+    for rank in run.ranks:
+        stage = rank.sharding_strategy.stage
+        if not rank.sharding_strategy.is_deepspeed or not stage or rank.world_size < 2:
+            continue
+        if setting(rank, "zero_optimization.reduce_scatter") != "false":
+            continue
+        grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.models)
+        more = grads * (rank.world_size - 1) / rank.world_size
+        diff = '- "reduce_scatter": false\n+ "reduce_scatter": true'
+        if stage < 3:  # without this, whole buckets are all-reduced there
+            diff += '\n+ "use_multi_rank_bucket_allreduce": false'
+        yield Match(
+            f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part",
+            rank.rank,
+            Remedy(
+                cause="reduce_scatter is off: a reduce-scatter sends half the bytes",
+                dialect=ConfigFormat.DEEPSPEED,
+                diff=diff,
+                effect=f"a rank sends {human_bytes(more)} less each time that gradients are reduced"
+                if more
+                else "half the bytes of the reduction",
+                price="more calls, and smaller ones" if stage < 3 else "none",
+            ),
+        )
+        return
 
 
 @rule("ZM302")

@@ -19,6 +19,7 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT
+from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
@@ -175,3 +176,42 @@ def _name_the_path() -> Remedy:
         "or change the topology",
         price="a longer log",
     )
+
+
+_IDLE = 0.3
+"""A device that runs a kernel for less than this share of the time is idle."""
+
+_WHY_IDLE = {
+    "data_wait": "steps wait for batches (ZM601)",
+    "exposed": "steps wait for communication (ZM301)",
+    "cpu_optimizer": "the optimizer runs on the host (ZM501)",
+    "other": "the script does something else between steps: logging, evaluation, checkpoints",
+}
+
+
+@rule("ZM321")
+def device_idle(run: RunSnapshot) -> Iterable[Match]:
+    """A device has no kernel to run for most of the time, although steps end. Reported once."""
+    for rank in run.ranks:
+        used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
+        if (
+            used is None
+            or used >= _IDLE
+            or rank.steps < LEAST_STEPS
+            or not rank.alive
+            or rank.pause
+        ):
+            continue
+        parts = rank_parts(rank)
+        most = max(parts, key=lambda part: parts[part], default="")
+        why = _WHY_IDLE.get(
+            most, "kernels are short, and the host launches them too slowly: a larger micro-batch, "
+            "torch.compile or CUDA graphs"
+        )  # fmt: skip
+        share = share_of_step(rank, parts.get(most, 0.0))
+        yield Match(
+            f"kernels ran for {human_ratio(used)} of a sample; {PART_NAMES.get(most, 'n/a')} takes "
+            f"{human_ratio(share)} of a step: {why}",
+            rank.rank,
+        )
+        return

@@ -8,6 +8,7 @@ of its cgroup.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
@@ -178,7 +179,7 @@ _AIO: tuple[tuple[str, str, str], ...] = (
 def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> Remedy:
     """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
     old, new = raised(rank, _AIO)
-    diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}'
+    diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}' + _pipelined(rank)
     return Remedy(
         cause=cause,
         dialect=ConfigFormat.DEEPSPEED,
@@ -188,6 +189,16 @@ def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> 
         effect="ds_nvme_tune finds the best of this machine's disk",
         price="CPU threads, and pinned memory for the requests in flight",
     )
+
+
+def _pipelined(rank: RankSnapshot) -> str:
+    """Lines that let the optimizer's next and last sub-groups move while one is updated."""
+    if setting(rank, "offload_optimizer.device") != "nvme":
+        return ""
+    off = [
+        n for n in ("read", "write") if setting(rank, f"offload_optimizer.pipeline_{n}") == "false"
+    ]
+    return "".join(f'\n- "pipeline_{n}": false\n+ "pipeline_{n}": true' for n in off)
 
 
 _PARTS = (
@@ -239,6 +250,30 @@ def _within_host(waits: float) -> Remedy:
         gain_high_seconds=_NOT_COPIED.high * waits,
         price="none",
     )
+
+
+@rule("ZM106")
+def no_effect(run: RunSnapshot) -> Iterable[Match]:
+    """A path of NVMe is set, and the state goes to the host's memory. Reported once."""
+    for rank in run.ranks:
+        for part in ("offload_optimizer", "offload_param"):
+            path = setting(rank, f"{part}.nvme_path")
+            if setting(rank, f"{part}.device") != "cpu" or path in ("", "null", "None", "none"):
+                continue
+            held = sum(row.host_bytes for row in rank.roles if row.role in dict(_PARTS)[part])
+            yield Match(
+                f"{part} keeps {human_bytes(held)} in the host's memory; its nvme_path {path} has no "
+                "effect",
+                rank.rank,
+                Remedy(
+                    cause=f"the device of {part} is cpu",
+                    dialect=ConfigFormat.DEEPSPEED,
+                    diff=f'- "{part}": {{"device": "cpu"}}\n+ "{part}": {{"device": "nvme"}}',
+                    effect=f"{human_bytes(held)} of the host's memory become free; or remove nvme_path",
+                    price="states are read from the disk and written to it each step",
+                ),
+            )
+            return
 
 
 @rule("ZM502")
@@ -405,7 +440,7 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
         rank.rank,
-        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held),
+        replace(_off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held), effect=_BESIDE),
         waits=Waits(share, _HOST_OPTIMIZER, rank.rank),
     )
 
@@ -424,6 +459,13 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
         rank.rank,
         _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, held),
     )
+
+
+_BESIDE = (
+    "instead, ZenFlow (zenflow) or SuperOffload (super_offload) updates while the device computes the "
+    "next batch"
+)
+"""What hides the optimizer of the host instead of moving it."""
 
 
 def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, float, int]:

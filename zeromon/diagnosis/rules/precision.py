@@ -66,9 +66,16 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
         dialect=ConfigFormat.DEEPSPEED,
         diff=(lower if began is None or power < began else "")
         + '- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
-        effect=f"the {skipped} steps are not lost",
+        effect=f"the {skipped} steps are not lost{_of_the_norm(rank)}",
         price="none; bf16 has fewer bits of mantissa and needs no scale",
     )
+
+
+def _of_the_norm(rank: RankSnapshot) -> str:
+    """What to change where the gradients themselves are too large; clipping comes after the overflow."""
+    limit = as_number(setting(rank, "gradient_clipping"))
+    clips = "" if limit else ', and "gradient_clipping": 1.0 against the spikes before an overflow'
+    return f"; where the loss grows, too, lower the learning rate{clips}"
 
 
 @rule("ZM404")
