@@ -55,6 +55,8 @@ RECORDINGS = {
     "exposed-zero2": Recording("exposed.py", ("zero2", "on", "30"), deepspeed=True),
     "advised-units-before": Recording("advised.py", ("whole_model_unit", "before", "30")),
     "advised-units-after": Recording("advised.py", ("whole_model_unit", "after", "30")),
+    "advised-reshard-before": Recording("advised.py", ("reshard_without_need", "before", "30")),
+    "advised-reshard-after": Recording("advised.py", ("reshard_without_need", "after", "30")),
     "advised-data-before": Recording("advised.py", ("data_wait", "before", "30")),
     "advised-data-after": Recording("advised.py", ("data_wait", "after", "30")),
     "healthy-ddp": Recording("../../examples/train_gpt.py", _gpt("--strategy ddp")),

@@ -1,4 +1,4 @@
-"""The OOM ladder: its bytes against the memory model, and one text everywhere."""
+"""The OOM ladder: its bytes against model and real runs, and one text everywhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from builders import device_memory, rank, run
+from recordings import replay
+from support import Node
 
 from zeromon.check.problem import Machine
 from zeromon.check.runner import check
@@ -17,8 +19,9 @@ from zeromon.cli import main
 from zeromon.diagnosis.engine import advise
 from zeromon.memory.ladder import ladder, of_risk
 from zeromon.memory.models import from_count
-from zeromon.memory.plan import Setup
+from zeromon.memory.plan import Setup, of_run, row
 from zeromon.memory.predict import Batch, predict, transformer_activations
+from zeromon.memory.reconcile import role_bytes
 from zeromon.memory.spec import Precision, ShardPlan, Transformer, Unit, ZeroStage
 from zeromon.readout.remedy import ladder_lines, remedy_text
 from zeromon.report.render import render
@@ -205,3 +208,22 @@ def test_plan_and_check_show_the_same_ladder(
         assert line in text and line in fix
     main([*options, "--memory", "80GiB"])
     assert "what frees memory" not in capsys.readouterr().out
+
+
+# ---- a pair of real runs --------------------------------------------------------------------------
+
+
+def test_freeing_units_after_forward_frees_what_the_rung_says(node: Node) -> None:
+    """FSDP2 on gloo, with `reshard_after_forward=False` and without."""
+    kept, freed = (
+        replay(node, f"advised-reshard-{state}").snapshot for state in ("after", "before")
+    )
+    rungs = ladder(of_run(kept), None, ("host", "device"))
+    rung = next(r for r in rungs if r.change == "reshard_after_forward: False -> True")
+    before, after = (role_bytes(each.ranks[0], "unsharded_param") for each in (kept, freed))
+    assert before is not None and after is not None
+    # the model has the gradient of one unit besides, where units are freed
+    grads = row(of_run(freed), of_run(freed).plan).memory.role("unsharded_grad")
+    assert not rung.at_most
+    # in bf16, by a rung above it: half the bytes of this run
+    assert 2 * rung.frees_bytes == sum(before) - sum(after) - grads

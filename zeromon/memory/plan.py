@@ -162,7 +162,7 @@ def of_run(run: RunSnapshot) -> Setup:
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
-    sizes, notes = described.sizes, []
+    sizes, notes = _in_layers(described.sizes, described.plan, metadata.get("blocks", [])), []
     if len(rank.models) > 1 and rank.pipeline is None:
         notes.append(f"the first of {len(rank.models)} models of the run")
     if not described.optimizer_known:
@@ -201,6 +201,18 @@ def of_run(run: RunSnapshot) -> Setup:
         pipeline=ranks_of_dim(rank, Dim.PP),
         measured=measured_of(run.run, rank, sizes, described.plan, max(1, len(run.nodes))),
     )
+
+
+def _in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int]) -> Sizes:
+    """*sizes* with a unit for each layer where the run gathers all parameters at once.
+
+    FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
+    """
+    if ran.stage == ZeroStage.PARAMETERS:
+        return sizes
+    layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
+    rest = max(0, sizes.numel - layers * largest) if layers else 0
+    return replace(sizes, unit_numels=(largest,) * min(layers, 4), kept_numel=rest)
 
 
 def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:
