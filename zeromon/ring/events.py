@@ -74,6 +74,14 @@ def from_bits(bits: int) -> float:
     return float(_DOUBLE.unpack(_INTEGER.pack(bits))[0])
 
 
+def activity_of(code: int) -> Activity:
+    """Returns the activity with this number; NONE for one of another version."""
+    return _ACTIVITIES.get(code, Activity.NONE)
+
+
+_ACTIVITIES = {int(one): one for one in Activity}
+
+
 def typed(dtype: int, engine: int) -> int:
     """Returns dtype and engine as the one field that a COUNTED record has for both."""
     return dtype | engine << 8
@@ -191,7 +199,7 @@ class Counted(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.PHASE, "t, PHASE[phase], flags, a, Activity(op), b, c")
+@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c")
 class PhaseSpan(NamedTuple):
     """A rank spent ``[start_ns, t_ns]`` in one phase, without the phases that ended within it.
 
