@@ -176,7 +176,7 @@ def judge_collectives(bare: Outcome, report: Mapping[str, Any]) -> str:
     unnamed = {rank: found["unknown"] for rank, found in seen.items()}
     missing = {rank: (true[rank] - seen.get(rank, Counter())).total() for rank in true}
     if missing != unnamed or any(" unknown" not in text and _more(text) for text in wrong):
-        return "; ".join(wrong)
+        return "; ".join(wrong) or "no rank reported"
     told = ", ".join(f"{op} {count}" for op, count in sorted(true[0].items()))
     return f"ok {told}" + (f", of which {unnamed[0]} without a name" if unnamed[0] else "")
 

@@ -94,7 +94,7 @@ class Harness:
     """Runs programs, in a folder of its own."""
 
     def __init__(self, python: Path, folder: Path) -> None:
-        self.python, self.folder = python, folder
+        self.python, self.folder, self.watched = python, folder, 0
         dropped = ("ZEROMON_", "MASTER_", "TORCHELASTIC", "ACCELERATE_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         self.variables = kept | {
@@ -112,8 +112,8 @@ class Harness:
         """Where `zeromon run` and `zeromon report` meet; nothing of an earlier run is there."""
         place = self.folder / f"{program.name}-watched"
         return self.variables | {
-            "ZEROMON_DIR": str(place / "rings"),
-            "ZEROMON_STORE": str(place / "store"),
+            "ZEROMON_DIR": str(place / f"rings{self.watched}"),
+            "ZEROMON_STORE": str(place / f"store{self.watched}"),
             "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "agents", "dashboard")),
         }
 
@@ -135,6 +135,7 @@ class Harness:
         if way == "counted":
             variables["COUNT"] = "1"
         if way == "watched":
+            self.watched += 1  # the collector of a run that is repeated may still be there
             variables |= self.zeromon(program)
             zeromon = [
                 str(self.python),
