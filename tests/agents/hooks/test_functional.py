@@ -41,6 +41,7 @@ CASES = [
 ]
 
 
+@pytest.mark.recorder
 @pytest.mark.parametrize(("cases", "ranks"), CASES)
 def test_functional_collectives_are_counted_timed_and_left_alone(
     shared_node: Node, cases: tuple[str, ...], ranks: int
@@ -101,6 +102,7 @@ def exposed_as_the_program_says(rank: RankSnapshot, spent: dict[str, float], ste
     assert exposed == pytest.approx(outside, rel=0.1)
 
 
+@pytest.mark.recorder
 @pytest.mark.skipif(not BACKWARD_IN_CPP, reason="here Python issues what a backward communicates")
 def test_a_backward_in_cpp_is_counted_and_makes_exposed_time_unknown(shared_node: Node) -> None:
     """Half of the collectives of expert and context parallelism, on torch before 2.13."""
@@ -115,6 +117,7 @@ def test_a_backward_in_cpp_is_counted_and_makes_exposed_time_unknown(shared_node
         assert in_graphs(rank) != ""
 
 
+@pytest.mark.recorder
 @pytest.mark.long  # compiles C++ for a quarter of a minute
 def test_what_inductor_compiles_to_cpp_is_counted_and_untimed(shared_node: Node) -> None:
     """No hook sees it: exposed time is unknown. Newer torches name the operation and its bytes."""
