@@ -1,8 +1,10 @@
 """What a hook costs beyond the bare call, in one process: `python tests/bench/bench_hooks.py`.
 
 The wrapped functions do nothing, so the figures are those of the hooks alone. Each figure is the least
-of several interleaved rounds. A step is a real one: DataLoader, forward, backward, optimizer. The
-benchmark ends with an error when any hook fails, because a failing hook is cheaper than a working one.
+of many short interleaved rounds: a round is shorter than a scheduler's turn, so other work on the
+machine does not reach the least one. A step is a real one: DataLoader, forward, backward, optimizer. The
+benchmark ends with an error when any hook fails, because a failing hook is cheaper than a working one,
+and when a figure is over its target.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
 
-ROUNDS, CALLS, STEPS = 15, 10_000, 1000
+ROUNDS, CALLS, STEPS = 4000, 30, 1000
+DETACHED = "detached hook still in place (a call)"
+"""Its target is not reached yet, and not held."""
 
 
 def least(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -103,6 +107,10 @@ def measure() -> dict[str, float]:
     wait_tensor = in_place_of(bare_wait_tensor, functional.wait_hook(bare_wait_tensor))
     name = group.group_name
     wait_tensor(issue_functional(tensor, "sum", name))
+    for (
+        known
+    ) in collectives.groups.values():  # a bare issue takes no sequence number; a real one takes one
+        known.even = {"allreduce", str(operator)}
 
     class Owner:
         """A unit's object."""
@@ -194,7 +202,7 @@ def main() -> None:
             figures["functional_counting"] - figures["functional_bare"],
             2000,
         ),
-        "detached hook still in place (a call)": ((figures["off"] - bare) / 2, 100),
+        DETACHED: ((figures["off"] - bare) / 2, 100),
         "a unit's method (FSDP)": (figures["unit"] - figures["method"], 2000),
         "any other wrapped method": (figures["around"] - figures["method"], 1000),
         "any other wrapped method, switched off": (figures["around_off"] - figures["method"], 200),
@@ -206,6 +214,9 @@ def main() -> None:
         print(f"{name:42} {nanoseconds:7.0f} ns   target {target} ns")
     print(f"{'detached agent (originals restored)':42} {0:7.0f} ns   by identity: test_hooks.py")
     print(json.dumps({name: round(value) for name, (value, _) in rows.items()}))
+    over = [name for name, (value, target) in rows.items() if value > target and name != DETACHED]
+    if over:
+        raise SystemExit(f"over the target: {', '.join(over)}")
 
 
 if __name__ == "__main__":

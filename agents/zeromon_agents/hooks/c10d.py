@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.buffer import NameKind
-from zeromon.ring.events import Dtype, Flag, Kind, Op, head, typed
+from zeromon.ring.events import RECORD_SIZE, Dtype, Flag, Kind, Op, head, typed
 from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import RAISED, around, leave_to_python
@@ -84,7 +84,7 @@ PAYLOADS: dict[str, Payload] = {
 }
 """The methods that communicate, under every name that a supported torch gives them."""
 
-DTYPES = {
+DTYPES = {dtype: 0 for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)} | {
     getattr(torch, name): code
     for name, code in (
         ("float32", Dtype.FLOAT32),
@@ -102,6 +102,7 @@ DTYPES = {
     )
     if hasattr(torch, name)
 }
+"""Every dtype of this torch -> its number in records, 0 where it has none."""
 
 
 def total_bytes(payload: Any) -> int:
@@ -109,6 +110,11 @@ def total_bytes(payload: Any) -> int:
     if isinstance(payload, torch.Tensor):
         return int(payload.nbytes)
     return sum(total_bytes(item) for item in payload)
+
+
+def _entry(known: Any) -> Entry:
+    """Returns an entry of :attr:`Collectives.open`; a tuple is a synchronous collective."""
+    return [*known, 0, None, -1] if type(known) is tuple else known
 
 
 def _first_tensor(payload: Any) -> Any:
@@ -125,7 +131,8 @@ class Collectives:
         self._device = device
         self.groups: dict[int, Group] = {}
         self.open: dict[int, Any] = {}
-        """Works not yet waited for, by id: a weak reference for each call would cost more."""
+        """Works not yet waited for, by id, as a weak reference costs more: an entry, the list of those
+        coalesced, or a tuple of the first fields of a synchronous collective."""
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a control step."""
         self.warm = True
@@ -204,7 +211,8 @@ class Collectives:
         inside costs about 50 ns.
         """
         context, groups, opened = self._context, self.groups, self.open
-        write, note, now = context.ring.write, context.guard.note, time.monotonic_ns
+        following, pack, records, mask = context.ring.slots
+        note, now = context.guard.note, time.monotonic_ns
         op, index, keyword, per_rank = where
         issued = head(Kind.ISSUED, op)
         tensor_type, dtypes = torch.Tensor, DTYPES
@@ -213,26 +221,27 @@ class Collectives:
         attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
+        asks = not point_to_point and hasattr(torch.distributed.AllreduceOptions, "asyncOp")
 
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
             mode = context.mode
             if not mode:  # an empty ** costs a copy, so it is left out where it can be
                 return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
-            entry: Entry | None = None
+            entry: Any = None
             before, called_async = -1, None
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:
                     payload, nbytes, dtype = None, 0, 0
                 else:
-                    if index < len(args):
+                    try:
                         payload = args[index]
-                    else:  # overloads for one tensor name it differently; there it comes first
+                    except IndexError:  # overloads for one tensor name it differently, and first
                         payload = kwargs[keyword if keyword in kwargs else next(iter(kwargs))]
                     if type(payload) is list and len(payload) == 1:
                         payload = payload[0]
                     if type(payload) is tensor_type:
-                        nbytes, dtype = payload.nbytes, dtypes.get(payload.dtype, 0)
+                        nbytes, dtype = payload.nbytes, dtypes[payload.dtype]
                     else:
                         nbytes = total_bytes(payload)
                         payload = _first_tensor(payload)
@@ -251,30 +260,45 @@ class Collectives:
                 else:
                     sequence = group.issued - group.point_to_point
                 if mode == ON:
-                    # None: point-to-point, or a torch without asyncOp
-                    called_async = getattr(args[-1] if args else None, "asyncOp", None)
+                    if asks:
+                        try:
+                            called_async = args[-1].asyncOp
+                        except (AttributeError, IndexError):  # an overload without options
+                            called_async = None
                     word = context.head_word | is_async if called_async else context.head_word
                     at, started = group.id | context.unit << 16, now()
-                    write(started, issued | word, at, nbytes, sequence, dtype, context.engine)
-                    held = -1 if called_async is False else 0
-                    entry = [op_word | word, at, nbytes, started, sequence, 0, None, held]
+                    n = following()
+                    # fmt: off
+                    pack(records, (n & mask) * RECORD_SIZE, n, started, issued | word, at,
+                         nbytes, sequence, dtype, context.engine, n)
+                    # fmt: on
+                    if called_async is False:  # no callback fills in its end: a tuple costs less
+                        entry = op_word | word, at, nbytes, started, sequence
+                    else:
+                        entry = [op_word | word, at, nbytes, started, sequence, 0, None, 0]
                     if group.on_device and payload is not None and payload.device.type == timed:
+                        entry = _entry(entry)
                         entry = entry if self._device.issued(entry) else None
                 else:
                     self.count(group.id, op, nbytes, dtype)
-                extra = group.extras.get(name)
-                if extra is None or group.seen_sequences is not None:
-                    before = sequence_number(pg)
-                elif extra and group.coalescing is None:
-                    group.extra += extra
+                if name not in group.even:
+                    extra = group.extras.get(name)
+                    if extra is None:
+                        before = sequence_number(pg)
+                    elif extra and group.coalescing is None:
+                        group.extra += extra
             except Guard.CAUGHT as error:
                 note(error, name)
                 return original(pg, *args, **kwargs)
             try:
-                work = original(pg, *args, **kwargs) if kwargs else original(pg, *args)
+                if kwargs:
+                    work = original(pg, *args, **kwargs)
+                else:  # payload and options: without the list that * builds
+                    work = original(pg, args[0], args[1]) if len(args) == 2 else original(pg, *args)
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
                     if entry is not None:
+                        entry = _entry(entry)
                         entry[WORD] |= failed
                         self.done(entry, now(), 0)
                 raise
@@ -285,8 +309,9 @@ class Collectives:
                     opened.pop(id(work), None)  # an id may be used again: drop its older entry
                 else:
                     if group.coalescing is not None:
-                        group.coalescing.append(entry)
+                        group.coalescing.append(_entry(entry))
                     elif work is None:
+                        entry = _entry(entry)
                         if entry[EVENT] is not None:
                             self._device.ran_here(entry)
                         else:
@@ -310,40 +335,53 @@ class Collectives:
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, take, now = self._context, self.open.pop, time.monotonic_ns
-        note, write = context.guard.note, context.ring.write
-        done, failed = head(Kind.DONE, flags=Flag.END_KNOWN), head(0, flags=Flag.FAILED)
+        following, pack, records, mask = context.ring.slots
+        note = context.guard.note
+        done = head(Kind.DONE, flags=Flag.END_KNOWN)
+        failed = done | head(0, flags=Flag.FAILED)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            entry = take(id(work), None) if context.mode else None
+            entry: Any = take(id(work), None) if context.mode else None
             if entry is None:
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
-            if type(entry[0]) is list or entry[EVENT] is not None:
-                return self.wait_for_entries(original, work, entry, args, kwargs)
-            reached, outcome = now(), failed
+            outcome, reached = failed, 0
+            if type(entry) is tuple:
+                word, at, nbytes, issued, sequence = entry
+            elif type(entry[0]) is list or entry[EVENT] is not None:
+                entries = entry if type(entry[0]) is list else [entry]
+                return self.wait_for_entries(original, work, entries, args, kwargs)
+            else:
+                word, at, nbytes, issued, sequence, _, _, held = entry
+                reached = now()
             try:
                 result = original(work, *args, **kwargs) if args or kwargs else original(work)
-                outcome = 0
+                outcome = done
                 return result
             finally:
                 left = now()
                 try:
-                    word, at, nbytes, issued, sequence, end, _, held = entry
-                    if end and end < left:  # a callback saw the completion
-                        left = end
-                    entry[END] = left
-                    if held < 0:
+                    if not reached:  # synchronous: it has blocked since it was issued
                         blocked = left - issued
                     else:
-                        blocked = (left - reached if left > reached else 0) + held
-                    write(left, done | word | outcome, at, nbytes, issued, blocked, sequence)
+                        end = entry[END]
+                        if end and end < left:  # a callback saw the completion
+                            left = end
+                        entry[END] = left
+                        blocked = held + (left - reached if left > reached else 0)
+                    n = following()
+                    # fmt: off
+                    pack(records, (n & mask) * RECORD_SIZE, n, left, word | outcome, at,
+                         nbytes, issued, blocked, sequence, n)
+                    # fmt: on
                 except Guard.CAUGHT as error:
                     note(error, "Work.wait")
 
         return leave_to_python(wait, and_callees=True)
 
-    def wait_for_entries(self, original: Any, work: Any, entry: Any, args: Any, kwargs: Any) -> Any:
+    def wait_for_entries(
+        self, original: Any, work: Any, entries: list[Entry], args: Any, kwargs: Any
+    ) -> Any:
         """Waits for device work, or for several coalesced collectives at once."""
-        entries: list[Entry] = entry if type(entry[0]) is list else [entry]
         guard, timed = self._context.guard, None
         reached = time.monotonic_ns()
         try:
@@ -467,11 +505,14 @@ class Collectives:
         Coalesced calls are measured together, at the end of the coalescing.
         """
         after = sequence_number(pg)
-        if group.seen_sequences is not None:
-            group.seen_sequences.update(range(before + 1, after + 1))
         if group.coalescing is None:
-            group.extras[name] = after - before - 1
             group.extra += after - before - 1
+        if group.seen_sequences is not None:  # the warm-up looks at each call
+            group.seen_sequences.update(range(before + 1, after + 1))
+        elif group.coalescing is None:
+            group.extras[name] = extra = after - before - 1
+            if not extra:
+                group.even.add(name)
 
     def flush_step(self) -> None:
         """Writes, at the end of a step, the counts of a control step and the works never waited for."""
@@ -487,7 +528,7 @@ class Collectives:
 
     def _flush_unwaited(self) -> None:
         for key, entry in list(self.open.items()):
-            if type(entry[0]) is not list and entry[END]:
+            if type(entry) is list and type(entry[0]) is not list and entry[END]:
                 self.open.pop(key, None)
                 self.done(entry, entry[END], max(0, entry[HELD_NS]))
         while len(self.open) > 4096:

@@ -96,7 +96,7 @@ def _collective(context: HookContext) -> Callable[[], None]:
     collectives = Collectives(context, DeviceTimer(context))
     pg, payload, options = object(), [torch.ones(1)], _Options()
     group = Group(1, None, size=2, on_device=False, base=0)
-    group.seen_sequences, group.extras["allreduce"] = None, 0
+    group.seen_sequences, group.even = None, {"allreduce"}
     collectives.groups[id(pg)] = group
     issue = collectives._issue_hook(_issue, "allreduce", PAYLOADS["allreduce"])
     wait = collectives._wait_hook(_wait)

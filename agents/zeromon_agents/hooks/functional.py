@@ -6,8 +6,9 @@ hooks of :mod:`zeromon_agents.hooks.c10d` do not see it. An operator object call
 in eager programs and in compiled graphs, and the hook takes the place of that attribute. The operator
 object stays the same, so torch.compile neither breaks a graph nor compiles again.
 
-torch keeps the work of a collective under the storage of the tensor that it returns. So does the hook:
-under the address of the storage, without a reference to it.
+torch keeps the work of a collective under the storage of the tensor that it returns. So does the hook,
+without a reference to it: under the address of the storage's memory. That is also the address of the
+tensor where it is no view, and costs half as much to read as the storage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
-from zeromon.ring.events import Flag, Kind, Op, head
+from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head
 from zeromon_agents.hooks.c10d import DTYPES, Collectives, total_bytes
 from zeromon_agents.hooks.process_groups import Group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -77,6 +78,7 @@ _BLOCKED_NS = 20_000
 """A wait that took longer has seen the end of the collective."""
 _ISSUED, _DONE = head(Kind.ISSUED), head(Kind.DONE)
 _FAILED, _END_KNOWN = head(0, flags=Flag.FAILED), head(0, flags=Flag.END_KNOWN)
+_DONE_FAILED = _DONE | _FAILED
 
 
 class Functional:
@@ -89,10 +91,14 @@ class Functional:
         self._names: dict[str, Group] = {}
         """Groups by the names that torch resolves, as long as none of the names is taken back."""
         self.pending: dict[int, Any] = {}
-        """Address of a storage -> the collective under way, or a list of several."""
+        """Address of a storage's memory -> the entries of the collectives under way, or a tuple (word,
+        place, bytes, issued, sequence, held) of one on the host: a tuple costs less."""
 
     def install(self, patches: Patches) -> None:
         """Patches every operator that this torch has."""
+        waits = torch.ops._c10d_functional.wait_tensor.default._schema.arguments
+        if [argument.name for argument in waits] != ["tensor"]:
+            return  # of a torch that is not known yet; its collectives are counted, untimed
         for namespace in NAMESPACES:
             for name in (*OPERATORS, WAIT, WAIT_ALL, BATCH):
                 operator = getattr(getattr(torch.ops, namespace), name, None)
@@ -134,17 +140,20 @@ class Functional:
         while len(self.pending) > _MOST_PENDING:
             del self.pending[next(iter(self.pending))]
 
-    def issue_hook(self, original: Any, qualified: str, schema: list[str]) -> Callable[..., Any]:
-        """Returns the wrapper of an operator that issues; inlined as that of c10d."""
+    def issue_hook(  # noqa: C901 (inlined as that of c10d)
+        self, original: Any, qualified: str, schema: list[str]
+    ) -> Callable[..., Any]:
+        """Returns the wrapper of an operator that issues."""
         context, collectives, pending = self._context, self._collectives, self.pending
-        groups, names, write = collectives.groups, self._names, context.ring.write
-        note, now, dtypes, list_type = context.guard.note, time.monotonic_ns, DTYPES, list
-        plain, tensor_type = _PLAIN, torch.Tensor
-        modes, depth = _python_dispatch, torch._C._len_torch_dispatch_stack
+        groups, names = collectives.groups, self._names
+        following, pack, records, mask = context.ring.slots
+        note, now, dtypes, plain = context.guard.note, time.monotonic_ns, DTYPES, _PLAIN
+        tensor_type, modes = torch.Tensor, _python_dispatch
+        depth = torch._C._len_torch_dispatch_stack
         name = qualified.rpartition(".")[2]
         op, per_rank = OPERATORS[name]
         keyword, group_at = schema[0], schema.index(GROUP)
-        point_to_point, in_place = op in (Op.SEND, Op.RECV), name.endswith("_")
+        point_to_point, fresh = op in (Op.SEND, Op.RECV), not name.endswith(("_", "_out"))
         own_word = head(0, op, flags=Flag.ASYNC)
         attached, timed = collectives.attached, self._device.device_type
 
@@ -152,26 +161,29 @@ class Functional:
             mode = context.mode
             if not mode:
                 return original(*args, **kwargs)
-            entry: Entry | None = None
             group: Any = None
-            before = -1
+            event = None
+            before, began = -1, 0
             try:
                 payload = args[0] if args else kwargs[keyword]
-                first = payload[0] if type(payload) is list_type else payload
+                first = payload[0] if type(payload) is list else payload
                 # a mode or a subclass calls the operator again, with plain tensors
                 if (
-                    type(first) in plain
+                    (type(first) is tensor_type or type(first) in plain)
                     and not (modes._is_in_torch_dispatch_mode and depth())
                     and not first.is_meta
                 ):
-                    pg = args[group_at] if group_at < len(args) else kwargs[GROUP]
+                    try:
+                        pg = args[group_at]
+                    except IndexError:
+                        pg = kwargs[GROUP]
                     group = names.get(pg) if type(pg) is str else groups.get(id(pg))
                     if group is None:
                         group = self._group_of(pg)
                     nbytes = payload.nbytes if payload is first else total_bytes(payload)
                     if per_rank:
                         nbytes *= group.size
-                    group.issued += 1
+                    group.issued = number = group.issued + 1
                     if point_to_point:
                         group.point_to_point += 1
                         sequence = -group.point_to_point
@@ -179,40 +191,48 @@ class Functional:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
                     else:
-                        sequence = group.issued - group.point_to_point
-                    dtype = dtypes.get(first.dtype, 0)
+                        sequence = number - group.point_to_point
+                    dtype = dtypes[first.dtype]
                     if mode == ON:
                         word, at = own_word | context.head_word, group.id | context.unit << 16
                         began = now()
-                        write(began, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
-                        entry = [word, at, nbytes, began, sequence, 0, None, 0]
+                        n = following()
+                        # fmt: off
+                        pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
+                             nbytes, sequence, dtype, context.engine, n)
+                        # fmt: on
                         if group.on_device and first.device.type == timed:
+                            entry = [word, at, nbytes, began, sequence, 0, None, 0]
                             self._device.issued(entry)
+                            event = entry[EVENT]
                     else:
                         collectives.count(group.id, op, nbytes, dtype)
-                    extra = group.extras.get(qualified)
-                    if extra is None or group.seen_sequences is not None:
-                        before = sequence_number(group.ref())
-                    elif extra:
-                        group.extra += extra
+                    if qualified not in group.even:
+                        extra = group.extras.get(qualified)
+                        if extra is None:
+                            before = sequence_number(group.ref())
+                        elif extra:
+                            group.extra += extra
             except Guard.CAUGHT as error:
                 note(error, qualified)
             try:
                 result = original(*args, **kwargs) if kwargs else original(*args)
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
-                    if entry is not None:
-                        entry[WORD] |= _FAILED
+                    if began:
+                        entry = [word | _FAILED, at, nbytes, began, sequence, 0, None, 0]
                         collectives.done(entry, now(), 0)
                 raise
             try:
                 if before >= 0:
                     collectives.note_sequence(group, group.ref(), before, qualified)
-                if entry is not None:
-                    entry[HELD_NS] = now() - began
-                    if type(result) is tensor_type and not in_place:
-                        pending[result.untyped_storage()._cdata] = entry
+                if began:
+                    held = now() - began
+                    if fresh and event is None and type(result) is tensor_type:
+                        key = result.data_ptr() or _key(result)
+                        pending[key] = word, at, nbytes, began, sequence, held
                     else:
+                        entry = [word, at, nbytes, began, sequence, 0, event, held]
                         self._keep(result, entry)
             except Guard.CAUGHT as error:
                 note(error, qualified)
@@ -222,31 +242,39 @@ class Functional:
 
     def _keep(self, result: Any, entry: Entry) -> None:
         """Keeps *entry* of an operator with several results, or whose result is its argument."""
-        for tensor in result if type(result) is list else (result,):
-            key = tensor.untyped_storage()._cdata
+        several = type(result) is list
+        for tensor in result if several else (result,):
+            key = _key(tensor)
             known = self.pending.get(key)
-            self.pending[key] = entry if known is None else [*_entries(known), entry]
+            if known is None and not several and entry[EVENT] is None:
+                self.pending[key] = (*entry[:END], entry[HELD_NS])
+            else:
+                self.pending[key] = [*_entries(known), entry]
 
     def wait_hook(self, original: Any) -> Callable[..., Any]:
         """Returns the wrapper of ``wait_tensor``."""
         context, take, now = self._context, self.pending.pop, time.monotonic_ns
-        note, write, plain = context.guard.note, context.ring.write, _PLAIN
-        list_type = list
+        following, pack, records, mask = context.ring.slots
+        note, plain, pending = context.guard.note, _PLAIN, self.pending
+        tensor_type = torch.Tensor
 
-        def wait(*args: Any, **kwargs: Any) -> Any:
+        def wait(tensor: Any) -> Any:
             entry = None
-            if context.mode:
+            if pending and context.mode:
                 try:
-                    tensor = args[0] if args else kwargs["tensor"]
-                    if type(tensor) in plain:
-                        entry = take(tensor.untyped_storage()._cdata, None)
+                    if type(tensor) is tensor_type or type(tensor) in plain:
+                        entry = take(tensor.data_ptr(), None) or take(_key(tensor), None)
                 except Guard.CAUGHT as error:
                     note(error, WAIT)
             if entry is None:
-                return original(*args, **kwargs) if kwargs else original(*args)
-            if type(entry[0]) is list_type or entry[EVENT] is not None or entry[END]:
-                return self._wait_for_entries(original, tensor, entry)
-            reached, outcome = now(), _DONE | _FAILED
+                return original(tensor)
+            if type(entry) is list:
+                if len(entry) > 1 or entry[0][EVENT] is not None or entry[0][END]:
+                    return self._wait_for_entries(original, tensor, entry)
+                entry[0][END] = now()  # for the waits for the other results of the operator
+                entry = (*entry[0][:END], entry[0][HELD_NS])
+            word, at, nbytes, issued, sequence, held = entry
+            reached, outcome = now(), _DONE_FAILED
             try:
                 result = original(tensor)
                 outcome = _DONE
@@ -254,11 +282,14 @@ class Functional:
             finally:
                 left = now()
                 try:
-                    word, at, nbytes, issued, sequence, _, _, held = entry
-                    entry[END], blocked = left, left - reached
+                    blocked = left - reached
                     if blocked > _BLOCKED_NS:
                         outcome |= _END_KNOWN
-                    write(left, word | outcome, at, nbytes, issued, blocked + held, sequence)
+                    n = following()
+                    # fmt: off
+                    pack(records, (n & mask) * RECORD_SIZE, n, left, word | outcome, at,
+                         nbytes, issued, blocked + held, sequence, n)
+                    # fmt: on
                 except Guard.CAUGHT as error:
                     note(error, WAIT)
 
@@ -272,7 +303,7 @@ class Functional:
             found: list[Entry] = []
             if context.mode:
                 try:
-                    keys = [t.untyped_storage()._cdata for t in tensors if type(t) in _PLAIN]
+                    keys = [_key(t) for t in tensors if type(t) in _PLAIN]
                     found = [e for key in keys if (k := take(key, None)) for e in _entries(k)]
                 except Guard.CAUGHT as error:
                     note(error, WAIT_ALL)
@@ -288,11 +319,11 @@ class Functional:
             result = issue(*args, **kwargs)
             try:
                 if type(result) in _PLAIN:
-                    entry = self.pending.pop(result.untyped_storage()._cdata, None)
-                    if entry is not None and entry[EVENT] is not None:
-                        self._device.ran_here(entry)
-                    elif entry is not None:
-                        collectives.done(entry, time.monotonic_ns(), entry[HELD_NS])
+                    for entry in _entries(self.pending.pop(_key(result), None)):
+                        if entry[EVENT] is not None:
+                            self._device.ran_here(entry)
+                        else:
+                            collectives.done(entry, time.monotonic_ns(), entry[HELD_NS])
             except Guard.CAUGHT as error:
                 note(error, BLOCKING)
             return result
@@ -358,9 +389,9 @@ class Functional:
             entries.append(entry)
         return entries
 
-    def _wait_for_entries(self, original: Any, tensor: Any, known: Any) -> Any:
+    def _wait_for_entries(self, original: Any, tensor: Any, known: list[Entry]) -> Any:
         """Waits for device work, or for the collectives whose result one tensor is."""
-        entries = [entry for entry in _entries(known) if not entry[END]]
+        entries = [entry for entry in known if not entry[END]]
         if not entries:  # another result of the same operator was waited for
             return original(tensor)
         try:
@@ -391,7 +422,17 @@ def is_real(tensors: Any) -> bool:
 
 
 def _entries(known: Any) -> list[Entry]:
-    return known if type(known[0]) is list else [known]
+    """Returns what :attr:`Functional.pending` holds as entries."""
+    if type(known) is tuple:
+        return [[*known[:END], 0, None, known[END]]]
+    return known or []
+
+
+def _key(tensor: Any) -> int:
+    """Returns the key of the storage of *tensor*: its memory, or itself where it has none."""
+    storage = tensor.untyped_storage()
+    address: int = storage.data_ptr() or -storage._cdata
+    return address
 
 
 def in_place_of(original: Any, hook: Callable[..., Any]) -> Any:

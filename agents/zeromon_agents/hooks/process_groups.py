@@ -19,6 +19,7 @@ class Group:
         "base",
         "coalesced_from",
         "coalescing",
+        "even",
         "explained",
         "extra",
         "extras",
@@ -51,7 +52,10 @@ class Group:
         self.extra = 0
         """Sequence numbers that the calls took beyond one each."""
         self.extras: dict[str, int] = {}
-        """Method -> sequence numbers that one call takes beyond one, measured at its first use."""
+        """Method -> sequence numbers that one call takes beyond one, measured at its first use after the
+        warm-up."""
+        self.even: set[str] = set()
+        """The methods of which that is 0."""
         self.coalesced_from = 0
         """Sequence number minus calls when coalescing began."""
         self.explained = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Waited:
         stream: int | None,
         reached: Any,
         left: Any,
-        entries: list[Entry],
+        entries: Sequence[Entry],
         behind: tuple[Waited, ...] = (),
         ran: bool = False,
     ) -> None:
@@ -140,7 +140,7 @@ class DeviceTimer:
         entry[EVENT] = self._mark()
         return True
 
-    def reached_wait(self, entries: list[Entry]) -> tuple[list[Entry], Any] | None:
+    def reached_wait(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Any] | None:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""
         if any(entry[EVENT] is None for entry in entries):
             return None
@@ -148,7 +148,7 @@ class DeviceTimer:
             return None
         return entries, self._mark()
 
-    def left_wait(self, waiting: tuple[list[Entry], Any]) -> None:
+    def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
         self._keep(Waited(self._side_stream(), reached, self._mark(), entries))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +17,19 @@ from flight import by_gloo_op, flight_counts, unattributed
 from support import Node, Result, train_command
 
 from zeromon.readout.text import in_graphs
-from zeromon.ring.events import Op, Phase, Untimed
+from zeromon.ring.buffer import RingReader, RingWriter
+from zeromon.ring.events import Done, Issued, Op, Phase, Untimed, decode
 from zeromon.snapshot import RankSnapshot
-from zeromon_agents.hooks.functional import operators_of, unknown_operators
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.functional import Functional, operators_of, unknown_operators
+from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.hooks.symmetric_memory import NAMESPACE, SymmetricMemory, communicating
+from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.untraced import WARM_UP_STEPS
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import ON
+from zeromon_agents.runtime.hook_context import ON, HookContext
+
+SCHEMA = ["input", "reduce_op", "group_name"]
 
 STEPS = 6
 """Of each case of the program."""
@@ -243,3 +251,46 @@ def test_an_operator_calls_its_attribute() -> None:
         assert "_op" in vars(owner)
         assert hash(owner) == hash(vars(owner)["_op"])
         assert owner in torch.fx.node._side_effectful_functions
+
+
+def test_a_result_is_known_by_its_memory(tmp_path: Path) -> None:
+    """Also a view of it, an empty one, an argument, and each of several results."""
+    ring = RingWriter(tmp_path / "ring", rank=0)
+    context = HookContext(ring, Guard())
+    context.mode = ON
+    collectives = Collectives(context, DeviceTimer(context))
+    functional = Functional(context, collectives, collectives._device)
+    group = functional._names["g"] = Group(1, None, size=2, on_device=False, base=0)
+    returned: list[Any] = []
+
+    def issued(name: str, *results: Any) -> None:
+        group.even.add(f"_c10d_functional.{name}")
+        returned[:] = [list(results) if len(results) > 1 else results[0]]
+        hook = functional.issue_hook(lambda *_: returned[0], f"_c10d_functional.{name}", SCHEMA)
+        hook(torch.ones(4), "sum", "g")
+
+    wait = functional.wait_hook(lambda tensor: tensor)
+    fresh, empties = torch.ones(8), [torch.ones(0), torch.ones(0)]
+    for result, waited in (
+        (fresh, fresh),
+        (fresh, fresh[4:]),
+        (fresh[2:], fresh),
+        *zip(empties, empties, strict=True),
+    ):
+        issued("all_reduce_" if result.storage_offset() else "all_reduce", result)
+        assert wait(torch.ones(8)) is not None
+        assert len(functional.pending) == 1
+        wait(waited)
+        assert not functional.pending
+    for empty in empties:
+        issued("all_reduce", empty)
+    assert len(functional.pending) == 2
+    several = [torch.ones(2), torch.ones(2)]
+    issued("all_reduce_coalesced", *several)
+    for tensor in several:
+        wait(tensor)
+    for empty in empties:
+        wait(empty)
+    assert not functional.pending and not context.guard.errors
+    kinds = Counter(type(decode(raw)) for raw in RingReader(ring.path).read())
+    assert kinds == {Issued: 8, Done: 8}
