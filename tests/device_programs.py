@@ -13,7 +13,8 @@ from virtual_device import Group, VirtualDevice, Work, exposed
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Flag, Stall, decode
 from zeromon_agents.hooks import process_groups
-from zeromon_agents.hooks.c10d import PAYLOADS, Collectives
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.buffer import RingWriter
-from zeromon_agents.hooks.c10d import PAYLOADS, Collectives
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around

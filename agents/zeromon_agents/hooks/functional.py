@@ -23,7 +23,8 @@ from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head
-from zeromon_agents.hooks.c10d import DTYPES, Collectives, total_bytes
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.payloads import DTYPES, total_bytes
 from zeromon_agents.hooks.process_groups import Group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around

@@ -16,8 +16,8 @@ import torch
 from zeromon.ring.events import Kind, Op, Untimed, typed
 from zeromon.ring.torch_names import operation_named
 from zeromon_agents.hooks.backend import Backend, ImportHook
-from zeromon_agents.hooks.c10d import DTYPES
 from zeromon_agents.hooks.functional import GROUP, in_place_of, is_real, operators_of
+from zeromon_agents.hooks.payloads import DTYPES
 from zeromon_agents.runtime.guard import Guard
 
 MODULE = "torch.distributed._symmetric_memory"

@@ -8,8 +8,8 @@ import re
 import torch
 
 from zeromon.ring.model_metadata import VARIABLES, ProcessMetadata
-from zeromon_agents.hooks.c10d import PAYLOADS
 from zeromon_agents.hooks.functional import unknown_operators
+from zeromon_agents.hooks.payloads import PAYLOADS
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zeromon.ring.events import Op, Phase
-from zeromon_agents.hooks.c10d import PAYLOADS
+from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.observe.process_metadata import unknown_collectives
