@@ -156,7 +156,8 @@ class Functional:
         keyword, group_at = schema[0], schema.index(GROUP)
         point_to_point, fresh = op in (Op.SEND, Op.RECV), not name.endswith(("_", "_out"))
         own_word = head(0, op, flags=Flag.ASYNC)
-        attached, timed = collectives.attached, self._device.device_type
+        counts_calls = not point_to_point and not collectives.attached
+        timed = self._device.device_type
 
         def issue(*args: Any, **kwargs: Any) -> Any:
             mode = context.mode
@@ -167,10 +168,11 @@ class Functional:
             before, began = -1, 0
             try:
                 payload = args[0] if args else kwargs[keyword]
-                first = payload[0] if type(payload) is list else payload
+                single = type(payload) is tensor_type
+                first = payload if single or type(payload) is not list else payload[0]
                 # a mode or a subclass calls the operator again, with plain tensors
                 if (
-                    (type(first) is tensor_type or type(first) in plain)
+                    (single or type(first) in plain)
                     and not (modes._is_in_torch_dispatch_mode and depth())
                     and not first.is_meta
                 ):
@@ -181,18 +183,18 @@ class Functional:
                     group = names.get(pg) if type(pg) is str else groups.get(id(pg))
                     if group is None:
                         group = self._group_of(pg)
-                    nbytes = payload.nbytes if payload is first else total_bytes(payload)
+                    nbytes = payload.nbytes if single else total_bytes(payload)
                     if per_rank:
                         nbytes *= group.size
                     group.issued = number = group.issued + 1
-                    if point_to_point:
+                    if counts_calls:
+                        sequence = number - group.point_to_point
+                    elif point_to_point:
                         group.point_to_point += 1
                         sequence = -group.point_to_point
-                    elif attached:
+                    else:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
-                    else:
-                        sequence = number - group.point_to_point
                     dtype = dtypes[first.dtype]
                     if mode == ON:
                         word, at = own_word | context.head_word, group.id | context.unit << 16
