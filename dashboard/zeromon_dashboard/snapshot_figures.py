@@ -25,11 +25,9 @@ _PHASE_COLOURS = {
 }  # fmt: skip
 
 
-def ledger(run: RunSnapshot) -> dict[str, Any] | None:
-    """A waterfall: every second of all ranks and attempts, cause by cause; None without any."""
+def ledger(run: RunSnapshot) -> dict[str, Any]:
+    """A waterfall: every second of all ranks and attempts, cause by cause."""
     whole = job_ledger([run])
-    if not whole.rows:
-        return None
     names = [*map(cause_text, whole.rows), "all"]
     shares = [human_ratio(whole.share(row)) for row in whole.rows]
     data = {
@@ -43,7 +41,7 @@ def ledger(run: RunSnapshot) -> dict[str, Any] | None:
     }  # fmt: skip
     title = f"Where every second of the ranks went: {headline(whole)}"
     return {
-        "data": [data],
+        "data": [data] if whole.rows else [],
         "layout": {
             **layout(title, 110 + 24 * len(names)),
             "xaxis": axis("s"),
