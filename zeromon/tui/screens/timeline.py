@@ -164,13 +164,15 @@ class Lanes(Panel, can_focus=True):
                 lines.append([(fit("  comm.", _LABEL), "dim"), *body])
         lines = lines[: height - 2]
         lines += [[]] * (height - 2 - len(lines))
-        return [*lines, self._legend(model, width), [(_TRUE, "dim")]]
+        return [*lines, self._legend(model, first, last, width), [(_TRUE, "dim")]]
 
-    def _legend(self, model: ViewModel, width: int) -> Line:
+    def _legend(self, model: ViewModel, first: int, last: int, width: int) -> Line:
+        """The parts of the steps that are shown, and the usual ones."""
         seen = {
             part
             for rank in model.ranks
             for step in rank.recent
+            if step.end_ns > first and step.start_ns < last
             for part, spent in step_parts(step).items()
             if spent
         }
