@@ -9,7 +9,13 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped
+from zeromon.compare.text import (
+    NOT_COMPARABLE,
+    environment_lines,
+    format_change,
+    format_figure,
+    grouped,
+)
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
 from zeromon.units import human_count
 from zeromon_dashboard.hub import Item
@@ -96,6 +102,7 @@ def comparison(compared: Comparison) -> Any:
                 title=advice.text[:1].upper() + advice.text[1:],
                 color="gray" if advice.take is None else "teal",
             ),
+            dmc.Text(f"Environment: {' · '.join(environment_lines(compared))}", size="sm"),
             dmc.Table(
                 [
                     html.Thead(html.Tr([html.Th(""), *heads])),

@@ -30,7 +30,14 @@ import msgspec
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
-from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped, has_content
+from zeromon.compare.text import (
+    NOT_COMPARABLE,
+    environment_lines,
+    format_change,
+    format_figure,
+    grouped,
+    has_content,
+)
 from zeromon.compare.thresholds import NAMES, Verdict, judge, parse
 from zeromon.errors import CompareError
 from zeromon.report.table import table
@@ -95,7 +102,9 @@ Text = tuple[str, str]
 
 def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
     """The runs, the table in as many parts as *width* requires, and the recommendation."""
-    parts = [_runs(found), *_tables(found, width, coloured=coloured)]
+    where = [_wrapped(line, "  ", width) for line in environment_lines(found)]
+    parts = [_runs(found), "\n".join(["Environment", *where])]
+    parts += _tables(found, width, coloured=coloured)
     if any(cell.marked for row in found.rows for cell in row.cells):
         parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
     if any(cell.doubtful for row in found.rows for cell in row.cells):

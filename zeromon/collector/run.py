@@ -34,6 +34,7 @@ from zeromon.probes.devices import Devices
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
+from zeromon.probes.revision import REVISION, Revision
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import (
@@ -52,7 +53,7 @@ TOTALS = "totals.msgpack"
 RUN_NAME = "name.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
-    "meets", tasks.FILES, f".{tasks.FILES}.*", TOTALS, f".{TOTALS}.*",
+    "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
@@ -134,6 +135,7 @@ class RunFollower:
         self.cluster = RunCluster(folder)
         self._earlier = _read_totals(folder / TOTALS)
         self._host = HostReader()
+        self._revision = Revision(folder)
         self._links = LinkPeaks()
         self._risks = Risks()
         self._skew = ArrivalSkew()
@@ -254,6 +256,10 @@ class RunFollower:
             nodes_note=self.cluster.note,
             attempts=attempts.earlier(by_attempt),
             job=self._job(followers),
+            driver=devices.driver(),
+            revision=self._revision.of(
+                next((f for r in ranks if (f := r.process.get("folder"))), "")
+            ),
             attempt=max(attempts.numbers(by_attempt), default=1),
         )
         findings = advise(run)

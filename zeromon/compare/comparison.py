@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zeromon.compare.environment import Environment, environment
 from zeromon.compare.figures import (
     METRIC,
     METRICS,
@@ -120,6 +121,7 @@ class Comparison:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     advice: Advice
+    environment: Environment
 
     def row(self, name: str) -> Row:
         """Returns the row of a metric, or of :data:`~zeromon.compare.figures.PEAK_MEMORY`."""
@@ -148,7 +150,10 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
         for runs, machine, why in zip(columns, machines, doubts, strict=True)
     )
     return Comparison(
-        columns=made, rows=tuple(rows.values()), advice=advise(made, figures, machines)
+        columns=made,
+        rows=tuple(rows.values()),
+        advice=advise(made, figures, machines),
+        environment=environment([[run.snapshot for run in runs] for runs in columns]),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zeromon.compare.comparison import Comparison, Row
+from zeromon.compare.comparison import Comparison, Row, letter
 from zeromon.compare.machine import REPEATS
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
 _TIMES_AS_MUCH = 9.995
 
@@ -66,6 +66,21 @@ _GROUPS = (
                 "largest_micro_batch")),
 )  # fmt: skip
 _ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
+
+
+def environment_lines(comparison: Comparison) -> list[str]:
+    """Returns what differs in the environments of the columns, one line each, or that nothing does."""
+    found = comparison.environment
+    lines = [
+        f"{row.name}: "
+        + "; ".join(f"{letter(n)} {printable(value)}" for n, value in enumerate(row.values))
+        for row in found.differences
+    ]
+    if found.same and not lines:
+        lines = [f"the same in all {human_count(found.same)} values"]
+    if found.unknown:
+        lines.append(f"not recorded for {', '.join(map(letter, found.unknown))}")
+    return lines
 
 
 def grouped(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:

@@ -35,6 +35,14 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 # ---- the run ---------------------------------------------------------------------------------------
 
 
+CHANGED = " with changes"
+
+
+def commit_text(revision: str) -> str:
+    """Returns the git commit of a run: ``638361765e7a with changes``; "" where unknown."""
+    return revision[:12] + (CHANGED if revision.endswith("-dirty") else "")
+
+
 def verdict(run: RunSnapshot) -> str:
     """One sentence: how the run is, or how it ended; after a restart with the number of the attempt."""
     return f"{_state(run)}, attempt {run.attempt}" if run.attempt > 1 else _state(run)

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import exposed_unknown, finding_text, joined_text, state_text, verdict
+from zeromon.readout.text import (
+    commit_text,
+    exposed_unknown,
+    finding_text,
+    joined_text,
+    state_text,
+    verdict,
+)
 from zeromon.report.communication import checked, communication, dimensions, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
@@ -49,6 +56,8 @@ def _head(run: RunSnapshot) -> str:
     lines = [f"run {run.run}: {verdict(run)}"]
     if run.command:
         lines.append(f"  command   {' '.join(run.command)}")
+    if run.revision:
+        lines.append(f"  code      git commit {commit_text(run.revision)}")
     if first is not None:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first.world_size} ranks on {run.node}"

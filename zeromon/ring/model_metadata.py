@@ -103,7 +103,12 @@ class ProcessMetadata(TypedDict, total=False):
     """What is set in the process of a rank. A key that an agent does not know is absent."""
 
     variables: dict[str, str]
-    """Environment variables that a remedy may set (:data:`VARIABLES`); "" for one that is not set."""
+    """Environment variables that a remedy may set (:data:`VARIABLES`), "" for one that is not set, and
+    those set that change how torch and its libraries run (:data:`VARIABLE_FAMILIES`)."""
+    packages: dict[str, str]
+    """Packages that the process has loaded (:data:`PACKAGES`), Python, CUDA, NCCL: their versions."""
+    folder: str
+    """The folder of the script, or the process's own where no script is known."""
     threads: int
     """Threads of an operator on the CPU (``torch.get_num_threads``)."""
     autocast: str
@@ -121,6 +126,21 @@ VARIABLES = (
     "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
 )  # fmt: skip
+
+
+VARIABLE_FAMILIES = (
+    "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "CUBLAS_", "CUDNN_", "HIP_", "HSA_",
+    "ROCR_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_", "NVTE_", "TRITON_", "DS_", "DEEPSPEED_",
+    "ACCELERATE_", "FSDP_", "PJRT_", "ZE_", "ASCEND_", "HCCL_",
+)  # fmt: skip
+"""Beginnings of the names of environment variables that change how torch and its libraries run."""
+
+PACKAGES = (
+    "torch", "deepspeed", "transformers", "accelerate", "lightning", "pytorch_lightning", "trl", "peft",
+    "torchtune", "torchtitan", "megatron", "flash_attn", "xformers", "transformer_engine", "apex",
+    "bitsandbytes", "torchao", "triton", "datasets", "tokenizers", "safetensors", "numpy",
+)  # fmt: skip
+"""Packages whose version may change what a run does or how fast it is."""
 
 
 def model_metadata(raw: Any) -> ModelMetadata:

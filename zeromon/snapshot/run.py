@@ -48,6 +48,10 @@ class RunSnapshot:
     """Earlier attempts whose ranks reported; after each the launcher started the ranks again."""
     job: str = ""
     """What it has in common with the other runs of its job: a name, or a scheduler's id."""
+    revision: str = ""
+    """The git commit of the script, ``-dirty`` with changes; "" where unknown."""
+    driver: str = ""
+    """The version of the devices' driver on this node; "" where unknown."""
     attempt: int = 1
     """The number of this one, as the launcher counts."""
 

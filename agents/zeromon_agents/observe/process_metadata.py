@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
-from zeromon.ring.model_metadata import VARIABLES, ProcessMetadata
+from zeromon.ring.model_metadata import PACKAGES, VARIABLE_FAMILIES, VARIABLES, ProcessMetadata
 from zeromon_agents.hooks.functional import unknown_operators
 from zeromon_agents.hooks.payloads import PAYLOADS
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
+_LONGEST, _MOST = 200, 100
 _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 """Methods that return a Work and are no collective."""
 
@@ -19,7 +25,9 @@ _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 def of_process(autocast: str, allocator: str) -> ProcessMetadata:
     """Returns the settings of this process. Call it on the training thread, whose threads count."""
     return {
-        "variables": {name: os.environ.get(name, "")[:200] for name in VARIABLES},
+        "variables": variables(),
+        "packages": packages(),
+        "folder": folder(),
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
@@ -28,6 +36,38 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
             *unknown_operators(),
         ],
     }
+
+
+def variables() -> dict[str, str]:
+    """Returns the environment variables that are recorded; the value of a secret is not among them."""
+    names = sorted(n for n in os.environ if n.startswith(VARIABLE_FAMILIES))
+    known = [n for n in names if not _SECRET.search(n)]
+    every = dict.fromkeys((*VARIABLES, *known[:_MOST]))
+    return {name: os.environ.get(name, "")[:_LONGEST] for name in every}
+
+
+def packages() -> dict[str, str]:
+    """Returns the versions of what this process has loaded; imports nothing."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
+        if isinstance(version, str):
+            found[name] = version[:_LONGEST]
+    built = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    found |= {name: version for name, version in built.items() if version}
+    if torch.distributed.is_nccl_available():
+        with suppress(AttributeError, RuntimeError):  # a build that does not say
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def folder() -> str:
+    """Returns the folder of the script that runs; the process's own for a module or a console."""
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    try:
+        return str(script.resolve().parent if script.is_file() else Path.cwd())
+    except OSError:
+        return ""
 
 
 def unknown_collectives(group_class: type) -> list[str]:
