@@ -29,6 +29,7 @@ from zeromon.snapshot import (
     Device,
     DeviceMemory,
     Disk,
+    Energy,
     EngineRow,
     ExpectedRow,
     Finding,
@@ -305,7 +306,8 @@ def full_run() -> RunSnapshot:
     )  # fmt: skip
     one = replace(one, in_flight=(stuck,), traffic=(split,), check=check)
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
-    return run(one, findings=(finding,))
+    used = Energy(seconds=10, device_joules=900.0, host_joules=100.0)
+    return run(one, findings=(finding,), energy=used)
 
 
 def arrival(sequence: int, at_ns: int, step: int, end_ns: int = 0) -> Arrival:

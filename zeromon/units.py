@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+JOULES_A_KWH = 3.6e6
+
 
 def human_bytes(nbytes: float | None) -> str:
     """``1.5 GiB``; ``n/a`` for None or a negative number."""
@@ -32,6 +34,13 @@ def human_seconds(seconds: float | None) -> str:
 def human_ratio(ratio: float | None) -> str:
     """``12.3 %``; ``n/a`` for None."""
     return "n/a" if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def human_energy(joules: float) -> str:
+    """``1.2 kWh``, ``3.4 kJ``, ``5.0 J``."""
+    if joules >= JOULES_A_KWH / 10:
+        return f"{joules / JOULES_A_KWH:,.3g} kWh"
+    return f"{joules / 1e3:.3g} kJ" if joules >= 1e3 else f"{joules:.3g} J"
 
 
 def human_rate(bytes_per_second: float | None) -> str:

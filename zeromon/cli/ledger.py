@@ -17,10 +17,12 @@ from dataclasses import asdict
 from zeromon.cli.report import newest_snapshot
 from zeromon.errors import ZeromonError
 from zeromon.readout.ledger import job_ledger
+from zeromon.readout.text import mean_watts
 from zeromon.report.ledger import activities, ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.ledger import Cause
 from zeromon.storage.run_store import Store
+from zeromon.units import JOULES_A_KWH
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +52,14 @@ def call(options: argparse.Namespace) -> int:
             "job": newest.job or newest.run, "runs": [run.run for run in runs],
             "attempts": whole.attempts, "rank_seconds": whole.rank_seconds,
             "goodput_ratio": whole.goodput, "rows": [asdict(row) for row in whole.rows],
-            "notes": whole.notes,
+            "notes": whole.notes, "mean_watts": mean_watts(newest),
         }  # fmt: skip
         sys.stdout.write(json.dumps(content, default=str) + "\n")
     else:
         per = [] if options.price is None else [("money", options.price / 3600)]
+        watts = mean_watts(newest)
+        if watts is not None:
+            per.append(("kWh at mean power", watts / len(newest.ranks) / JOULES_A_KWH))
         head = f"job {newest.job or newest.run}: {', '.join(run.run for run in runs)}"
         parts = (head, ledger(runs, per), activities(newest))
         sys.stdout.write("\n\n".join(part for part in parts if part) + "\n")

@@ -31,6 +31,7 @@ from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.memory.forecast import host_risk, rank_risks
 from zeromon.probes import tasks
 from zeromon.probes.devices import Devices
+from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
@@ -39,6 +40,7 @@ from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
+    Energy,
     Links,
     NodeView,
     RankSnapshot,
@@ -135,6 +137,7 @@ class RunFollower:
         self.cluster = RunCluster(folder)
         self._earlier = _read_totals(folder / TOTALS)
         self._host = HostReader()
+        self._rapl, self._energy = Rapl(), EnergyMeter()
         self._revision = Revision(folder)
         self._links = LinkPeaks()
         self._risks = Risks()
@@ -257,6 +260,7 @@ class RunFollower:
             attempts=attempts.earlier(by_attempt),
             job=self._job(followers),
             driver=devices.driver(),
+            energy=self._used(followers, ranks, now),
             revision=self._revision.of(
                 next((f for r in ranks if (f := r.process.get("folder"))), "")
             ),
@@ -313,6 +317,17 @@ class RunFollower:
             )
             ranks.append(summarize(follower.state, observed))
         return with_bubbles(tuple(ranks))
+
+    def _used(
+        self, followers: Sequence[RankFollower], ranks: Sequence[RankSnapshot], now: int
+    ) -> Energy:
+        """The energy that this node has used for the run. Ranks that share a device count it once."""
+        devices = {
+            str(follower.state.meta.get("device_uuid", "")): joules
+            for follower, rank in zip(followers, ranks, strict=True)
+            if rank.device_stats and (joules := rank.device_stats.energy_joules) is not None
+        }
+        return self._energy.add(now, devices, self._rapl.read(), self._rapl.note)
 
     def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""

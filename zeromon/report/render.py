@@ -10,6 +10,7 @@ from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, S
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
+    energy_text,
     exposed_unknown,
     finding_text,
     joined_text,
@@ -68,6 +69,8 @@ def _head(run: RunSnapshot) -> str:
         lines.append(f"  start-up  {setup} until the first step: imports, set-up, first batch")
     if joined := joined_text(run):
         lines.append(f"  watched   {joined.removeprefix('watched ')}")
+    if used := energy_text(run):
+        lines.append(f"  energy    {used}")
     lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(lines)
 

@@ -107,6 +107,9 @@ from zeromon.snapshot.host import (
     Disk as Disk,
 )
 from zeromon.snapshot.host import (
+    Energy as Energy,
+)
+from zeromon.snapshot.host import (
     HostMemory as HostMemory,
 )
 from zeromon.snapshot.host import (

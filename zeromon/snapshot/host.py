@@ -33,6 +33,20 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What a node has used since a run on it was first watched."""
+
+    seconds: float
+    """How long that is."""
+    device_joules: float | None
+    """Of the devices of the run's ranks, each once; None where no device counts."""
+    host_joules: float | None
+    """Of all processors and their memory, whoever used them; None where unknown."""
+    host_note: str = ""
+    """Why *host_joules* is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
     """What a process waits for on its host, over the last seconds."""
 

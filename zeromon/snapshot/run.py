@@ -9,6 +9,7 @@ from zeromon.snapshot.capture import Capture
 from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
 from zeromon.snapshot.communication import Hang, Straggler
 from zeromon.snapshot.finding import Finding
+from zeromon.snapshot.host import Energy
 from zeromon.snapshot.rank import RankSnapshot
 
 
@@ -52,6 +53,8 @@ class RunSnapshot:
     """The git commit of the script, ``-dirty`` with changes; "" where unknown."""
     driver: str = ""
     """The version of the devices' driver on this node; "" where unknown."""
+    energy: Energy | None = None
+    """What this node has used; None where it is not known."""
     attempt: int = 1
     """The number of this one, as the launcher counts."""
 

@@ -388,6 +388,8 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_device_tensor_active_ratio", "gauge", "ratio", "NVML GPM: share of time with the tensor cores in use.", (), _device(lambda d: d.tensor_active_ratio)),
     Spec("zeromon_device_dram_active_ratio", "gauge", "ratio", "NVML GPM: share of the bandwidth of device memory in use.", (), _device(lambda d: d.dram_active_ratio)),
     Spec("zeromon_device_energy_joules_total", "counter", "joules", "Energy that the device has used since the driver was loaded.", (), _device(lambda d: d.energy_joules)),
+    Spec("zeromon_host_energy_joules_total", "counter", "joules", "Energy that all processors and DRAM of the node have used since the run was first watched (RAPL), alike on each of its ranks.",
+         (), _one_run(lambda run: run.energy.host_joules if run.energy else None)),
     Spec("zeromon_device_power_watts", "gauge", "watts", "Power draw of the device.", (), _device(lambda d: d.power_watts)),
     Spec("zeromon_device_temperature_celsius", "gauge", "celsius", "Temperature of the device.", (), _device(lambda d: d.temperature_celsius)),
     Spec("zeromon_device_pcie_receive_bytes_per_second", "gauge", "bytes/second", "PCIe traffic to the device.", (), _device(lambda d: d.pcie_receive_bytes_per_second)),

@@ -1,0 +1,55 @@
+"""`zeromon ledger`: the table of a job, in seconds, money and kWh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from builders import rank, run
+from command_line import zeromon
+
+from zeromon.snapshot import Energy
+from zeromon.snapshot.ledger import Cause, LedgerRow
+from zeromon.storage.run_store import Store
+
+HOUR = 3600.0
+
+
+def record(home: Path, name: str, **facts: object) -> None:
+    """A run of two ranks of an hour each, three quarters of it computing."""
+    rows = (
+        LedgerRow(cause=Cause.COMPUTE, seconds=0.75 * HOUR),
+        LedgerRow(cause=Cause.DATA, seconds=0.25 * HOUR),
+    )
+    ranks = [rank(number, ledger=rows, alive=False, ended="finished") for number in range(2)]
+    Store(home / "store").save(run(*ranks, run=name, ended=True, **facts))
+
+
+def test_a_cause_has_its_seconds_its_price_and_its_energy(tmp_path: Path) -> None:
+    """2 ranks, 2 EUR an hour each; 1 kW for the node, which is 500 W a rank."""
+    used = Energy(seconds=HOUR, device_joules=3e6, host_joules=0.6e6)
+    record(tmp_path, "one", energy=used)
+    done = zeromon(tmp_path, "ledger", "--price", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines() if "%" in line or "cause" in line]
+    header = next(words for words in lines if words[0] == "cause")
+    assert " ".join(header).endswith("share money kWh at mean power")
+    compute = next(words for words in lines if words[0] == "compute")
+    assert compute[-5:-1] == ["75.0", "%", "3", "0.75"]
+    content = json.loads(zeromon(tmp_path, "ledger", "--json").stdout)
+    assert content["mean_watts"] == 1000
+    assert content["goodput_ratio"] == 0.75
+    assert [row["cause"] for row in content["rows"]] == ["compute", "data"]
+
+
+def test_no_counter_of_energy_makes_no_column(tmp_path: Path) -> None:
+    record(tmp_path, "one")
+    done = zeromon(tmp_path, "ledger", "one")
+    assert "kWh" not in done.stdout
+    assert "goodput 75.0 % of 2 h" in done.stdout
+
+
+def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = zeromon(tmp_path, "ledger", "--price", "-1")
+    assert done.returncode == 2
+    assert "must be a positive number" in done.stderr

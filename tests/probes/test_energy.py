@@ -1,0 +1,82 @@
+"""The energy of a node: RAPL's counters in a folder as the kernel makes it, and what is added up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import rank, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromon.probes.energy import EnergyMeter, Rapl
+from zeromon.readout.text import energy_text, mean_watts
+from zeromon.snapshot import Energy
+
+RANGE = 262.143
+
+
+def zone(root: Path, folder: str, name: str, joules: float) -> None:
+    (root / folder).mkdir(exist_ok=True)
+    (root / folder / "name").write_text(f"{name}\n")
+    (root / folder / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
+    (root / folder / "max_energy_range_uj").write_text(f"{RANGE * 1e6:.0f}\n")
+
+
+def test_packages_and_dram_count_and_cores_within_a_package_do_not(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 10)
+    zone(tmp_path, "intel-rapl:0:0", "core", 7)
+    zone(tmp_path, "intel-rapl:0:1", "dram", 2)
+    zone(tmp_path, "intel-rapl:1", "package-1", 20)
+    zone(tmp_path, "intel-rapl:2", "psys", 99)
+    (tmp_path / "intel-rapl").mkdir()
+    meter, rapl = EnergyMeter(), Rapl(tmp_path)
+    assert meter.add(1, {}, rapl.read()).host_joules == 0
+    zone(tmp_path, "intel-rapl:0", "package-0", 13)
+    zone(tmp_path, "intel-rapl:0:0", "core", 9)
+    zone(tmp_path, "intel-rapl:0:1", "dram", 3)
+    zone(tmp_path, "intel-rapl:1", "package-1", 25)
+    used = meter.add(2_000_000_001, {}, rapl.read())
+    assert (used.host_joules, used.seconds, used.device_joules) == (pytest.approx(9), 2, None)
+
+
+@given(st.lists(st.floats(0, RANGE * 0.9), max_size=20), st.floats(0, RANGE))
+def test_a_counter_that_begins_anew_loses_nothing(steps: list[float], start: float) -> None:
+    meter, truth, last = EnergyMeter(), 0.0, 0.0
+    for now, step in enumerate([0.0, *steps], 1):
+        truth += step
+        reading = (start + truth) % RANGE
+        last = meter.add(now, {}, {"package": (reading, RANGE)}).host_joules or 0.0
+    assert last == pytest.approx(truth, abs=1e-6)
+
+
+def test_ranks_of_one_device_count_it_once_and_a_new_driver_takes_nothing_away() -> None:
+    meter = EnergyMeter()
+    meter.add(1, {"GPU-a": 1000.0}, {})
+    assert meter.add(2, {"GPU-a": 1500.0}, {}).device_joules == 500
+    assert meter.add(3, {"GPU-a": 3.0}, {}).device_joules == 503  # the driver was loaded again
+    assert meter.add(4, {}, {}).device_joules == 503
+
+
+def test_what_cannot_be_read_is_unknown_with_its_reason(tmp_path: Path) -> None:
+    absent = Rapl(tmp_path)
+    used = EnergyMeter().add(1, {}, absent.read(), absent.note)
+    assert (used.host_joules, used.device_joules) == (None, None)
+    assert "virtual machine" in used.host_note
+    zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("")
+    broken = Rapl(tmp_path)
+    assert broken.read() == {}
+    assert broken.note == "RAPL counters cannot be read"
+
+
+def test_the_text_names_what_is_missing() -> None:
+    one = run(rank(0), node="n1")
+    used = Energy(seconds=100, device_joules=72_000.0, host_joules=None, host_note="no counters")
+    known = replace(one, energy=used)
+    assert mean_watts(known) == 720
+    text = "72 kJ by devices of n1 in 100.00 s, mean 720 W; of processors n/a: no counters"
+    assert energy_text(known) == text
+    assert energy_text(one) == ""
+    assert mean_watts(replace(one, energy=replace(used, device_joules=None))) is None
