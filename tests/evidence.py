@@ -8,6 +8,7 @@ from typing import Any
 from builders import MS, device_memory, pipelined, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
+from zeromon.ring.events import Phase
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -81,6 +82,21 @@ WAITING = (
 )  # fmt: skip
 
 
+def pausing(phase: Phase, every: int, ms: int, **facts: Any) -> RankSnapshot:
+    """Steps of 200 ms long after the start; every so many is longer by *ms* of *phase*."""
+    base = one(**({"steps": 400} | facts))
+    steps, now = [], 0
+    for number, step in enumerate(base.recent, 361):
+        more = 0 if number % every else ms * MS
+        phases = [*step.phase_ns, *[0] * (len(Phase) - len(step.phase_ns))]
+        phases[phase] += more
+        end = now + 200 * MS + more
+        spent = tuple(phases)
+        steps.append(replace(step, step=number, start_ns=now, end_ns=end, phase_ns=spent))
+        now = end
+    return replace(base, recent=tuple(steps))
+
+
 def role(name: str, nbytes: int) -> RoleRow:
     return RoleRow(role=name, device_bytes=nbytes, host_bytes=0, disk_bytes=0, pinned_bytes=0)
 
@@ -146,6 +162,9 @@ def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapsh
 MANY_THREADS: Any = {"variables": {"OMP_NUM_THREADS": ""}, "threads": 8}
 TRIED = fp16("." * 40 + "...........xx" * 4)
 
+VARIES: Any = {
+    "frames": 9, "recompiles": 8, "recompile_reasons": ["8 x tensor 'x' size mismatch at index 0"],
+}  # fmt: skip
 DEAD_PATH = {"offload_optimizer.device": "cpu", "offload_optimizer.nvme_path": "/local_nvme"}
 
 FIRES: dict[str, RankSnapshot] = {
@@ -198,6 +217,11 @@ FIRES: dict[str, RankSnapshot] = {
         roles=(replace(role("optimizer_state", 0), host_bytes=GIB),),
     ),
     "data_wait": one(recent=WAITING * 30),
+    "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 4, 120),
+    "recompilations": pausing(Phase.COMPILE, 10, 900, compiled=VARIES),
+    "slow_steps": pausing(
+        Phase.DATA_WAIT, 20, 2000, loader={"num_workers": 4, "persistent_workers": False}
+    ),
     "fragmentation": one(
         risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9)
     ),
@@ -220,6 +244,9 @@ FIRES: dict[str, RankSnapshot] = {
 }  # fmt: skip
 
 SILENT: dict[str, RankSnapshot] = {
+    "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 20, 60),
+    "recompilations": pausing(Phase.COMPILE, 36, 900),
+    "slow_steps": pausing(Phase.BACKWARD, 20, 2000),
     "fsdp_prefetch_off": one(*[replace(r, exposed_seconds=0.002) for r in GATHERS]),
     "reshard_without_need": one(*GATHERS, host=HostMemory(headroom_bytes=100 * MIB)),
     "whole_model_unit": one(unsharded_peak_bytes=80 * MIB),

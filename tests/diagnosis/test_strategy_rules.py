@@ -100,6 +100,9 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     whole = {**model, "units": [], "kept_numel": 100 * MIB}
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
     yield made(recent=WAITING * 30)
+    for pauses in ("garbage_collection", "recompilations", "slow_steps"):
+        at = FIRES[pauses]
+        yield made(recent=at.recent, steps=at.steps, loader=at.loader, compiled=at.compiled)
     yield made(device_stats=Device(name="NVIDIA H100 80GB HBM3"))
     pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)
     yield made(pressure=pressure, process=MANY_THREADS)
@@ -144,7 +147,9 @@ def advice(strategy: Strategy) -> dict[str, set[str]]:
 
 ALL = {
     "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
-    "data_wait": "Python (DataLoader)", "oom_risk": "Python", "slow_link": "environment",
+    "data_wait": "Python (DataLoader)", "slow_steps": "Python (DataLoader)",
+    "garbage_collection": "Python", "recompilations": "Python", "oom_risk": "Python",
+    "slow_link": "environment",
     "pipeline_bubble": "Python (pipelining)",
     "tensor_parallel_across_nodes": "Python",
 }  # fmt: skip
@@ -242,7 +247,12 @@ def settable(diff: str, dialect: str) -> dict[str, dict[str, str]]:
     """The added lines of *diff* that set what a rank reports, each with what it sets."""
     lines = {line: dict(sets(line, dialect)) for line in diff.splitlines() if line[0] == "+"}
     if dialect.startswith("Python"):
-        reported = {*ModelMetadata.__annotations__, "bucket_cap_mb", "num_workers"}
+        reported = {
+            *ModelMetadata.__annotations__,
+            "bucket_cap_mb",
+            "num_workers",
+            "persistent_workers",
+        }
         lines = {line: {k: v for k, v in at.items() if k in reported} for line, at in lines.items()}
     return {line: values for line, values in lines.items() if values}
 
@@ -258,7 +268,9 @@ def with_settings(rank: RankSnapshot, dialect: str, values: dict[str, str]) -> R
         new = [Setting(engine=1, name=k, effective=v, written=v) for k, v in values.items()]
         return replace(rank, settings=(*others, *new))
     if "num_workers" in values:
-        return replace(rank, loader={"num_workers": int(values["num_workers"])})
+        stays = values.get("persistent_workers") == "True"
+        loader = {"num_workers": int(values["num_workers"]), "persistent_workers": stays}
+        return replace(rank, loader=loader)
     facts: dict[str, Any] = {k: True if v == "True" else v for k, v in values.items()}
     if "bucket_cap_mb" in facts:
         facts["bucket_cap_bytes"] = round(float(facts.pop("bucket_cap_mb")) * MIB)

@@ -4,8 +4,10 @@
 """
 
 import contextlib
+import gc
 import sys
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -118,6 +120,65 @@ def data_wait() -> None:
     options: Any = {"num_workers": 4, "persistent_workers": True} if AFTER else {"num_workers": 0}
     loader = torch.utils.data.DataLoader(Slow(), batch_size=None, **options)
     train(DistributedDataParallel(layers()), loader)
+
+
+def epoch_workers() -> None:
+    """Workers that take a while to start, at each of some short epochs."""
+    options: Any = {"persistent_workers": True} if AFTER else {}
+
+    def starts(_: int) -> None:
+        time.sleep(0.8)
+
+    data = torch.ones(20, BATCH, WIDTH)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=1, worker_init_fn=starts, **options
+    )
+    train(
+        DistributedDataParallel(layers()), (batch for _ in range(STEPS // 20) for batch in loader)
+    )
+
+
+class Node:
+    """A part of a reference cycle, as caches and graphs of Python objects have them."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def garbage_collection() -> None:
+    """Many objects live, and a loop that makes cycles: each rank collects when it comes to it."""
+    live = [[Node()] for _ in range(300_000)]
+    gc.collect()
+    if AFTER:
+        gc.freeze()
+        gc.disable()
+
+    def batches() -> Any:
+        cycles: deque[list[Node]] = deque(maxlen=5)
+        for step, batch in enumerate(same()):
+            cycles.append([Node() for _ in range(10_000)])
+            if AFTER and step % 100 == 0:
+                gc.collect(1)
+            yield batch
+        assert cycles and live
+
+    train(DistributedDataParallel(layers()), batches())
+
+
+def recompilations() -> None:
+    """A length that varies, under a compile that makes a graph for each."""
+    torch._dynamo.config.recompile_limit = 1000
+    model = DistributedDataParallel(layers(64, 3))
+    compiled = torch.compile(model, backend="aot_eager", dynamic=None if AFTER else False)
+
+    def batches() -> Any:
+        for step in range(STEPS):
+            batch = torch.ones(16 + step % 40, 64)
+            if AFTER:
+                torch._dynamo.mark_dynamic(batch, 0)
+            yield batch
+
+    train(compiled, batches())
 
 
 def engine(model: nn.Module, **config: Any) -> Any:

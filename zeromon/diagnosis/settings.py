@@ -99,6 +99,8 @@ def _known(rank: RankSnapshot, dialect: str, name: str) -> str | None:
         return next(values, "" if rank.settings else None)
     if dialect == ConfigFormat.DATA_LOADER:
         workers = rank.loader.get("num_workers")
+        if name == "persistent_workers":
+            return str(rank.loader["persistent_workers"]) if name in rank.loader else None
         return str(workers) if name == "num_workers" and workers is not None else None
     model = rank.models[0] if rank.models else {}
     if name == "bucket_cap_mb":

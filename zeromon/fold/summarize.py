@@ -27,6 +27,7 @@ from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Flag, Op, Path, Phase
 from zeromon.ring.model_metadata import (
     ModelMetadata,
+    compiled_metadata,
     loader_metadata,
     model_metadata,
     process_metadata,
@@ -183,6 +184,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         capture=_capture(state),
         loader=loader_metadata(state.meta.get("loader")),
         process=process_metadata(state.meta.get("process")),
+        compiled=compiled_metadata(state.meta.get("compiled")),
         models=models,
         planned=model_metadata(state.meta.get("planned")),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),

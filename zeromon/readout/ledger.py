@@ -9,7 +9,7 @@ from itertools import zip_longest
 from zeromon.fold.ledger import lose
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, added
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
 USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD))
 """What goodput counts: the forwards, backwards and optimizers of steps that were not taken again."""
@@ -134,7 +134,23 @@ def activity_texts(run: RunSnapshot) -> list[str]:
         if nbytes and seconds:
             text += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
         lines.append(text)
-    return lines
+    return [*lines, *compiled_texts(run)]
+
+
+def compiled_texts(run: RunSnapshot) -> list[str]:
+    """What torch.compile has made, on the rank that compiled most; [] where nothing was compiled."""
+    every = [rank.compiled for rank in run.ranks if rank.compiled]
+    most = max(every, key=lambda one: one.get("frames", 0), default=None)
+    if most is None:
+        return []
+    parts = [f"torch.compile: {human_count(most.get('frames', 0))} frames compiled"]
+    for count, what, reasons in (
+        (most.get("graph_breaks"), "graph breaks", most.get("break_reasons")),
+        (most.get("recompiles"), "recompilations", most.get("recompile_reasons")),
+    ):
+        why = f" ({'; '.join(map(printable, reasons))})" if reasons else ""
+        parts.append(f"{human_count(count or 0)} {what}{why}")
+    return [", ".join(parts)]
 
 
 def headline(ledger: JobLedger) -> str:

@@ -93,10 +93,25 @@ class LoaderMetadata(TypedDict, total=False):
 
     num_workers: int
     pin_memory: bool
+    persistent_workers: bool
     batch_size: int
     """Samples of a batch; 0 where the loader does not say."""
     length: int
     """Tokens of a sequence; 0 where batches hold none, or sequences of several lengths."""
+
+
+class CompiledMetadata(TypedDict, total=False):
+    """What torch.compile has done in the process of a rank; empty where nothing was compiled."""
+
+    frames: int
+    """Functions and parts of functions that dynamo has compiled, each time counted."""
+    graph_breaks: int
+    recompiles: int
+    """Of functions that were compiled before; 0 on a torch that does not tell."""
+    break_reasons: list[str]
+    """The most frequent: ``3 x REASON``."""
+    recompile_reasons: list[str]
+    """The same of the guards that failed."""
 
 
 class ProcessMetadata(TypedDict, total=False):
@@ -158,6 +173,11 @@ def process_metadata(raw: Any) -> ProcessMetadata:
     return cast(ProcessMetadata, _valid(raw, _PROCESS))
 
 
+def compiled_metadata(raw: Any) -> CompiledMetadata:
+    """The same of what torch.compile has done."""
+    return cast(CompiledMetadata, _valid(raw, _COMPILED))
+
+
 def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         return {}
@@ -178,3 +198,4 @@ def _is(value: Any, kind: Any) -> bool:
 _MODEL = get_type_hints(ModelMetadata)
 _LOADER = get_type_hints(LoaderMetadata)
 _PROCESS = get_type_hints(ProcessMetadata)
+_COMPILED = get_type_hints(CompiledMetadata)

@@ -6,7 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from zeromon.ring.dimensions import DATA_PARALLEL, SAME_BATCH, dim_of
-from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata
+from zeromon.ring.model_metadata import (
+    CompiledMetadata,
+    LoaderMetadata,
+    ModelMetadata,
+    ProcessMetadata,
+)
 from zeromon.ring.strategy import Strategy
 from zeromon.ring.text_enum import TextEnum
 from zeromon.snapshot.capture import RankCapture, TraceCheck
@@ -137,6 +142,8 @@ class RankSnapshot:
     """Settings of the newest DataLoader."""
     process: ProcessMetadata = field(default_factory=ProcessMetadata)
     """What is set in the process: variables, threads, autocast; empty where unknown."""
+    compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
+    """What torch.compile has done; empty where nothing was compiled, and on earlier versions."""
     models: tuple[ModelMetadata, ...] = ()
     planned: ModelMetadata = field(default_factory=ModelMetadata)
     """The model of a DeepSpeed engine that is being made."""

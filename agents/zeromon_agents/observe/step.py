@@ -444,6 +444,7 @@ class Steps:
         self._loader_settings = {
             "num_workers": int(getattr(iterator, "_num_workers", 0)),
             "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+            "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
             "batch_size": size if isinstance(size, int) else 0,
         }
 

@@ -34,6 +34,7 @@ from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator
 from zeromon_agents.observe.census import Census, census_step
+from zeromon_agents.observe.compiled import Compiled
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.offload import Transfers
@@ -125,6 +126,7 @@ class Agent:
         self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
+        self._compiled = Compiled()
         self._describe_from, self._wrote_process = 0, False
         self._device_index: int | None = None
         self._hang_written_of = self._census_of = -1
@@ -272,6 +274,9 @@ class Agent:
         if not self._wrote_process:
             self._wrote_process = True
             self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
+        compiled = self._compiled.news(step)
+        if compiled is not None:
+            self.context.add_metadata(compiled=compiled)
         if self.models.changed and step >= self._describe_from:
             self._describe_from = 2 * step
             self._write_models()

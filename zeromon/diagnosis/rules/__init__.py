@@ -9,6 +9,7 @@ from zeromon.diagnosis.rules import (
     fsdp,
     health,
     host,
+    loop,
     memory,
     monitoring,
     offload,
@@ -18,7 +19,7 @@ from zeromon.diagnosis.rules import (
 
 FAMILIES = (
     health, memory, communication, pipeline, precision, offload, ddp, fsdp, collectives, deepspeed, host,
-    monitoring,
+    loop, monitoring,
 )  # fmt: skip
 """First what ends a run, then what slows it down, then what zeromon itself could not record.
 

@@ -1,0 +1,208 @@
+"""What a training loop does beside training, and what makes single steps slow. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from zeromon.diagnosis.cpu_doubt import Waits
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import LEAST_STEPS, Gain
+from zeromon.levels import AVOIDABLE, Severity
+from zeromon.readout.breakdown import PART_NAMES
+from zeromon.ring.events import Phase
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, StepSummary
+from zeromon.snapshot.step import settled
+from zeromon.units import human_count, human_ratio, human_seconds
+
+_FIRST_STEPS = 10
+"""torch.compile is expected to compile in these."""
+_EVERY = 100
+_TOGETHER = Gain(0.8, 1.0)
+"""Shares of the time of all ranks' collections that one collection at the same step saves."""
+_STATIC = Gain(0.8, 1.0)
+"""Shares of the time of compilations that shapes and numbers declared dynamic save."""
+_SLOW = 2.0
+"""A step of so many times the median is slow."""
+_PERSISTENT = 0.5
+"""The share of the waits for new workers that persistent ones save at least."""
+
+
+def _recent(rank: RankSnapshot) -> list[StepSummary]:
+    """The last steps that are judged; [] while they are few."""
+    steps = settled(rank.recent)
+    return steps if len(steps) >= LEAST_STEPS else []
+
+
+def _mean(steps: Sequence[StepSummary], phase: Phase) -> float:
+    """Mean seconds of *phase* in a step."""
+    return statistics.fmean(_seconds(step, phase) for step in steps) if steps else 0.0
+
+
+def _seconds(step: StepSummary, phase: Phase) -> float:
+    return step.phase_ns[phase] / 1e9 if len(step.phase_ns) > phase else 0.0
+
+
+@rule("ZM606")
+def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
+    """Python's garbage collector stops the ranks, each at a step of its own. Reported once."""
+    judged = {r.rank: _uncompiled(r) for r in run.ranks}
+    means = {rank: _mean(steps, Phase.GARBAGE_COLLECTION) for rank, steps in judged.items()}
+    rank = max(run.ranks, key=lambda r: means[r.rank], default=None)
+    if rank is None or not means[rank.rank]:
+        return
+    steps = judged[rank.rank]
+    step_seconds = statistics.fmean(step.seconds for step in steps)
+    pauses = [s for step in steps if (s := _seconds(step, Phase.GARBAGE_COLLECTION))]
+    # the others wait for a rank that collects, so collections at different steps add up
+    own, together = means[rank.rank], sum(means.values())
+    if together < AVOIDABLE.warning * step_seconds:
+        return
+    yield Match(
+        f"Python's garbage collector stops the training thread in {len(pauses)} of the last "
+        f"{len(steps)} steps, for {human_seconds(max(pauses))} at most; the collections of all ranks "
+        f"take {human_seconds(together)} a step ({human_ratio(together / step_seconds)})",
+        rank.rank,
+        Remedy(
+            cause="many objects live, and ranks that collect at different steps wait for each other",
+            dialect=ConfigFormat.PYTHON,
+            diff="+ gc.collect(); gc.freeze(); gc.disable()  # before the loop\n"
+            f"+ if step % {_EVERY} == 0: gc.collect(1)  # in the loop, at the same step of all ranks",
+            gain_low_seconds=_TOGETHER.low * own,
+            gain_high_seconds=_TOGETHER.high * together,
+            price="memory of reference cycles is freed later",
+        ),
+        waits=Waits(together / step_seconds, AVOIDABLE),
+    )
+
+
+def _uncompiled(rank: RankSnapshot) -> list[StepSummary]:
+    """The last steps without those in which dynamo compiled, which collects garbage itself."""
+    return [step for step in _recent(rank) if not _seconds(step, Phase.COMPILE)]
+
+
+@rule("ZM607")
+def recompilations(run: RunSnapshot) -> Iterable[Match]:
+    """torch.compile compiles again in steps of a run that has long begun. Reported once."""
+    means = {r.rank: _mean(_later(r), Phase.COMPILE) for r in run.ranks}
+    rank = max(run.ranks, key=lambda r: means[r.rank], default=None)
+    if rank is None or not means[rank.rank]:
+        return
+    steps = _later(rank)
+    compiled = [step for step in steps if _seconds(step, Phase.COMPILE)]
+    share = means[rank.rank] / statistics.fmean(step.seconds for step in steps)
+    if len(compiled) < 2 or share < AVOIDABLE.warning:
+        return
+    reasons = rank.compiled.get("recompile_reasons", [])
+    why = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
+    yield Match(
+        f"{len(compiled)} of the last {len(steps)} steps compiled again, "
+        f"{human_seconds(means[rank.rank])} a step ({human_ratio(share)}){why}",
+        rank.rank,
+        Remedy(
+            cause="a graph is compiled for each new shape or number that it was specialized for",
+            dialect=ConfigFormat.PYTHON,
+            diff=_general(reasons),
+            gain_low_seconds=_STATIC.low * means[rank.rank],
+            gain_high_seconds=_STATIC.high * means[rank.rank],
+            price="a kernel for all shapes may be slower than one for each",
+        ),
+        waits=Waits(share, AVOIDABLE),
+    )
+
+
+def _later(rank: RankSnapshot) -> list[StepSummary]:
+    """The last steps without those in which compiling is expected."""
+    steps = _recent(rank)
+    return steps[max(0, _FIRST_STEPS - (rank.steps - len(steps))) :]
+
+
+def _general(reasons: Sequence[str]) -> str:
+    """Returns the diff that keeps a graph from being compiled again, by why it was."""
+    if reasons and "size mismatch" not in reasons[0] and "stride mismatch" not in reasons[0]:
+        return (
+            "+ torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or keep it in a tensor"
+        )
+    return "+ torch._dynamo.mark_dynamic(batch, 1)  # the dimension that varies, before the model's call"
+
+
+class Slow(NamedTuple):
+    """Steps of a rank that are far longer than its usual one."""
+
+    steps: list[StepSummary]
+    usual_seconds: float
+    lost_seconds: float
+    cause: Phase
+    """The phase that holds most of what they are longer by, and of its kind."""
+    of_cause_seconds: float
+
+
+_CAUSES = (
+    Phase.DATA_WAIT, Phase.CHECKPOINT, Phase.EVALUATION, Phase.GARBAGE_COLLECTION, Phase.COMPILE,
+)  # fmt: skip
+_SEE = {
+    Phase.DATA_WAIT: " (ZM601)",
+    Phase.GARBAGE_COLLECTION: " (ZM606)",
+    Phase.COMPILE: " (ZM607)",
+}
+
+
+@rule("ZM608", severity=Severity.INFO)
+def slow_steps(run: RunSnapshot) -> Iterable[Match]:
+    """Single steps take far longer than the usual one, and the loop tells why. Reported once."""
+    found = [(rank, slow) for rank in run.ranks if (slow := slowest(rank)) is not None]
+    rank, slow = max(found, key=lambda one: one[1].lost_seconds, default=(None, None))
+    if rank is None or slow is None:
+        return
+    numbers = ", ".join(str(step.step) for step in slow.steps[-4:])
+    more = "..., " if len(slow.steps) > 4 else ""
+    name = PART_NAMES[slow.cause.label]
+    yield Match(
+        f"{human_count(len(slow.steps))} of the last {len(_later(rank))} steps ({more}{numbers}) took "
+        f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
+        f"{human_seconds(slow.of_cause_seconds)} of it {name}{_SEE.get(slow.cause, '')}",
+        rank.rank,
+        _persistent(rank, slow),
+    )
+
+
+def slowest(rank: RankSnapshot) -> Slow | None:
+    """The slow steps of *rank*; None where none of :data:`_CAUSES` makes most of them."""
+    steps = _later(rank)
+    if not steps:
+        return None
+    usual = statistics.median(step.seconds for step in steps)
+    slow = [step for step in steps if step.seconds > _SLOW * usual]
+    lost = sum(step.seconds - usual for step in slow)
+    if lost < AVOIDABLE.warning * sum(step.seconds for step in steps):
+        return None
+    more = {
+        phase: sum(_seconds(one, phase) for one in slow)
+        - len(slow) * statistics.median(_seconds(one, phase) for one in steps)
+        for phase in _CAUSES
+    }
+    cause = max(more, key=lambda phase: more[phase])
+    return Slow(slow, usual, lost, cause, more[cause]) if more[cause] > lost / 2 else None
+
+
+def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
+    """Workers that stay, where the slow steps wait for workers that an epoch starts anew."""
+    workers = rank.loader.get("num_workers", 0)
+    if (
+        slow.cause is not Phase.DATA_WAIT
+        or not workers
+        or rank.loader.get("persistent_workers", True)
+    ):
+        return None
+    count = len(_later(rank))
+    return Remedy(
+        cause="each epoch starts its workers anew, and they import and open everything again",
+        dialect=ConfigFormat.DATA_LOADER,
+        diff=f"- DataLoader(data, num_workers={workers})\n"
+        f"+ DataLoader(data, num_workers={workers}, persistent_workers=True)",
+        gain_low_seconds=_PERSISTENT * slow.of_cause_seconds / count,
+        gain_high_seconds=slow.lost_seconds
+        / count,  # with the end of the workers of the last epoch
+        price="the workers keep their memory between epochs",
+    )
