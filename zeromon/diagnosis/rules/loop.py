@@ -197,7 +197,7 @@ def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         return None
     count = len(_later(rank))
     return Remedy(
-        cause="each epoch starts its workers anew, and they import and open everything again",
+        cause="each epoch starts its workers again, which import and open everything",
         dialect=ConfigFormat.DATA_LOADER,
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={workers}, persistent_workers=True)",
