@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_left
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _DEVICE = frozenset(
 )
 _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
 _RUNTIME = ("runtime", "Runtime", "driver")
+_WAIT = "_c10d_functional::wait_tensor"
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 
 _Unnamed = dict[int, int]
@@ -80,9 +82,12 @@ def read(path: Path) -> TraceData:
 
 def _read_host(path: Path) -> TraceData:
     data, host = TraceData(name=path.name), dict[str, list[DeviceEvent]]()
+    waits = dict[str, list[int]]()
     for event in complete_events(path, data):
+        if event.name.startswith(_WAIT):
+            waits.setdefault(str(event.tid), []).append(nanoseconds(event.ts) or 0)
         _keep_on_host(event, data, host)
-    _use_host(host, data)
+    _use_host(host, waits, data)
     return data
 
 
@@ -127,22 +132,29 @@ def _keep_on_host(event: Event, data: TraceData, host: dict[str, list[DeviceEven
     host.setdefault(str(event.tid), []).append(kept)
 
 
-def _use_host(host: dict[str, list[DeviceEvent]], data: TraceData) -> None:
-    """Adds communication, and the outermost operators of threads without communication, to *data*."""
+def _use_host(
+    host: dict[str, list[DeviceEvent]], waits: dict[str, list[int]], data: TraceData
+) -> None:
+    """Adds communication, and the outermost operators of threads without communication, to *data*.
+
+    *waits*: thread -> when it began to wait. An operator of a DTensor waits for the collective of its
+    argument; the operators in it count instead.
+    """
     if not any(e.kind is Kind.COMMUNICATION for events in host.values() for e in events):
         data.notes.append("no device events: was the trace taken with ProfilerActivity.CUDA?")
         return
     data.notes.append(
         "no device events: the analysis covers the host's operators and gloo's collectives"
     )
-    for events in host.values():
+    for thread, events in host.items():
         own = [e for e in events if e.kind is Kind.COMMUNICATION]
         if own:
             data.device += own
             continue
-        end = -(1 << 62)
+        end, waiting = -(1 << 62), [*sorted(waits.get(thread, ())), 1 << 62]
         for event in sorted(events, key=lambda e: (e.start_ns, -e.end_ns)):
-            if event.start_ns >= end:
+            next_wait = waiting[bisect_left(waiting, event.start_ns)]
+            if event.start_ns >= end and event.end_ns <= next_wait:
                 data.device.append(event)
                 end = event.end_ns
 
