@@ -146,6 +146,8 @@ def communicated(kind: str, tensors: list[torch.Tensor]) -> Counter[str]:
 
 def flight() -> dict[str, list[int]]:
     """Operation -> [calls, bytes of the larger side], by the Flight Recorder; {} where it is off."""
+    from zeromon.ring.torch_names import ITEM_BYTES
+
     module = torch._C._distributed_c10d
     dump = getattr(module, "_dump_nccl_trace" if ON_GPU else "_dump_fr_trace", None)
     if dump is None:
@@ -156,11 +158,16 @@ def flight() -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for entry in content.get("entries") or []:
         name = str(entry["profiling_name"]).partition(":")[2]
-        sides = (entry.get("input_sizes") or []), (entry.get("output_sizes") or [])
-        numel = max(sum(torch.Size(size).numel() for size in side) for side in sides)
+        sizes = [
+            sum(
+                torch.Size(size).numel() * ITEM_BYTES[dtype]
+                for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=True)
+            )
+            for side in ("input", "output")
+        ]
         row = found.setdefault(name, [0, 0])
         row[0] += 1
-        row[1] += 4 * numel
+        row[1] += max(sizes)
     return found
 
 
