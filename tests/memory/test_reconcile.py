@@ -117,6 +117,23 @@ def test_ranks_that_share_a_device_are_told_apart() -> None:
     assert {r.kind: r.nbytes for r in unattributed_memory(one)}["non_torch"] == gib
 
 
+@pytest.mark.parametrize(("processes", "known"), [(None, True), (0, True), (1, True), (2, False)])
+def test_one_sum_of_several_processes_is_not_taken_for_one_rank(
+    processes: int | None, known: bool
+) -> None:
+    """In a container the driver lists others by numbers of the host: whose the memory is, is n/a."""
+    stats = Device(used_bytes=78 << 30, processes=processes)
+    one = rank(0, memory=device_memory(), device_stats=stats)
+    kinds = {r.kind for r in unattributed_memory(one)}
+    assert ("non_torch" in kinds) is known
+
+
+def test_an_allocator_that_does_not_count_what_it_reserved_has_no_rest() -> None:
+    stats = Device(used_bytes=78 << 30, own_bytes=40 << 30)
+    one = rank(0, memory=device_memory(reserved_bytes=-1), device_stats=stats)
+    assert not {"reserved_unallocated", "non_torch"} & {r.kind for r in unattributed_memory(one)}
+
+
 def test_without_nvml_and_on_a_cpu_nothing_is_made_up() -> None:
     kinds = {
         r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))

@@ -54,7 +54,7 @@ def test_nvml_by_a_library_with_its_symbols(tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(ran.stdout)
     first, last = found["first"], found["last"]
     assert (first["name"], first["total_bytes"], first["used_bytes"]) == ("NVIDIA H100", 80, 30)
-    assert (first["own_bytes"], first["utilization_ratio"]) == (18, 0.75)
+    assert (first["own_bytes"], first["processes"], first["utilization_ratio"]) == (18, 2, 0.75)
     assert (first["power_watts"], first["energy_joules"]) == (456.0, 9.0)
     assert (first["xid"], first["ecc_errors"], first["temperature_celsius"]) == (79, 7, 61)
     assert first["throttle_reasons"] == ["power cap", "hardware thermal"]

@@ -468,7 +468,7 @@ def test_a_trace_of_a_cpu_says_what_its_operators_hide(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_waits_for_its_argument_hides_nothing(tmp_path: Path) -> None:
-    """A DTensor's add waits 60 us for its all-reduce, then adds for 5: of gloo's 50 us, all is exposed."""
+    """A DTensor's add waits 60 us for its all-reduce, then adds for 5: gloo's 50 us are exposed."""
     events = [
         host("aten::add", 10, 80, 1),
         host("_c10d_functional::wait_tensor", 15, 60, 1),
@@ -477,7 +477,9 @@ def test_an_operator_that_waits_for_its_argument_hides_nothing(tmp_path: Path) -
     ]
     found = analyzed(write(tmp_path, events))
     assert parts(found)[1:4] == [5_000, 50_000, 0]
-    assert [(op.name, op.count) for op in found.kernels if op.kind == "compute"] == [("aten::add", 1)]
+    assert [(op.name, op.count) for op in found.kernels if op.kind == "compute"] == [
+        ("aten::add", 1)
+    ]
 
 
 def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
+from zeromon.collector.nccl import Nccl
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.run_cluster import RunCluster
 from zeromon.collector.trace_capture import Captures
@@ -40,6 +42,7 @@ from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
+    Device,
     Energy,
     Links,
     NodeView,
@@ -140,6 +143,7 @@ class RunFollower:
         self._rapl, self._energy = Rapl(), EnergyMeter()
         self._revision = Revision(folder)
         self._links = LinkPeaks()
+        self._nccl = Nccl()
         self._risks = Risks()
         self._skew = ArrivalSkew()
         self._stragglers: tuple[Straggler, ...] = ()
@@ -233,11 +237,12 @@ class RunFollower:
         self._host.new_round()
         vitals = [follower.vitals(self._host) for follower in followers]
         capture = self.captures.follow(vitals, now) if self.captures is not None else None
-        ranks = self._summarize(followers, vitals, devices, now)
+        ranks = self._nccl.inspected(self._summarize(followers, vitals, devices, now))
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
-        heard = self.cluster.is_heard
+        hangs = self.cluster.hangs if self.cluster.is_heard else hangs_of(ranks, now)
+        leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
         run = RunSnapshot(
             run=self.run,
             command=tuple(str(word) for word in self.info.get("command") or ()),
@@ -250,7 +255,8 @@ class RunFollower:
             findings=(),
             note=self._note(),
             stragglers=self._stragglers,
-            hangs=self.cluster.hangs if heard else hangs_of(ranks, now),
+            hangs=hangs,
+            ras=self._nccl.ras(ranks, hangs if leads else (), now),
             capture=capture,
             history_note=self.record.note if self.record else "",
             alias=self.folder.name if self.folder.name != self.run else "",
@@ -297,6 +303,7 @@ class RunFollower:
         risks = self._risks.update(vitals, now)
         killed = killed_for_memory(vitals)
         checks = self.captures.checks if self.captures is not None else {}
+        on_device = Counter(str(f.state.meta.get("device_uuid", "")) for f in followers if f.alive)
         ranks = []
         for follower, basis in zip(followers, vitals, strict=True):
             rank, uuid = basis.rank, str(follower.state.meta.get("device_uuid", ""))
@@ -306,7 +313,7 @@ class RunFollower:
                 ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
                 failed=basis.failed,
                 host=basis.host,
-                device=devices.read(uuid, now, follower.state.pid),
+                device=_shared(devices.read(uuid, now, follower.state.pid), on_device[uuid]),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
                 links=self._links.of(rank, uuid, devices),
@@ -378,6 +385,13 @@ class RunFollower:
             self.captures.withdraw()
         with suppress(OSError):
             self.folder.rmdir()
+
+
+def _shared(device: Device | None, ranks: int) -> Device | None:
+    """Returns the *device* with the number of its processes, of which *ranks* are known here."""
+    if device is None or ranks <= (device.processes or 0):
+        return device
+    return replace(device, processes=ranks)
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from zeromon.errors import PlanError
 from zeromon.memory.predict import During, MemoryBreakdown, Term, predict
 from zeromon.memory.spec import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.snapshot import Cause, ExpectedRow, RankSnapshot, RoleRow, Unattributed
+from zeromon.snapshot import Cause, Device, ExpectedRow, RankSnapshot, RoleRow, Unattributed
 
 _MOST = 1 << 60
 
@@ -221,8 +221,8 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
 
     - ``activation_temp`` (device): most bytes allocated in the last steps, less the roles at their peak.
     - ``reserved_unallocated`` (device): the caching allocator's own slack.
-    - ``non_torch`` (device): what the process holds beyond the reserved bytes: context, NCCL; with other
-      processes where the driver reports one sum.
+    - ``non_torch`` (device): what the process holds beyond the reserved bytes: context, NCCL. Where
+      several processes use the device and the driver reports one sum, it is unknown.
     - ``other`` (host): resident set, less the roles on the host: code, workers' buffers, activations.
     """
     rows: list[Unattributed] = []
@@ -234,19 +234,24 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
         if roles:
             nbytes = max(0, peak - roles - gathered)
             rows.append(Unattributed(kind="activation_temp", place="device", nbytes=nbytes))
-        slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
-        rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
-        stats = rank.device_stats
-        used = stats.used_bytes if stats is not None else None
-        if stats is not None and stats.own_bytes is not None:
-            used = stats.own_bytes  # other ranks may share the device
-        if used is not None:
+        used = _held_bytes(rank.device_stats)
+        if memory.reserved_bytes >= 0:
+            slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
+            rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
+        if used is not None and memory.reserved_bytes >= 0:
             others = max(0, used - memory.reserved_bytes)
             rows.append(Unattributed(kind="non_torch", place="device", nbytes=others))
     held = sum(row.host_bytes for row in rank.roles)
     if held and rank.rss_bytes >= 0:
         rows.append(Unattributed(kind="other", place="host", nbytes=max(0, rank.rss_bytes - held)))
     return tuple(rows)
+
+
+def _held_bytes(device: Device | None) -> int | None:
+    """Bytes of the device that the rank's process holds; None where other processes may hold them."""
+    if device is None or device.own_bytes is not None:
+        return None if device is None else device.own_bytes
+    return None if (device.processes or 0) > 1 else device.used_bytes
 
 
 _LAST = 20

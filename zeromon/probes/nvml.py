@@ -115,10 +115,16 @@ class Nvml:
         metrics = found.metrics[: len(_ACTIVITY)]
         return tuple(one.value / 100 if one.nvmlReturn == 0 else None for one in metrics)
 
-    def _own_bytes(self, handle: Any, pid: int) -> int | None:
-        processes = self._call(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        held = (one.usedGpuMemory for one in processes or () if one.pid == pid)
-        return next((int(nbytes) for nbytes in held if nbytes is not None), None)
+    def _held(self, handle: Any, pid: int) -> tuple[int | None, int | None]:
+        """Returns the bytes that process *pid* holds, and how many processes are listed.
+
+        A container may list none, or those of others by numbers of the host.
+        """
+        listed = self._call(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if listed is None:
+            return None, None
+        held = (one.usedGpuMemory for one in listed if pid and one.pid == pid)
+        return next((int(n) for n in held if n is not None), None), len(listed)
 
     def read(self, uuid: str, now_ns: int, pid: int = 0) -> Device | None:
         """Returns the figures of the device with *uuid*; None for a device that NVML does not list."""
@@ -140,11 +146,13 @@ class Nvml:
         link_receive, link_transmit = self._link_rates(uuid, handle, now_ns)
         sm, tensor, dram = self._activity(uuid, handle)
         energy = call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        own, processes = self._held(handle, pid)
         return Device(
             name=name.decode() if isinstance(name, bytes) else str(name),
             used_bytes=int(memory.used) if memory else None,
             total_bytes=int(memory.total) if memory else None,
-            own_bytes=self._own_bytes(handle, pid) if pid else None,
+            own_bytes=own,
+            processes=processes,
             utilization_ratio=use.gpu / 100 if use else None,
             sm_active_ratio=sm,
             tensor_active_ratio=tensor,

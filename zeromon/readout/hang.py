@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zeromon.readout.text import doing, group_text
-from zeromon.snapshot import Hang, HangKind, RunSnapshot
+from zeromon.snapshot import Hang, HangKind, Ras, RunSnapshot
 from zeromon.units import human_count
 
 _MOST_MISSING = 4
@@ -77,7 +77,36 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
         parts.append(f"{_ranks(hang.dead, run.node_of)} dead")
     if hang.elsewhere:
         parts.append(f"{_ranks(hang.elsewhere, run.node_of)} not heard")
-    return "; ".join(parts)
+    return "; ".join([*parts, *_of_nccl(run.ras, hang)])
+
+
+def _of_nccl(ras: Ras | None, hang: Hang) -> Iterator[str]:
+    """What NCCL says of the ranks of a hang, which RAS numbers by their place in the group."""
+    if ras is None:
+        return
+    own = next((one for one in ras.communicators if one.group_id == hang.group_id), None)
+    if own is None:
+        yield f"NCCL's view is n/a: {ras.note or 'no single communicator has the ranks of this group'}"
+        return
+
+    def ranks(places: Iterable[int]) -> str:
+        found = [hang.members[p] if p < len(hang.members) else p for p in places]
+        return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MOST_RANKS]))}"
+
+    for places, what in (
+        (own.dead, "NCCL gives up"),
+        (set(own.unresponsive) - set(own.dead), "NCCL does not reach"),
+        (own.failed, "NCCL has met an error in"),
+    ):
+        if places:
+            yield f"{what} {ranks(places)}"
+    count = next((one for one in own.counts if one.op == hang.op), None)
+    if count is not None and count.behind:
+        fewest = min(number for _, number in count.behind)
+        late = ranks(place for place, _ in count.behind)
+        yield f"NCCL has launched {count.most:,} {count.op}, on {late} {fewest:,}"
+    elif count is not None:
+        yield f"NCCL has launched {count.most:,} {count.op} on all ranks that answer"
 
 
 def _collective(hang: Hang) -> str:

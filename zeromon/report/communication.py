@@ -145,6 +145,41 @@ def sizes(run: RunSnapshot) -> str:
     return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
 
 
+def inspected(run: RunSnapshot) -> str:
+    """What NCCL Inspector measured on the rank that waits most; "" where it is off."""
+    rank = most_exposed(run.ranks) or run.ranks[0]
+    rows = [
+        (
+            row.op,
+            f"{row.group or 'n/a'}({row.size})",
+            row.communicator,
+            f"{row.number:,}",
+            human_bytes(row.nbytes),
+            human_seconds(row.seconds),
+            human_rate(row.busbw_bytes_per_second),
+            human_count(row.records),
+            row.timing or "n/a",
+        )
+        for row in rank.inspected
+    ]
+    head = (
+        "op",
+        "group",
+        "communicator",
+        "newest",
+        "bytes",
+        "time",
+        "busbw",
+        "records",
+        "timed by",
+    )
+    note = f"  {rank.inspector_note}" if rank.inspector_note else ""
+    if not rows and not note:
+        return ""
+    parts = [f"NCCL Inspector, rank {rank.rank}", table(head, rows) if rows else "", note]
+    return "\n".join(part for part in parts if part)
+
+
 def checked(rank: RankSnapshot) -> str:
     """How far the live figure is from the last trace; "" without one."""
     if rank.check is None or rank.check.error_ratio is None:

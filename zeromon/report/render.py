@@ -17,7 +17,14 @@ from zeromon.readout.text import (
     state_text,
     verdict,
 )
-from zeromon.report.communication import checked, communication, dimensions, sizes, units
+from zeromon.report.communication import (
+    checked,
+    communication,
+    dimensions,
+    inspected,
+    sizes,
+    units,
+)
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.ledger import activities, ledger
@@ -45,7 +52,8 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
         blocks += [
             spreads(run), _ranks(run), _over_time(ranges), _phases(run), activities(run),
             pipeline(run),
-            communication(run), dimensions(run), units(run, 8), sizes(run), memory(_shown(run)),
+            communication(run), dimensions(run), units(run, 8), sizes(run), inspected(run),
+            memory(_shown(run)),
             roles(run), offload(run), engines(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()

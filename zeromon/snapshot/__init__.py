@@ -148,6 +148,18 @@ from zeromon.snapshot.memory import (
 from zeromon.snapshot.memory import (
     Unattributed as Unattributed,
 )
+from zeromon.snapshot.nccl import (
+    InspectorRow as InspectorRow,
+)
+from zeromon.snapshot.nccl import (
+    Ras as Ras,
+)
+from zeromon.snapshot.nccl import (
+    RasCommunicator as RasCommunicator,
+)
+from zeromon.snapshot.nccl import (
+    RasCount as RasCount,
+)
 from zeromon.snapshot.pipeline import (
     PipelineBubble as PipelineBubble,
 )

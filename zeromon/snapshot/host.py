@@ -14,6 +14,8 @@ class Device:
     total_bytes: int | None = None
     own_bytes: int | None = None
     """The part of *used_bytes* that the rank's process holds."""
+    processes: int | None = None
+    """How many use it: those that the driver lists, or the ranks of this run, whichever are more."""
     utilization_ratio: float | None = None
     sm_active_ratio: float | None = None
     """The share of the time in which streaming multiprocessors were in use, mean of all."""

@@ -124,7 +124,7 @@ class DeviceMemory:
         if self.capacity_bytes < 0:
             return -1
         if self.free_bytes < 0:
-            return self.capacity_bytes - self.reserved_bytes
+            return self.capacity_bytes - self.reserved_bytes if self.reserved_bytes >= 0 else -1
         return min(self.free_bytes, self.capacity_bytes - self.reserved_bytes)
 
 

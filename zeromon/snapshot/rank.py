@@ -37,6 +37,7 @@ from zeromon.snapshot.memory import (
     RoleRow,
     TransferRow,
 )
+from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
 from zeromon.snapshot.step import StepSummary
 
@@ -195,6 +196,10 @@ class RankSnapshot:
     """Steps since the last checkpoint that was seen to be saved, or since the first step."""
     pipeline: PipelineRow | None = None
     """The rank's part of a pipeline of stages; None without one."""
+    inspected: tuple[InspectorRow, ...] = ()
+    """What NCCL's own Inspector measured; empty where it is off."""
+    inspector_note: str = ""
+    """Why :attr:`inspected` lacks what Inspector wrote; "" where it does not."""
 
     @property
     def sharding_strategy(self) -> Strategy:

@@ -10,6 +10,7 @@ from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
 from zeromon.snapshot.communication import Hang, Straggler
 from zeromon.snapshot.finding import Finding
 from zeromon.snapshot.host import Energy
+from zeromon.snapshot.nccl import Ras
 from zeromon.snapshot.rank import RankSnapshot
 
 
@@ -32,6 +33,8 @@ class RunSnapshot:
     stragglers: tuple[Straggler, ...] = ()
     hangs: tuple[Hang, ...] = ()
     """Collectives that do not end, the oldest first."""
+    ras: Ras | None = None
+    """What NCCL's RAS says of it, on the node that leads; None without a hang of NCCL."""
     capture: Capture | None = None
     """The last trace that was asked for."""
     history_note: str = ""

@@ -149,6 +149,7 @@ def _report(run: RunSnapshot) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
         pipeline.pipeline(run), communication.units(run, 20), communication.sizes(run),
+        communication.inspected(run),
         memory.roles(run), memory.offload(run), configuration.engines(run),
         configuration.settings(run, written_only=True),
     )  # fmt: skip
