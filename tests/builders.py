@@ -44,6 +44,7 @@ from zeromon.snapshot import (
     Risk,
     RoleRow,
     RunSnapshot,
+    ScalarRow,
     Setting,
     StepSummary,
     TraceCheck,
@@ -293,6 +294,7 @@ def full_run() -> RunSnapshot:
             ),
         ),
         pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
+        scalars=(ScalarRow(name="loss", value=2.5, step=9, nonfinite=1, first_nonfinite_step=3),),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
     stuck = InFlight(

@@ -167,6 +167,19 @@ VARIES: Any = {
 }  # fmt: skip
 DEAD_PATH = {"offload_optimizer.device": "cpu", "offload_optimizer.nvme_path": "/local_nvme"}
 
+IN_BF16 = ({**MODEL, "compute_dtype": "bfloat16"},)
+
+
+def normed(*spikes: int, norm: float = 50.0, **facts: Any) -> RankSnapshot:
+    """Steps whose gradient norm is about 1, and *norm* in the *spikes*."""
+    return one(
+        recent=tuple(
+            summary(n, grad_norm=norm if n in spikes else 1.0 + n % 5 / 20) for n in range(1, 61)
+        ),
+        **facts,
+    )
+
+
 FIRES: dict[str, RankSnapshot] = {
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
@@ -226,6 +239,9 @@ FIRES: dict[str, RankSnapshot] = {
         risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9)
     ),
     "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
+    "bf16_emulated": one(device_stats=Device(name="Tesla V100-SXM2-32GB"), models=IN_BF16),
+    "grad_norm_spikes": normed(40),
+    "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 28 * 10**9},)),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
     "cpu_starved": one(
         pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4), process=MANY_THREADS
@@ -277,6 +293,9 @@ SILENT: dict[str, RankSnapshot] = {
     "data_wait": one(),
     "fragmentation": one(risks=(FULL,), memory=device_memory(retries=9)),
     "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
+    "bf16_emulated": one(device_stats=Device(name="NVIDIA A100-SXM4-80GB"), models=IN_BF16),
+    "grad_norm_spikes": normed(40, norm=2.5),
+    "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 0},)),
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
     "cpu_starved": one(pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0, cpus=4)),
     "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),

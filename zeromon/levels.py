@@ -77,6 +77,12 @@ IN_FLIGHT_SECONDS = Level(5.0, 30.0)
 UNTIMED = 0.10
 """The share of collectives without times above which a figure of exposed communication is unknown."""
 
+NORM_SPIKE = Level(8.0, 30.0)
+"""How far a gradient norm lies above the median of those before it, in their deviations (1.4826 MAD)."""
+
+NORM_SPIKE_RATIO = 3.0
+"""And by how many times it exceeds that median at least."""
+
 POOR_OVERLAP = 0.3
 """Below this share of hidden communication, overlap is poor."""
 

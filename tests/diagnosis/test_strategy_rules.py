@@ -104,6 +104,9 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
         at = FIRES[pauses]
         yield made(recent=at.recent, steps=at.steps, loader=at.loader, compiled=at.compiled)
     yield made(device_stats=Device(name="NVIDIA H100 80GB HBM3"))
+    in_bf16 = ({**model, "compute_dtype": "bfloat16"},)
+    yield made(device_stats=Device(name="Tesla T4"), models=in_bf16)
+    yield made(recent=FIRES["grad_norm_spikes"].recent)
     pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)
     yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
@@ -131,6 +134,7 @@ def engines(strategy: Strategy, made: Any) -> Iterator[RankSnapshot]:
         late = GatherRow(outcome="late", nbytes=9, exposed_seconds=0.1)
         waiting = tuple(summary(n, late_gather_ns=30 * MS) for n in range(10, 40))
         yield made(recent=waiting, gathers=(late,))
+        yield made(models=({**model_metadata(strategy), "built_bytes": 28 * 10**9},))
     for snapshot in reported:
         yield replace(snapshot, strategy=strategy.label, strategy_fields=strategy)
 
@@ -151,7 +155,7 @@ ALL = {
     "garbage_collection": "Python", "recompilations": "Python", "oom_risk": "Python",
     "slow_link": "environment",
     "pipeline_bubble": "Python (pipelining)",
-    "tensor_parallel_across_nodes": "Python",
+    "tensor_parallel_across_nodes": "Python", "grad_norm_spikes": "Python",
 }  # fmt: skip
 
 
@@ -160,14 +164,16 @@ def named(form: str, *rules: str) -> dict[str, str]:
 
 
 ANY_FSDP = (
-    "accumulation_communicates", "half_precision_unused", "host_memory_short", "tiny_collectives",
+    "accumulation_communicates", "bf16_emulated", "half_precision_unused", "host_memory_short",
+    "tiny_collectives",
 )  # fmt: skip
 GATHERING = ("fsdp_prefetch_off", "full_shard_across_nodes")
 OF_FSDP1 = named("Python (FSDP1)", *ANY_FSDP)
 OF_FSDP2 = named("Python (FSDP2)", *ANY_FSDP, *GATHERING, "whole_model_unit")
 TO_FSDP2 = named("Python (FSDP2)", "host_memory_short", "stage_too_low")
 OF_DEEPSPEED = named(
-    "DeepSpeed JSON", "half_precision_unused", "host_memory_short", "loss_scale_settings",
+    "DeepSpeed JSON", "bf16_emulated", "grad_norm_spikes", "half_precision_unused",
+    "host_memory_short", "loss_scale_settings",
     "overflow_storm", "overlap_comm_off", "tiny_collectives",
 )  # fmt: skip
 OF_OFFLOAD = named(
@@ -179,25 +185,22 @@ OF_OFFLOAD = named(
     "pinned_memory_off",
 )
 OF_ZERO3 = named("DeepSpeed JSON", "stage_too_high", "starved_prefetch", "zero_plus_plus")
+OF_ZERO3 |= named("Python", "whole_model_on_every_rank")
+IN_PYTHON = named("Python", "bf16_emulated", "half_precision_unused")
 
 
 def expected(strategy: Strategy) -> dict[str, str]:
     """The rules that fire for *strategy*, with the configuration format of the remedy."""
     framework, stage = strategy.framework, strategy.stage
     if framework is Framework.UNKNOWN:
-        return ALL | named("Python", "half_precision_unused")
+        return ALL | IN_PYTHON
     if framework is Framework.DDP:
         of_ddp = ("accumulation_communicates", "ddp_bucket_large", "tiny_collectives")
-        return (
-            ALL
-            | TO_FSDP2
-            | named("Python (DDP)", *of_ddp)
-            | named("Python", "half_precision_unused")
-        )
+        return ALL | TO_FSDP2 | named("Python (DDP)", *of_ddp) | IN_PYTHON
     if framework is Framework.ZERO_REDUNDANCY:
         return (
             ALL | TO_FSDP2 | named("Python (DDP)", "tiny_collectives")
-            | named("Python", "half_precision_unused")
+            | IN_PYTHON
         )  # fmt: skip
     if framework is Framework.FSDP2:
         only = ("reshard_without_need",) if stage == 3 else ("stage_too_low",)

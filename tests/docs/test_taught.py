@@ -38,12 +38,8 @@ ANSWERED = {
     "CPUOffload in a script": "is valid; whether it is needed is a question of bytes, see plan",
 }
 OPEN = {
-    "bf16 on V100 and T4, live": "agents tell bf16 from fp16 only under DeepSpeed and autocast",
-    "spikes of the gradient norm": "the norm of DeepSpeed is read; no rule compares it with its past",
     "checkpoints": "age of the last one, time lost to saves, steps at risk",
     "memory-centric tiling": "TiledLinear",
-    "seeds and initial parameters": "manual_seed, hash by rank",
-    "loss and learning rate": "zeromon.log",
     "phases of an RL loop": "live",
     "two runs in one memory chart": "compare",
 }
@@ -468,6 +464,35 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
 )
 def test_a_live_rule_says_what_is_taught(code: str, says: str) -> None:
     """What each fires on is in tests/diagnosis/test_rules.py."""
+    assert says in pages()[code].text
+
+
+@taught("bf16 on V100 and T4, live", "zero3_init_flag: false")
+@pytest.mark.parametrize("rule", ["bf16_emulated", "whole_model_on_every_rank"])
+def test_a_live_rule_fires_on_what_is_taught(rule: str) -> None:
+    """Agents tell the dtype that a model computes in, and what its rank built before stage 3."""
+    assert found(FIRES[rule], rule) is not None
+
+
+@taught("spikes of the gradient norm", "loss and learning rate", "precision loss")
+def test_a_spike_of_the_norm_has_its_step_and_what_calms_it() -> None:
+    """tests/agents/hooks/test_loggers.py has a run that logs, with a spike and a NaN on one rank."""
+    finding = found(FIRES["grad_norm_spikes"], "grad_norm_spikes")
+    assert finding is not None and finding.remedy is not None
+    assert "was 50 in step 40, 45.5 times the median" in finding.text
+    assert "clip_grad_norm_" in finding.remedy.diff and "learning rate" in finding.remedy.effect
+
+
+@taught("seeds and initial parameters")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("ZM411", "the same seed on all ranks"),
+        ("ZM412", "`torch.manual_seed` with the same number"),
+    ],
+)
+def test_a_page_says_which_seeds_are_to_be_equal(code: str, says: str) -> None:
+    """A run of both mistakes is in tests/agents/hooks/test_loggers.py."""
     assert says in pages()[code].text
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState, Spent
-from zeromon.ring.events import Exit, Heartbeat, Precision, TraceMark
+from zeromon.fold.state import RankState, ScalarTotals, Spent
+from zeromon.ring.events import Exit, Heartbeat, Precision, Scalar, ScalarValue, TraceMark
 
 
 @folds(Heartbeat)
@@ -30,5 +32,33 @@ def _fold_trace(state: RankState, e: TraceMark) -> None:
 def _fold_precision(state: RankState, e: Precision) -> None:
     engine = state.engines[e.engine]
     engine.precision = e
-    if e.grad_norm is not None and not math.isfinite(e.grad_norm):
-        engine.nonfinite += 1
+    if e.grad_norm is None:
+        return
+    is_finite = math.isfinite(e.grad_norm)
+    engine.nonfinite += not is_finite
+    if len(state.engines) == 1 and (is_finite or math.isnan(e.loss_scale)):
+        _put(
+            state, Scalar.GRAD_NORM, e.grad_norm, state.step + 1
+        )  # else it is a scale that is tried
+
+
+@folds(ScalarValue)
+def _fold_scalar(state: RankState, e: ScalarValue) -> None:
+    _put(state, e.scalar, e.value, e.step)
+
+
+def _put(state: RankState, scalar: Scalar, value: float, step: int) -> None:
+    """Keeps a value of a step; of several in a step the last, and that one was not finite."""
+    totals = state.scalars.setdefault(scalar, ScalarTotals())
+    is_finite = math.isfinite(value)
+    if not is_finite and totals.last_nonfinite_step != step:
+        totals.nonfinite += 1
+        totals.last_nonfinite_step = step
+        totals.first_nonfinite_step = totals.first_nonfinite_step or step
+    totals.value, totals.step = value, step
+    last = state.history[-1] if state.history else None
+    if last is not None and last.step == step:
+        of_step: dict[str, Any] = {scalar.label: value if is_finite else None}
+        state.history[-1] = replace(last, **of_step)
+    else:
+        state.window.scalars[scalar.label] = value if is_finite else None

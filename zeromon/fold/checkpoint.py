@@ -20,10 +20,11 @@ from zeromon.fold.state import (
     OpTotals,
     PathTotals,
     RankState,
+    ScalarTotals,
     UnitTotals,
     stats_row,
 )
-from zeromon.ring.events import Activity, Op, Path, Phase, Role
+from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
 _PLAIN = (
     "step", "steps", "step_ns", "exposed_ns", "micro_steps", "skipped", "errors", "dropped",
@@ -51,6 +52,7 @@ class Checkpoint(msgspec.Struct):
     traffic: list[tuple[Op, int, Phase, int, int, int, int, float, list[int], dict[int, int], int]]
     """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size, waits."""
     ledger: LedgerSums
+    scalars: dict[Scalar, ScalarTotals]
     setup_ns: list[int]
     activities: list[tuple[Phase, Activity, bool, ActivityTotals]]
     first_roles: dict[Role, int]
@@ -86,6 +88,7 @@ def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoin
             for key, row in state.traffic.items()
         ],
         ledger=state.ledger,
+        scalars=state.scalars,
         setup_ns=state.setup_ns,
         activities=[(*key, totals) for key, totals in state.activities.items()],
         first_roles=state.first_roles,
@@ -104,6 +107,7 @@ def restore(state: RankState, totals: Checkpoint) -> None:
     state.gathers.update(totals.gathers)
     state.unit_totals.update(totals.units)
     state.engines.update(totals.engines)
+    state.scalars.update(totals.scalars)
     state.transfers.update(totals.transfers)
     state.sizes.update(totals.sizes)
     state.first_roles.update(totals.first_roles)

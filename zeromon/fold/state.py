@@ -26,6 +26,7 @@ from zeromon.ring.events import (
     Precision,
     Role,
     RoleBytes,
+    Scalar,
     TraceMark,
 )
 from zeromon.snapshot import RECENT_STEPS, StepSummary
@@ -172,6 +173,20 @@ class Window:
     offload_ns: int = 0
     late_ns: int = 0
     micro_steps: int = 0
+    scalars: dict[str, float | None] = field(default_factory=dict)
+    """Label of a scalar -> its value in the step; None where it is not finite."""
+
+
+@dataclass(slots=True)
+class ScalarTotals:
+    """The newest value of a loss, gradient norm or learning rate, and those that were not finite."""
+
+    value: float = 0.0
+    step: int = 0
+    nonfinite: int = 0
+    """Steps."""
+    first_nonfinite_step: int = 0
+    last_nonfinite_step: int = 0
 
 
 @dataclass(slots=True)
@@ -250,6 +265,7 @@ class RankState:
     )
     """(phase, what it did, in the background?) -> totals, set-up included."""
     ledger: LedgerSums = field(default_factory=LedgerSums)
+    scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
     setup_ns: list[int] = field(default_factory=_by_phase)
     """Of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
 from zeromon.fold.registry import folds
@@ -14,7 +16,7 @@ from zeromon.fold.state import (
     recent_busbw,
 )
 from zeromon.fold.units import reshard_all
-from zeromon.ring.events import Activity, Flag, Outcome, Phase, PhaseSpan, Start, StepMark
+from zeromon.ring.events import Activity, Flag, Outcome, Phase, PhaseSpan, Scalar, Start, StepMark
 from zeromon.snapshot import StepSummary
 from zeromon.stats.intervals import intersection, length, union
 
@@ -154,7 +156,14 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         late_gather_ns=window.late_ns,
         other_bytes=_other_bytes(state),
         untimed=max(0, window.collectives - window.timed),
+        **{"learning_rate": _newest(state, Scalar.LEARNING_RATE), **window.scalars},
     )
+
+
+def _newest(state: RankState, scalar: Scalar) -> float | None:
+    """The newest value: the learning rate is only written when it has changed."""
+    totals = state.scalars.get(scalar)
+    return totals.value if totals is not None and math.isfinite(totals.value) else None
 
 
 def _other_bytes(state: RankState) -> int:
@@ -189,6 +198,9 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
         other_bytes=max(first.other_bytes, second.other_bytes),
         untimed=first.untimed + second.untimed,
+        loss=second.loss if second.loss is not None else first.loss,
+        grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,
+        learning_rate=first.learning_rate,
     )
 
 

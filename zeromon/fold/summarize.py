@@ -48,6 +48,7 @@ from zeromon.snapshot import (
     RankCapture,
     RankSnapshot,
     RoleRow,
+    ScalarRow,
     Setting,
     TransferRow,
     UnitRow,
@@ -159,6 +160,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         activities=activity_rows(state),
         unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
         engines=_engine_rows(state),
+        scalars=_scalar_rows(state),
+        first_batches=_first_batches(state),
         settings=_settings(state),
         gathers=tuple(
             GatherRow(
@@ -256,6 +259,24 @@ def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
         )
         for number, totals in sorted(state.engines.items())
     )
+
+
+def _scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
+    return tuple(
+        ScalarRow(
+            name=scalar.label,
+            value=_finite(known.value),
+            step=known.step,
+            nonfinite=known.nonfinite,
+            first_nonfinite_step=known.first_nonfinite_step,
+        )
+        for scalar, known in sorted(state.scalars.items())
+    )
+
+
+def _first_batches(state: RankState) -> tuple[int, ...]:
+    marks = state.meta.get("batches")
+    return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
 
 
 def _finite(value: float | None) -> float | None:

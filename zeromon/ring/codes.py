@@ -68,6 +68,16 @@ class Activity(IntEnum):
     COLLECT_ALL = 12
 
 
+class Scalar(_Labelled):
+    """A number of the training itself, as a logger or the optimizer gives it."""
+
+    LOSS = 1
+    GRAD_NORM = 2
+    """Before clipping, of all parameters."""
+    LEARNING_RATE = 3
+    """Of the optimizer's first group of parameters."""
+
+
 class UnitEvent(IntEnum):
     """What happened to an FSDP unit."""
 
@@ -221,3 +231,4 @@ class Kind(IntEnum):
     TRACE = 20
     START = 21
     STAGE = 22
+    SCALAR = 23

@@ -38,6 +38,7 @@ from zeromon.ring.codes import Outcome as Outcome
 from zeromon.ring.codes import Path as Path
 from zeromon.ring.codes import Phase as Phase
 from zeromon.ring.codes import Role as Role
+from zeromon.ring.codes import Scalar as Scalar
 from zeromon.ring.codes import StageAction as StageAction
 from zeromon.ring.codes import TraceState as TraceState
 from zeromon.ring.codes import UnitEvent as UnitEvent
@@ -445,3 +446,14 @@ class StageRun(NamedTuple):
     """Of a CALL the number of the schedule, which is another one after each change."""
     micro_batch: int
     """Of a CALL the number of its micro-batches."""
+
+
+@record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b")
+class ScalarValue(NamedTuple):
+    """The loss, the norm of the gradients or the learning rate of a step, as the host knows it."""
+
+    t_ns: int
+    scalar: Scalar
+    value: float
+    """May be infinite or NaN."""
+    step: int

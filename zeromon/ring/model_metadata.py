@@ -53,6 +53,10 @@ class ModelMetadata(TypedDict, total=False):
     """Bytes an element of stored parameters; the mean where dtypes differ."""
     compute_bytes: int
     """Bytes an element of gathered parameters."""
+    compute_dtype: str
+    """The dtype of gathered parameters, ``bfloat16``; autocast is a part of the process."""
+    built_bytes: int
+    """What each rank built before ZeRO-3 divided it; 0 under ``deepspeed.zero.Init``."""
     grad_bytes: int | float
     """Bytes an element of gradients."""
     has_master: bool
@@ -98,6 +102,8 @@ class LoaderMetadata(TypedDict, total=False):
     """Samples of a batch; 0 where the loader does not say."""
     length: int
     """Tokens of a sequence; 0 where batches hold none, or sequences of several lengths."""
+    sampler: str
+    """The name of the sampler's class; "" without one."""
 
 
 class CompiledMetadata(TypedDict, total=False):
@@ -132,6 +138,14 @@ class ProcessMetadata(TypedDict, total=False):
     """What allocates device memory: ``native``, ``cudaMallocAsync``, ``uncached``, ...; "" on a CPU."""
     unknown_collectives: list[str]
     """Methods of torch's process groups that communicate and that no hook knows."""
+    seed: int
+    """``torch.initial_seed()`` before the first step."""
+    clip_norm: int | float
+    """What the script limits the norm of the gradients to (``clip_grad_norm_``); 0: it does not."""
+    params_mark: int
+    """A checksum of some initial parameters; absent on a device, of shards and after an attach."""
+    params_bytes: int
+    """Bytes of the parameters that :attr:`params_mark` was drawn from."""
 
 
 PERSISTENT = "(persistent parameters)"

@@ -39,7 +39,7 @@ from zeromon.snapshot.memory import (
 )
 from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
-from zeromon.snapshot.step import StepSummary
+from zeromon.snapshot.step import ScalarRow, StepSummary
 
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
@@ -194,6 +194,10 @@ class RankSnapshot:
     """Steps that its optimizer had taken when it began; None where it keeps no count."""
     unsaved_seconds: float | None = None
     """Steps since the last checkpoint that was seen to be saved, or since the first step."""
+    scalars: tuple[ScalarRow, ...] = ()
+    """Those that the host knows."""
+    first_batches: tuple[int, ...] = ()
+    """Checksums of the first batches of training; () where unknown, and on a device."""
     pipeline: PipelineRow | None = None
     """The rank's part of a pipeline of stages; None without one."""
     inspected: tuple[InspectorRow, ...] = ()

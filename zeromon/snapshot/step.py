@@ -52,6 +52,12 @@ class StepSummary:
     untimed: int = 0
     """How many of the collectives were not timed, such as those that C++ or compiled code issues."""
 
+    loss: float | None = None
+    """As a logger got it; None where the host does not know it, and where it is not finite."""
+    grad_norm: float | None = None
+    """Before clipping, likewise."""
+    learning_rate: float | None = None
+
     @property
     def timed(self) -> bool:
         """Whether the communication of the step is known."""
@@ -66,6 +72,21 @@ class StepSummary:
     def overlap(self) -> float | None:
         """|C ∩ K| / |C|, None without timed communication."""
         return None if not self.timed else overlap_ratio(self.communication_ns, self.exposed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarRow:
+    """A number of the training itself that the host knows: loss, gradient norm, learning rate."""
+
+    name: str
+    """``loss``, ``grad_norm``, ``learning_rate``."""
+    value: float | None
+    """The newest; None where it is infinite or NaN."""
+    step: int
+    nonfinite: int
+    """Steps in which it was infinite or NaN."""
+    first_nonfinite_step: int
+    """0 without one."""
 
 
 def settled(steps: Iterable[StepSummary]) -> list[StepSummary]:

@@ -15,6 +15,7 @@ from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe.census import Census, Provider
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.offload import Transfers
+from zeromon_agents.observe.scalars import Scalars
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.runtime.hook_context import HookContext
@@ -36,6 +37,7 @@ class Services(NamedTuple):
     census: Census
     units: Units
     transfers: Transfers
+    scalars: Scalars
 
 
 class Backend:
@@ -58,6 +60,7 @@ class Backend:
         self.census = services.census
         self.units = services.units
         self.transfers = services.transfers
+        self.scalars = services.scalars
 
     def hooks(self) -> Iterable[ImportHook]:
         """Returns the modules to patch, each with the function that patches it."""

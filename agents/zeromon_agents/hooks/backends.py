@@ -13,6 +13,7 @@ from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
 from zeromon_agents.hooks.dimensions import Dimensions
 from zeromon_agents.hooks.fsdp1 import Fsdp1
 from zeromon_agents.hooks.fsdp2 import Fsdp2
+from zeromon_agents.hooks.loggers import Loggers
 from zeromon_agents.hooks.pipelining import Pipelining
 from zeromon_agents.hooks.symmetric_memory import SymmetricMemory
 from zeromon_agents.hooks.zero_redundancy import ZeroRedundancy
@@ -32,6 +33,7 @@ BACKENDS: tuple[type[Backend], ...] = (
     Pipelining,
     SymmetricMemory,
     Activities,
+    Loggers,
 )
 """Where two backends know a model, a process group or a bucket, the first one describes it."""
 

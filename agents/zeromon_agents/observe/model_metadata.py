@@ -146,6 +146,7 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
         "units": _sizes(units),
         "param_bytes": first.orig_dtype.itemsize,
         "compute_bytes": compute.itemsize,
+        "compute_dtype": name_of(compute),
         "grad_bytes": first.orig_dtype.itemsize,
         **_offloaded(offloads, 3 if units else 2),
     }
@@ -190,6 +191,7 @@ def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
         "units": _sizes(freed),
         "param_bytes": stored.itemsize,
         "compute_bytes": compute.itemsize,
+        "compute_dtype": name_of(compute),
         "grad_bytes": stored.itemsize,
         **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
     }
@@ -204,6 +206,7 @@ def _whole(module: Any) -> ModelMetadata:
     numel = sum(p.numel() for p in params)
     trainable = [p for p, does in zip(params, requires, strict=True) if does]
     each = max((p.element_size() for p in params), default=4)
+    widest = next((p.dtype for p in params if p.element_size() == each), torch.float32)
     # the arithmetic uses the mean of the dtypes
     stored = sum(p.nbytes for p in params) / numel if numel else each
     stored = int(stored) if stored == int(stored) else stored
@@ -220,10 +223,16 @@ def _whole(module: Any) -> ModelMetadata:
         "factored_numel": sum(factored_numel(p.shape) for p in trainable),
         "param_bytes": stored,
         "compute_bytes": each,
+        "compute_dtype": name_of(widest),
         "grad_bytes": stored,
         "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
         **_bucket_cap(module),
     }
+
+
+def name_of(dtype: Any) -> str:
+    """The name of a dtype without its module, ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _bucket_cap(module: Any) -> ModelMetadata:

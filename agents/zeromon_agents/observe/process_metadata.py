@@ -14,6 +14,7 @@ import torch
 from zeromon.ring.model_metadata import PACKAGES, VARIABLE_FAMILIES, VARIABLES, ProcessMetadata
 from zeromon_agents.hooks.functional import unknown_operators
 from zeromon_agents.hooks.payloads import PAYLOADS
+from zeromon_agents.observe.model_metadata import name_of
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
@@ -22,7 +23,7 @@ _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 """Methods that return a Work and are no collective."""
 
 
-def of_process(autocast: str, allocator: str) -> ProcessMetadata:
+def of_process(autocast: str, allocator: str, clip_norm: float) -> ProcessMetadata:
     """Returns the settings of this process. Call it on the training thread, whose threads count."""
     return {
         "variables": variables(),
@@ -31,6 +32,8 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
+        "clip_norm": clip_norm,
+        "seed": torch.initial_seed(),
         "unknown_collectives": [
             *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
             *unknown_operators(),
@@ -86,4 +89,4 @@ def autocast_dtype(device_type: str) -> str:
     """Returns the dtype that autocast computes in on a device, ``bfloat16``; "" where it is off."""
     if not device_type or not torch.is_autocast_enabled(device_type):
         return ""
-    return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+    return name_of(torch.get_autocast_dtype(device_type))

@@ -13,6 +13,7 @@ then that of forward, and what was communicated meanwhile has been written as of
 from __future__ import annotations
 
 import functools
+import numbers
 import os
 import threading
 import time
@@ -27,6 +28,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
+from zeromon_agents.observe.beginnings import Beginnings
 from zeromon_agents.observe.evaluation import Evaluation
 from zeromon_agents.observe.process_metadata import autocast_dtype
 from zeromon_agents.runtime.around import RAISED, around
@@ -78,7 +80,7 @@ def known_number(value: Any) -> float | None:
     """Returns *value* as a float; None where reading it would wait for a device or communicate."""
     if type(value) is torch.Tensor:
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, numbers.Real) else None
 
 
 class Steps:
@@ -94,7 +96,7 @@ class Steps:
         self._context = context
         self._before_first_step = before_first_step
         self._before_step_mark = before_step_mark
-        self.evaluation = Evaluation(context)
+        self.evaluation, self.beginnings = Evaluation(context), Beginnings(context)
         self._thread = threading.main_thread().ident
         now = time.monotonic_ns()
         self.step_start_ns = now
@@ -104,14 +106,13 @@ class Steps:
         """Whether the first backward has begun, and with it the training loop."""
         self.micro_steps = 0
         """Backward passes since the last step ended."""
-        self._last_micro_steps = 0
-        self._forward_from = self._forward_seen_ns = self._data_from = 0
         self._loss_from = 0
         """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
         self._device_type = device_type
         self.autocast = ""
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
+        self._forward_from = self._forward_seen_ns = self._data_from = 0
         self._backward_depth = self._backward_from = 0
         self._in_pipeline = False
         """Whether a pipeline's schedule runs: its micro-batches are one micro-step."""
@@ -119,8 +120,7 @@ class Steps:
         """Whether the micro-step of the schedule was counted."""
         self._open_optimizers: list[int] = []
         self._optimizer_from = self._cpu_optimizer_from = 0
-        self._in_engine = False
-        self._last_engine = 0
+        self._in_engine, self._last_engine = False, 0
         self.initializing = 0
         """DeepSpeed engines under construction: each steps its optimizer once, to create state."""
         self.offloads_optimizer = False
@@ -131,9 +131,8 @@ class Steps:
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
         self._loader_written: LoaderMetadata = {}
-        self._loader_records = 0
-        self._length = 0
-        """Tokens of each sequence in the last batch; 0 for a batch of something else."""
+        self._last_micro_steps = self._loader_records = self._length = 0
+        """The length: tokens of each sequence in the last batch; 0 for a batch of something else."""
         self.on_start: Callable[[], None] | None = None
         """Called when the first step begins, to tell what came before it. It must not raise."""
         self.on_optimizer: Callable[[Any], None] | None = None
@@ -142,8 +141,17 @@ class Steps:
         """Called between two steps with the number of the step that begins. It must not raise."""
         self.on_backward: Callable[[], None] | None = None
         """Called when the first backward of a step begins, where activations are at their peak."""
+        self.on_loss: Callable[[Any], None] | None = None
+        """Called with the tensors that a backward begins from. It must not raise."""
         for name in ("optimizer_begins", "optimizer_ends"):
             setattr(self, name, context.timed(getattr(self, name)))
+
+    @property
+    def step_under_way(self) -> bool:
+        """Whether a forward or a backward has begun since the last step ended."""
+        return bool(
+            self.micro_steps or self._forward_from or self._loss_from or self._backward_from
+        )
 
     def is_training_thread(self) -> bool:
         """Whether the caller runs on the thread of the last backward, at first the main thread."""
@@ -192,15 +200,18 @@ class Steps:
 
     # ---- backward -----------------------------------------------------------------------------
 
-    def backward_begins(self) -> None:
-        """Starts the backward phase, unless this backward is nested in another."""
+    def backward_begins(self, tensors: Any = ()) -> None:
+        """Starts the backward phase from *tensors*, unless this backward is nested in another."""
         self._backward_depth += 1
         if self._backward_depth > 1 or self._context.mode == OFF:
             return
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
+        if self.on_loss is not None:
+            self.on_loss(tensors)
         if self._loader_settings:
             self._write_loader()
+            self.beginnings.batch_trained()
         now = time.monotonic_ns()
         self._thread = threading.get_ident()
         self.evaluation.backward_begins()
@@ -415,7 +426,7 @@ class Steps:
         name = "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
         hook = around(
             self._context,
-            lambda *_, **__: self.backward_begins(),
+            lambda tensors=(), *_, **__: self.backward_begins(tensors),
             lambda *_, **__: self.backward_ends(),
             active_from=OFF,  # the nesting depth must be right when the mode changes
         )
@@ -438,14 +449,18 @@ class Steps:
         self.data_ends()
         if batch is not RAISED:
             self._length = sequence_length(batch)
+            if not self.evaluation.is_open:
+                self.beginnings.batch_arrived(batch)
 
     def _describe_loader(self, iterator: Any) -> None:
-        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        batches = getattr(iterator, "_index_sampler", None)
+        size, sampler = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)
         self._loader_settings = {
             "num_workers": int(getattr(iterator, "_num_workers", 0)),
             "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
             "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
             "batch_size": size if isinstance(size, int) else 0,
+            "sampler": "" if sampler is None else type(sampler).__name__,
         }
 
     def _write_loader(self) -> None:

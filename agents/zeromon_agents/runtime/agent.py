@@ -39,6 +39,7 @@ from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.process_metadata import of_process
+from zeromon_agents.observe.scalars import Scalars
 from zeromon_agents.observe.stall_detector import StallDetector
 from zeromon_agents.observe.step import Steps, process_start_ns
 from zeromon_agents.observe.torch_roles import Models
@@ -96,12 +97,12 @@ class Agent:
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
         self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
-        self.census = Census(context)
-        self.units, self.transfers = Units(context), Transfers(context)
+        self.census, self.units = Census(context), Units(context)
+        self.transfers, self.scalars = Transfers(context), Scalars(context, self.steps)
         self.backends = Backends(
             Services(
                 context, self.patches, self.steps, self.collectives, self.device, self.models,
-                self.census, self.units, self.transfers,
+                self.census, self.units, self.transfers, self.scalars,
             )
         )  # fmt: skip
         self.collectives.framework_label = self.backends.group_label
@@ -253,8 +254,11 @@ class Agent:
         if self.context.mode == OFF:
             return
         self.models.register_optimizer(optimizer)
+        self.scalars.optimizer_steps(optimizer)
         following = self.context.step + 1
         if following == 1:  # before the optimizer creates its state, which may end the process
+            if self.attachment is None:
+                self.steps.beginnings.read_parameters(optimizer)
             self._describing(0)
         due = self.context.mode == ON and census_step(following, self.context.steps_before)
         if due and self._census_of != following and not accelerator.capturing():
@@ -273,7 +277,8 @@ class Agent:
         """
         if not self._wrote_process:
             self._wrote_process = True
-            self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
+            process = of_process(self.steps.autocast, self.allocator.kind, self.scalars.clip_norm)
+            self.context.add_metadata(process={**process, **self.steps.beginnings.parameters})
         compiled = self._compiled.news(step)
         if compiled is not None:
             self.context.add_metadata(compiled=compiled)

@@ -20,6 +20,7 @@ from zeromon.readout.text import (
     pause_seconds,
     pause_text,
 )
+from zeromon.readout.training import telling, training_text, value_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 from zeromon_dashboard import charts, snapshot_figures
@@ -43,7 +44,9 @@ def content(known: Known) -> Page:
     run = known.run
     return Page(
         {
-            "cards": {"children": [risk_card(run), _waits(run), _steps(run), _agent(run)]},
+            "cards": {
+                "children": [risk_card(run), _waits(run), _steps(run), *_training(run), _agent(run)]
+            },
             "breakdown": {"figure": snapshot_figures.breakdown(run)},
             "ledger": {"figure": snapshot_figures.ledger(run)},
             "spreads": {"children": _spreads(run)},
@@ -119,6 +122,15 @@ def _steps(run: RunSnapshot) -> Any:
     slowest, pause = max(known), pause_seconds(run)
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
     return card("Step time", human_seconds(slowest), f"{rate}; mean of the last steps")
+
+
+def _training(run: RunSnapshot) -> list[Any]:
+    rank = telling(run)
+    if rank is None or not rank.scalars:
+        return []
+    loss = next((row for row in rank.scalars if row.name == "loss"), None)
+    note = f"rank {rank.rank}: {training_text(rank)}"
+    return [card("Loss", "n/a" if loss is None else value_text(loss), note)]
 
 
 def _agent(run: RunSnapshot) -> Any:

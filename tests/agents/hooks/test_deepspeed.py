@@ -129,6 +129,16 @@ def test_steps_are_the_engines(shared_node: Node, config: str, accumulate: int) 
     assert sum(spent.values()) == pytest.approx(run.rank.steps_seconds_total, rel=1e-6)
     assert all(spent[p] > 0 for p in ("forward", "backward", "optimizer", "data_wait"))
     assert (spent["cpu_optimizer"] > 0) == ("offload" in config)
+    (model,) = run.rank.models
+    half = {"zero0-fp32": "float32", "zero2-fp16": "float16"}
+    assert model["compute_dtype"] == half.get(config, "bfloat16")
+    # of stage 3 the example makes it within deepspeed.zero.Init
+    assert model.get("built_bytes") == (0 if config.startswith("zero3") else None)
+    scalars = {row.name: row for row in run.rank.scalars}
+    assert scalars["learning_rate"].value == run.rank.recent[-1].learning_rate > 0  # type: ignore[operator]
+    norm = scalars["grad_norm"].value if "grad_norm" in scalars else None
+    assert norm == engine.grad_norm == run.rank.recent[-1].grad_norm
+    assert (norm is None) == (config == "zero0-fp32")  # there DeepSpeed computes none
 
 
 @pytest.mark.parametrize(

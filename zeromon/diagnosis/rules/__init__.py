@@ -15,11 +15,12 @@ from zeromon.diagnosis.rules import (
     offload,
     pipeline,
     precision,
+    training,
 )
 
 FAMILIES = (
-    health, memory, communication, pipeline, precision, offload, ddp, fsdp, collectives, deepspeed, host,
-    loop, monitoring,
+    health, memory, training, communication, pipeline, precision, offload, ddp, fsdp, collectives,
+    deepspeed, host, loop, monitoring,
 )  # fmt: skip
 """First what ends a run, then what slows it down, then what zeromon itself could not record.
 

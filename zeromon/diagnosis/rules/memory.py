@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.sharding import next_stage
+from zeromon.diagnosis.settings import setting
 from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
@@ -193,9 +194,12 @@ _USABLE_SLACK = 0.5
 
 @rule("ZM205", severity=Severity.WARNING)
 def fragmentation(run: RunSnapshot) -> Iterable[Match]:
-    """The allocator holds memory that it cannot use. Reported once."""
+    """The allocator holds memory that it cannot use, or will. Reported once."""
     for rank in run.ranks:
         memory = rank.memory
+        if memory is not None and setting(rank, "contiguous_gradients") == "false":
+            yield _scattered_gradients(rank)
+            return
         if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.risks):
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
@@ -214,6 +218,22 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
         return
 
 
+def _scattered_gradients(rank: RankSnapshot) -> Match:
+    return Match(
+        f"contiguous_gradients is off at stage {rank.sharding_strategy.stage}: gradients stay where "
+        "backward allocates them",
+        rank.rank,
+        Remedy(
+            cause="gradients between activations leave gaps when the activations are freed",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff='- "contiguous_gradients": false\n+ "contiguous_gradients": true',
+            effect="less fragmentation",
+            price="a copy of each gradient into its bucket",
+        ),
+        Severity.INFO if all(r.cause != RiskCause.FRAGMENTATION for r in rank.risks) else None,
+    )
+
+
 def _expandable(rank: RankSnapshot) -> str:
     """The variable with expandable segments, beside the options that it has already."""
     variables = rank.process.get("variables", {})
@@ -225,3 +245,31 @@ def _expandable(rank: RankSnapshot) -> str:
         return f"+ {name}={wanted}"
     others = [option for option in now.split(",") if not option.startswith("expandable_segments")]
     return f"- {name}={now}\n+ {name}={','.join([*others, wanted])}"
+
+
+_MUCH = 1 << 30
+"""Bytes a rank; a smaller model that every rank builds costs nothing that matters."""
+
+
+@rule("ZM704", severity=Severity.WARNING)
+def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
+    """Every rank built the whole model before stage 3 divided it. Reported once."""
+    for rank in run.ranks:
+        built = max((model.get("built_bytes", 0) for model in rank.models), default=0)
+        if built < _MUCH or rank.world_size < 2:
+            continue
+        here = len(run.ranks)
+        yield Match(
+            f"each rank built {human_bytes(built)} of parameters before stage 3 divided them: "
+            f"{human_bytes(built * here)} on this node",
+            rank.rank,
+            Remedy(
+                cause="the model was not made within deepspeed.zero.Init",
+                dialect=ConfigFormat.PYTHON,
+                diff="+ with deepspeed.zero.Init():  # with accelerate zero3_init_flag: true\n"
+                "+     model = build()",
+                frees_bytes=built * (rank.world_size - 1) // rank.world_size,
+                price="none; code that reads parameters outside of forward needs GatheredParameters",
+            ),
+        )
+        return

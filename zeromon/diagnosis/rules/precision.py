@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -215,5 +216,52 @@ def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
         "smaller activations, and matrix products on tensor cores",
     )
 
+
+@rule("ZM406", severity=Severity.WARNING)
+def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
+    """The model computes in bf16 on a device without units for it. Reported once."""
+    for rank in run.ranks:
+        name = rank.device_stats.name if rank.device_stats else ""
+        autocast = rank.process.get("autocast") == _BF16
+        if not _LACKS_BF16.search(name) or not (
+            autocast or any(m.get("compute_dtype") == _BF16 for m in rank.models)
+        ):
+            continue
+        form, diff = _in_fp16(rank, autocast=autocast)
+        yield Match(
+            f"the model computes in bf16 on {name}, whose compute capability is below 8.0",
+            rank.rank,
+            Remedy(
+                cause="torch emulates bf16 there, through fp32",
+                dialect=form,
+                diff=diff,
+                effect="matrix products on the tensor cores, where the device has some",
+                price="a loss scale, and steps that overflow are skipped",
+            ),
+        )
+        return
+
+
+def _in_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:
+    """The configuration format, and the diff from bf16 to fp16."""
+    strategy = rank.sharding_strategy
+    form, scaler = ConfigFormat.PYTHON, "torch.amp.GradScaler()"
+    code = f'with torch.autocast("{device_type(rank)}", dtype=torch.{{}}):'
+    now = code.format(_BF16) if autocast else "model.to(torch.bfloat16)"
+    if not autocast and strategy.is_deepspeed:
+        return ConfigFormat.DEEPSPEED, '- "bf16": {"enabled": true}\n+ "fp16": {"enabled": true}'
+    if not autocast and strategy.framework in (Framework.FSDP1, Framework.FSDP2):
+        first = strategy.framework is Framework.FSDP1
+        form = ConfigFormat.FSDP1 if first else ConfigFormat.FSDP2
+        code = f"MixedPrecision{'' if first else 'Policy'}(param_dtype=torch.{{}})"
+        now, scaler = code.format(_BF16), "ShardedGradScaler()" if first else scaler
+    return form, f"- {now}\n+ {code.format('float16')}\n+ scaler = {scaler}"
+
+
+_BF16 = "bfloat16"
+_LACKS_BF16 = re.compile(
+    r"\b(V100S?|T4G?|P100|P40|P4|TITAN (V|RTX|Xp?)|RTX 20\d\d|Quadro RTX|GTX)\b", re.IGNORECASE
+)
+"""Pascal, Volta and Turing, in the names that NVML gives."""
 
 _HAS_BF16 = ("A100", "A800", "H100", "H200", "H800", "B100", "B200", "GB200", "L40", "A10", "A40")

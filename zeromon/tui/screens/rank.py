@@ -13,6 +13,7 @@ from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.figures import STEP
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
+from zeromon.readout.training import training_text
 from zeromon.report import communication, configuration, memory, pipeline
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -106,6 +107,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
                ("overlap", human_ratio(rank.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
         *([[("untimed    ", "dim"), (some, "")]] if (some := in_graphs(rank)) else []),
+        *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
                ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),

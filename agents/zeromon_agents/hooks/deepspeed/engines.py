@@ -82,6 +82,8 @@ class Engines:
         self._context = context
         self._engines: dict[int, Engine] = {}
         self._count = 0
+        self.built_bytes: dict[int, int | None] = {}
+        """id(engine) -> bytes that its rank built before they were divided; None where unknown."""
         self.missing: list[str] = []
         """Methods that this version of DeepSpeed lacks: their hooks are not installed."""
 
@@ -145,7 +147,7 @@ class Engines:
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._context.guard.note(error, "settings")
         try:
-            metadata["model"] = engine_model(engine)
+            metadata["model"] = engine_model(engine, self.built_bytes.pop(id(engine), None))
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._context.guard.note(error, "model metadata")
         for part in ("offload_optimizer", "offload_param"):
@@ -167,15 +169,23 @@ def own_parameters(module: Any) -> list[Any]:
     return list(module.parameters(recurse=getattr(module, "_z3_leaf", False)))
 
 
-def engine_model(engine: Any) -> ModelMetadata:
-    """Returns the model metadata of an existing engine."""
+def engine_model(engine: Any, built_bytes: int | None = None) -> ModelMetadata:
+    """Returns the model metadata of an existing engine; *built_bytes*: what its rank built whole."""
     half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
     return {
         **_model_of(engine.module, engine._config, int(engine.dp_world_size), half=half),
         **model_metadata.of_optimizer(engine.optimizer),
+        "compute_dtype": _dtype_of(engine),
+        **({} if built_bytes is None else {"built_bytes": built_bytes}),
         "accumulation": int(engine.gradient_accumulation_steps()),
         "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
     }
+
+
+def _dtype_of(engine: Any) -> str:
+    if engine.bfloat16_enabled():
+        return "bfloat16"
+    return "float16" if engine.fp16_enabled() else "float32"
 
 
 def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:

@@ -29,17 +29,26 @@ class EngineSteps:
         guarded = services.context.guard.guarded
         self._take_census = guarded(services.census.take)  # its failure must not lose the step
         self._write_planned = guarded(self._write_planned_model)
+        self._scalars = services.scalars
 
-    def init_begins(self, _: Any, *__: Any, **arguments: Any) -> None:
-        """Writes the model that is going to be built: building it may end the process."""
+    def init_begins(self, _: Any, *__: Any, **arguments: Any) -> int:
+        """Writes the model that is going to be built: building it may end the process.
+
+        Returns the bytes of it that this rank has built whole.
+        """
         self._steps.initializing += 1
         self._write_planned(arguments)
+        model = arguments.get("model")
+        params = model.parameters() if model is not None else ()
+        return sum(p.nbytes for p in params if not hasattr(p, "ds_id"))
 
-    def init_ends(self, _: None, result: Any, *__: Any) -> None:
+    def init_ends(self, built_bytes: int | None, result: Any, engine: Any, *__: Any) -> None:
         """Removes the planned model, which the engine's own metadata replaces."""
         self._steps.initializing -= 1
         if result is not RAISED:
             self._write_planned({})
+            stage_3 = engine.zero_optimization_stage() == 3
+            self._engines.built_bytes[id(engine)] = built_bytes if stage_3 else None
 
     def _write_planned_model(self, arguments: dict[str, Any]) -> None:
         if self._context.mode == OFF:
@@ -80,6 +89,7 @@ class EngineSteps:
         context.engine, skipped = known.number, int(engine.skipped_steps)
         if context.mode == ON and census_step(context.step + 1, context.steps_before):
             self._take_census()
+        self._scalars.optimizer_steps(engine.optimizer)
         self._steps.engine_step_begins(offloads=known.offloads_optimizer)
         return skipped
 

@@ -1,0 +1,93 @@
+"""Where a script, a framework or a logger holds loss, gradient norm and learning rate as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zeromon.ring.events import Scalar
+from zeromon_agents.hooks.backend import Backend, ImportHook
+from zeromon_agents.runtime.around import RAISED, around
+
+_TRAINER_KEYS = {
+    "loss": Scalar.LOSS, "grad_norm": Scalar.GRAD_NORM, "learning_rate": Scalar.LEARNING_RATE
+}  # fmt: skip
+"""What ``Trainer`` logs of a step; at the end it logs means over the training under other keys."""
+_CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+class Loggers(Backend):
+    """The hooks on Trainer, Lightning, TensorBoard, W&B, DeepSpeed's monitor and ``clip_grad_norm_``."""
+
+    def hooks(self) -> Iterable[ImportHook]:
+        """Patches each function once, when its module is loaded."""
+        to_scalars = "convert_tensors_to_scalars"
+        return (
+            self._hook("transformers.trainer", "Trainer.log", self._trainer),
+            self._hook(f"lightning.{_CONNECTOR}", to_scalars, None, self._lightning),
+            self._hook(
+                "pytorch_lightning" + _CONNECTOR.removeprefix("pytorch"),
+                to_scalars,
+                None,
+                self._lightning,
+            ),
+            self._hook("torch.utils.tensorboard.writer", "SummaryWriter.add_scalar", self._tag),
+            self._hook("tensorboardX.writer", "SummaryWriter.add_scalar", self._tag),
+            self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
+            self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
+            self._hook("torch.nn.utils", "clip_grad_norm_", self._clips, self._clipped),
+            self._hook("torch.nn.utils.clip_grad", "clip_grad_norm_", self._clips, self._clipped),
+            self._hook(
+                _FSDP1,
+                "FullyShardedDataParallel.clip_grad_norm_",
+                self._clips,
+                self._clipped,
+            ),
+        )
+
+    def _hook(
+        self,
+        module: str,
+        function: str,
+        before: Callable[..., Any] | None,
+        after: Callable[..., None] | None = None,
+    ) -> ImportHook:
+        def watch(loaded: Any) -> None:
+            owner_name, _, name = function.rpartition(".")
+            owner = getattr(loaded, owner_name, None) if owner_name else loaded
+            if owner is not None and name in vars(owner):  # else another version of the package
+                hook = around(self.context, before, after, where=function, traced=True)
+                self.patches.wrap(owner, name, hook)
+
+        return module, watch
+
+    def _trainer(self, _: Any, logs: Any = None, *__: Any, **___: Any) -> None:
+        for key, scalar in _TRAINER_KEYS.items():
+            if isinstance(logs, Mapping) and key in logs:
+                self.scalars.give(scalar, logs[key], "Trainer")
+
+    def _lightning(self, _: None, result: Any, *__: Any) -> None:
+        if result is not RAISED:
+            self._mapping(None, result)
+
+    def _mapping(self, _: Any, data: Any = None, *__: Any, **___: Any) -> None:
+        if isinstance(data, Mapping):
+            for name, value in data.items():
+                self.scalars.give_named(name, value)
+
+    def _tag(self, _: Any, tag: Any = None, scalar_value: Any = None, *__: Any, **___: Any) -> None:
+        self.scalars.give_named(tag, scalar_value)
+
+    def _events(self, _: Any, event_list: Any = (), *__: Any, **___: Any) -> None:
+        for name, value, *_samples in event_list or ():
+            self.scalars.give_named(name, value)
+
+    def _clips(self, _: Any, max_norm: Any = 0.0, *__: Any, **___: Any) -> None:
+        limit = float(max_norm) if isinstance(max_norm, (int, float)) else 0.0
+        self.scalars.clip_norm = limit if math.isfinite(limit) else 0.0
+
+    def _clipped(self, _: None, norm: Any, *__: Any) -> None:
+        if norm is not RAISED:
+            self.scalars.give(Scalar.GRAD_NORM, norm, "clip_grad_norm_")

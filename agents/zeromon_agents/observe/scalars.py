@@ -1,0 +1,97 @@
+"""Loss, gradient norm and learning rate of a step, where the host knows them already.
+
+A tensor on a device is never read: that would wait for the device. Of several that give the same
+quantity, the first one is followed, so that a loss that two loggers get is one series.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from zeromon.ring.events import Kind, Scalar, float_bits
+from zeromon_agents.observe.step import Steps, known_number
+from zeromon_agents.runtime.hook_context import OFF, HookContext
+
+_WORDS = re.compile(r"[a-z0-9]+")
+_OF_ANY = frozenset(("train", "training", "step", "samples", "batch", "total", "global"))
+_OF_ANY = frozenset(("train", "training", "step", "samples", "batch", "total", "global"))
+_OF_LOSS = _OF_ANY | {"loss", "lm"}
+_OF_RATE = _OF_ANY | {"lr", "learning", "rate"}
+_OF_NORM = _OF_ANY | {"grad", "grads", "gradient", "gradients", "norm"}
+
+
+def scalar_of(name: str) -> Scalar | None:
+    """Returns what a logger's *name* means: ``train/loss``, ``Gradient norm``, ``lr``; None: other.
+
+    A mean over an epoch and a value of an evaluation are no values of a step.
+    """
+    words = set(_WORDS.findall(name.lower()))
+    if "loss" in words and words <= _OF_LOSS:
+        return Scalar.LOSS
+    if words <= _OF_NORM and words - _OF_ANY > {"norm"}:
+        return Scalar.GRAD_NORM
+    is_rate = "lr" in words or {"learning", "rate"} <= words
+    return Scalar.LEARNING_RATE if is_rate and words <= _OF_RATE else None
+
+
+class Scalars:
+    """Writes each quantity into the ring, with the step that it belongs to."""
+
+    def __init__(self, context: HookContext, steps: Steps) -> None:
+        self._context, self._steps = context, steps
+        self._sources: dict[Scalar, Hashable] = {}
+        self._optimizer: Any = None
+        """A weak reference to the first optimizer."""
+        self._rate: float | None = None
+        self.clip_norm = 0.0
+        """The limit of the last ``clip_grad_norm_``; 0 without one."""
+        self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
+        steps.on_loss = context.guard.guarded(self._backward_begins)
+
+    def give(self, scalar: Scalar, value: Any, source: Hashable) -> None:
+        """Writes *value*, unless it is on a device or another *source* was first."""
+        number = known_number(value)
+        if number is None or self._context.mode == OFF:
+            return
+        if self._sources.setdefault(scalar, source) == source:
+            under_way = self._steps.step_under_way or not self._context.step
+            self._write(scalar, number, self._context.step + under_way)
+
+    def give_named(self, name: Any, value: Any) -> None:
+        """Writes *value* where *name* is one of those that :func:`scalar_of` knows."""
+        scalar = scalar_of(name) if isinstance(name, str) else None
+        if scalar is not None:
+            self.give(scalar, value, name)
+
+    def _optimizer_steps(self, optimizer: Any) -> None:
+        """Writes the learning rate of the first optimizer, when it has changed."""
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        rate = known_number(optimizer.param_groups[0].get("lr"))
+        if rate is not None and rate != self._rate:
+            self._rate = rate
+            self._sources[Scalar.LEARNING_RATE] = "optimizer"
+            self._write(Scalar.LEARNING_RATE, rate, self._context.step + 1)
+
+    def _backward_begins(self, tensors: Any) -> None:
+        """Writes a loss that is infinite or NaN, of this rank alone, where it is on the CPU."""
+        for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
+            if type(tensor) is torch.Tensor and not tensor.dim() and tensor.device.type == "cpu":
+                number = tensor.item()
+                if not math.isfinite(number):
+                    self._write(Scalar.LOSS, number, self._context.step + 1)
+
+    def _write(self, scalar: Scalar, number: float, step: int) -> None:
+        # fmt: off
+        self._context.write(time.monotonic_ns(), Kind.SCALAR, scalar, 0, 0, 0, 0,
+                            float_bits(number), step, 0, 0)
+        # fmt: on

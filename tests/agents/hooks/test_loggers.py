@@ -1,0 +1,91 @@
+"""Loss, gradient norm and learning rate as loggers get them, and what a rank begins with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import Node, train_command
+from torch import nn
+
+from zeromon.diagnosis.engine import advise
+from zeromon.ring.events import Scalar
+from zeromon_agents.hooks.deepspeed.steps import EngineSteps
+from zeromon_agents.observe.beginnings import checksum
+from zeromon_agents.observe.scalars import scalar_of
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import HookContext
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("loss", Scalar.LOSS), ("train/loss", Scalar.LOSS), ("Loss/train", Scalar.LOSS),
+        ("train_loss_step", Scalar.LOSS), ("lm loss", Scalar.LOSS), ("train_loss_epoch", None),
+        ("val_loss", None), ("eval/loss", None), ("loss/discriminator", None), ("loss_scale", None),
+        ("grad_norm", Scalar.GRAD_NORM), ("train/Gradient-Norm", Scalar.GRAD_NORM),
+        ("param_norm", None), ("norm", None), ("total_norm", None),
+        ("lr", Scalar.LEARNING_RATE), ("Train/Samples/lr", Scalar.LEARNING_RATE),
+        ("learning_rate", Scalar.LEARNING_RATE), ("lr-AdamW/pg2", None), ("tokens", None),
+    ],
+)  # fmt: skip
+def test_names_that_loggers_use(name: str, means: Scalar | None) -> None:
+    assert scalar_of(name) is means
+
+
+def test_a_checksum_is_of_what_is_on_the_cpu_alone() -> None:
+    same = [torch.arange(5000.0), torch.ones(3, 4)]
+    assert checksum(same) == checksum([tensor.clone() for tensor in same])
+    assert checksum(same) != checksum([torch.arange(5000.0).flip(0), torch.ones(3, 4)])
+    assert checksum([torch.ones(9, dtype=torch.bfloat16)]) is not None
+    assert checksum([torch.ones(2, device="meta")]) is checksum([]) is None
+    assert checksum([torch.ones(8, 8).t(), nn.Parameter(torch.ones(1))]) is not None
+
+
+def test_a_model_that_is_made_without_zero_init_is_built_whole() -> None:
+    """The bytes of the parameters that have no ``ds_id`` before the engine is made."""
+    services: Any = SimpleNamespace(
+        context=HookContext(None, Guard()),  # type: ignore[arg-type]
+        census=SimpleNamespace(take=None),
+        steps=SimpleNamespace(initializing=0),
+        device=None,
+        transfers=None,
+        scalars=None,
+    )
+    engines: Any = SimpleNamespace(built_bytes={})
+    steps = EngineSteps(services, engines, None)  # type: ignore[arg-type]
+    model, engine = nn.Linear(4, 4), SimpleNamespace(zero_optimization_stage=lambda: 3)
+    assert steps.init_begins(engine, model=model) == 4 * (16 + 4)
+    steps.init_ends(80, None, engine)
+    assert engines.built_bytes == {id(engine): 80}
+    for param in model.parameters():
+        param.ds_id = 1  # type: ignore[attr-defined]
+    assert steps.init_begins(engine, model=model) == 0
+
+
+def test_a_loop_of_ones_own_tells_what_it_does_wrong(shared_node: Node) -> None:
+    """Two ranks; each value where the program puts it, and each mistake with its rank and step."""
+    result = shared_node.run(train_command(2, program="logged.py"))
+    assert result.code == 0, result.output
+    first, second = result.snapshot.ranks
+    assert first.errors == second.errors == 0
+    recent = {step.step: step for step in first.recent}
+    assert [recent[n].loss for n in (10, 49)] == [2.0 / 10, 2.0 / 49]  # not that of the validation
+    assert {step.loss for step in second.recent[:-4]} == {77.0}
+    assert [recent[n].learning_rate for n in (1, 10, 11, 52)] == [0.01, 0.01, 0.005, 0.0003125]
+    assert recent[39].grad_norm == pytest.approx(second.recent[38].grad_norm)
+    assert recent[40].grad_norm > 1000 * recent[39].grad_norm  # type: ignore[operator]
+    assert recent[50].grad_norm is None
+    assert first.process["clip_norm"] == 1.0
+    assert [rank.process["seed"] for rank in (first, second)] == [0, 1]
+    findings = {finding.rule: finding for finding in advise(result.snapshot)}
+    assert findings["not_finite"].rank == 1
+    assert "in step 50, on rank 1 first" in findings["not_finite"].text
+    assert "in step 40" in findings["grad_norm_spikes"].text
+    assert "(0, 1) are the same (RandomSampler)" in findings["same_samples"].text
+    assert "their seeds (0, 1) differ" in findings["initial_parameters_differ"].text
+    metrics = shared_node.metrics(result.run)
+    assert metrics["zeromon_training_scalar"]["0", "learning_rate"] == 0.0003125
+    assert metrics["zeromon_training_scalar_nonfinite_total"]["1", "loss"] == 3

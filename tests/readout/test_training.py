@@ -1,0 +1,50 @@
+"""Loss, gradient norm and learning rate in every view, and the reason where one is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builders import full_run, rank, run
+
+from zeromon.readout.training import training_text
+from zeromon.report.render import render
+from zeromon.snapshot import ScalarRow
+from zeromon.storage.step_history import NAMES
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.screens.rank import rank_page
+from zeromon_dashboard.layout import Known, page_of
+from zeromon_dashboard.url_state import Route
+
+
+def scalar(name: str, value: float | None, first: int = 0) -> ScalarRow:
+    return ScalarRow(
+        name=name, value=value, step=9, nonfinite=bool(first), first_nonfinite_step=first
+    )
+
+
+def test_what_is_unknown_has_its_reason() -> None:
+    known = (scalar("loss", 2.34567), scalar("grad_norm", None, 7), scalar("learning_rate", 3e-4))
+    text = training_text(rank(0, scalars=known))
+    assert text == (
+        "loss 2.346, gradient norm NaN or infinite (first in step 7), learning rate 0.0003"
+    )
+    text = training_text(rank(0, scalars=known[2:]))
+    assert "loss and gradient norm n/a: nothing in the process has them as numbers" in text
+
+
+def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:
+    both = run(rank(0), rank(1, scalars=(scalar("loss", 2.5),)))
+    report = " ".join(render(both).split())
+    assert "training, by rank 1: loss 2.5, gradient norm and learning rate n/a" in report
+    page = "".join(
+        text for line in rank_page(both, both.ranks[1], DisplayOptions(), 160) for text, _ in line
+    )
+    assert "loss 2.5" in page
+    empty: dict[str, list[int]] = {name: [] for name in NAMES}
+    assert "loss 2.5" in str(
+        page_of(Known(Route(run=both.run, page="overview"), both, empty)).parts
+    )
+
+
+def test_a_run_without_ranks_has_none() -> None:
+    assert "training, by" not in render(replace(full_run(), ranks=()))

@@ -1,0 +1,240 @@
+"""What the training itself shows: loss, gradient norm, and what ranks begin with. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import LEAST_STEPS
+from zeromon.diagnosis.settings import as_number, setting
+from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
+from zeromon.ring.events import Scalar
+from zeromon.ring.strategy import Framework
+from zeromon.snapshot import (
+    ConfigFormat,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    ScalarRow,
+    Severity,
+    StepSummary,
+)
+from zeromon.units import human_count
+
+# ---- NaN and infinity -------------------------------------------------------------------------------
+
+_NAMES = {Scalar.LOSS.label: "the loss", Scalar.GRAD_NORM.label: "the gradient norm"}
+
+
+@rule("ZM409", severity=Severity.CRITICAL)
+def not_finite(run: RunSnapshot) -> Iterable[Match]:
+    """The loss, or the gradient norm, is infinite or NaN: since which step, and on which rank first."""
+    for name, called in _NAMES.items():
+        known = {r.rank: row for r in run.ranks if (row := _scalar(r, name)) is not None}
+        bad = {n: row for n, row in known.items() if row.first_nonfinite_step}
+        if name == Scalar.GRAD_NORM.label:  # a gradient scaler skips such a step, and goes on
+            half = {r.rank for r in run.ranks if r.process.get("autocast") == "float16"}
+            bad = {n: row for n, row in bad.items() if n not in half}
+        if not bad:
+            continue
+        began = min(row.first_nonfinite_step for row in bad.values())
+        first = [n for n, row in bad.items() if row.first_nonfinite_step == began]
+        row = bad[first[0]]
+        lasts = f"since step {began}" if row.value is None else f"in step {began}"
+        yield Match(
+            f"{called} is infinite or NaN {lasts}, {_where(first, bad, known, run)}; "
+            f"{row.nonfinite} step{'s' * (row.nonfinite != 1)} so far",
+            first[0] if len(first) == 1 else -1,
+            severity=None if row.value is None else Severity.WARNING,
+        )
+        return
+
+
+def _scalar(rank: RankSnapshot, name: str) -> ScalarRow | None:
+    return next((row for row in rank.scalars if row.name == name), None)
+
+
+def _where(
+    first: list[int], bad: dict[int, ScalarRow], known: dict[int, ScalarRow], run: RunSnapshot
+) -> str:
+    """On which ranks a value was not finite first, as far as ranks know it."""
+    if len(first) > 1:
+        return (
+            f"on {len(first)} ranks in the same step: it has one cause, or is a mean over the ranks"
+        )
+    if len(known) < max(1, run.ranks[0].world_size):
+        return f"on rank {first[0]}; only {len(known)} of {run.ranks[0].world_size} ranks know it"
+    later = [n for n in bad if n not in first]
+    followed = (
+        f"; rank {later[0]} follows in step {bad[later[0]].first_nonfinite_step}" if later else ""
+    )
+    return f"on rank {first[0]} first{followed}"
+
+
+# ---- spikes -----------------------------------------------------------------------------------------
+
+_PAST = 64
+"""So many norms before a step are its past."""
+_USUAL_CLIPPING = 1.0
+
+
+class _Spike(NamedTuple):
+    step: int
+    norm: float
+    median: float
+    deviations: float
+
+
+def spikes(steps: Iterable[StepSummary]) -> Iterator[_Spike]:
+    """The steps whose gradient norm is far above those before it, by median and MAD."""
+    past: list[float] = []
+    for step in steps:
+        norm = step.grad_norm
+        if norm is None:
+            continue
+        if len(past) >= LEAST_STEPS:
+            median = statistics.median(past)
+            spread = 1.4826 * statistics.median(abs(one - median) for one in past)
+            away = (
+                (norm - median) / spread if spread else float(norm > median) * NORM_SPIKE.critical
+            )
+            if away >= NORM_SPIKE.warning and norm >= NORM_SPIKE_RATIO * median:
+                yield _Spike(step.step, norm, median, away)
+        past = [*past[1 - _PAST :], norm]
+
+
+@rule("ZM410")
+def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
+    """The gradient norm jumps far above its own past. Reported for the rank with the most spikes."""
+    found = [(rank, each) for rank in run.ranks if (each := list(spikes(rank.recent)))]
+    if not found:
+        return
+    rank, each = max(found, key=lambda pair: len(pair[1]))
+    newest = each[-1]
+    limit = _clipping(rank)
+    clips = "no clipping is known" if limit is None else f"clipped to {limit:g}"
+    yield Match(
+        f"the gradient norm was {newest.norm:.3g} in step {newest.step}, "
+        f"{newest.norm / newest.median:.1f} times the median before it; {human_count(len(each))} such "
+        f"step{'s' * (len(each) != 1)} of the last {len(rank.recent)}; {clips}",
+        rank.rank,
+        _calmer(rank, limit, newest.median),
+        NORM_SPIKE.severity_of_cost(newest.deviations) if len(each) > 1 else None,
+    )
+
+
+def _clipping(rank: RankSnapshot) -> float | None:
+    """What the norm is limited to: by DeepSpeed, or by the script; None without a limit."""
+    limit = as_number(setting(rank, "gradient_clipping")) or rank.process.get("clip_norm")
+    return float(limit) if limit else None
+
+
+def _calmer(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
+    """Clips gradients; where they are clipped already, takes smaller steps."""
+    rate = _scalar(rank, Scalar.LEARNING_RATE.label)
+    lower = "a lower learning rate, or a longer warm-up, removes spikes that clipping only limits"
+    if limit is None:
+        deepspeed = rank.sharding_strategy.is_deepspeed
+        return Remedy(
+            cause="a step with a large gradient is applied as it is, and moves the parameters and the "
+            "moments of the optimizer far",
+            dialect=ConfigFormat.DEEPSPEED if deepspeed else ConfigFormat.PYTHON,
+            diff=f'+ "gradient_clipping": {_USUAL_CLIPPING}'
+            if deepspeed
+            else f"+ torch.nn.utils.clip_grad_norm_(model.parameters(), {_USUAL_CLIPPING})",
+            effect=f"a spike moves the parameters no further than a usual step; {lower}",
+            price=f"below the usual norm of {median:.3g} it scales every step",
+        )
+    now = f"{rate.value:g}" if rate is not None and rate.value else "n/a"
+    half = f"{rate.value / 2:g}" if rate is not None and rate.value else "half of it"
+    return Remedy(
+        cause="gradients are clipped already: the learning rate is too high, the warm-up too short, or "
+        "some batches are broken",
+        dialect=ConfigFormat.PYTHON,
+        diff=f"- learning_rate: {now}\n+ learning_rate: {half}",
+        effect="fewer spikes",
+        price="more steps to the same loss",
+    )
+
+
+# ---- what ranks begin with --------------------------------------------------------------------------
+
+_AVERAGED = 0.9
+"""The share of the parameters' bytes that a step all-reduces over all ranks, where they are replicas."""
+
+
+def _are_replicas(rank: RankSnapshot) -> bool:
+    """Whether every rank trains on samples of its own: by its wrapper or mesh, or by what it sends."""
+    if rank.data_parallel_ranks is not None:
+        return rank.data_parallel_ranks == rank.world_size
+    sent = sum(
+        row.nbytes * row.calls
+        for row in rank.traffic
+        if row.op == "all_reduce" and row.group_size == rank.world_size
+    )
+    nbytes = rank.process.get("params_bytes", 0)
+    return bool(nbytes) and sent >= _AVERAGED * nbytes
+
+
+@rule("ZM411", severity=Severity.WARNING)
+def same_samples(run: RunSnapshot) -> Iterable[Match]:
+    """Data-parallel ranks train on the same batches. Reported once."""
+    by_marks: dict[tuple[int, ...], list[RankSnapshot]] = defaultdict(list)
+    for rank in run.ranks:
+        if len(set(rank.first_batches)) > 1 and _are_replicas(rank):
+            by_marks[rank.first_batches].append(rank)
+    same = max(by_marks.values(), key=len, default=[])
+    if len(same) < 2:
+        return
+    first = same[0]
+    sampler = first.loader.get("sampler") or "no sampler"
+    yield Match(
+        f"the first {len(first.first_batches)} batches of {len(same)} of {len(run.ranks)} ranks "
+        f"({_list(same)}) are the same ({sampler})",
+        remedy=Remedy(
+            cause="nothing gives each rank a part of the data of its own",
+            dialect=ConfigFormat.PYTHON,
+            diff="- loader = DataLoader(data, shuffle=True)\n"
+            "+ sampler = DistributedSampler(data)\n"
+            "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch",
+            effect=f"a step sees {len(same)} times as many different samples",
+            price="none",
+        ),
+    )
+
+
+@rule("ZM412", severity=Severity.WARNING)
+def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
+    """Ranks that average their gradients began with different parameters. Reported once."""
+    marks = {
+        rank.rank: mark
+        for rank in run.ranks
+        if (mark := rank.process.get("params_mark")) is not None
+        and rank.sharding_strategy.framework in (Framework.UNKNOWN, Framework.DDP)
+        and _are_replicas(rank)
+    }
+    if len(set(marks.values())) < 2:
+        return
+    first, other = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
+    seeds = {r.rank: r.process.get("seed") for r in run.ranks if r.rank in marks}
+    differ = "differ, too" if seeds[first] != seeds[other] else "are equal"
+    yield Match(
+        f"rank {other} began with other parameters than rank {first}; their seeds "
+        f"({seeds[first]}, {seeds[other]}) {differ}",
+        other,
+        Remedy(
+            cause="the same gradients are applied to different parameters, which never become equal",
+            dialect=ConfigFormat.PYTHON,
+            diff="+ for tensor in model.state_dict().values():\n+     dist.broadcast(tensor, src=0)",
+            effect=f"all {run.ranks[0].world_size} ranks train one model",
+            price="one broadcast before the first step; DistributedDataParallel does it by itself",
+        ),
+    )
+
+
+def _list(ranks: list[RankSnapshot]) -> str:
+    shown = ", ".join(str(rank.rank) for rank in ranks[:8])
+    return f"{shown}, ..." if len(ranks) > 8 else shown

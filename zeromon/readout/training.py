@@ -1,0 +1,37 @@
+"""Loss, gradient norm and learning rate as text. Pure."""
+
+from __future__ import annotations
+
+from zeromon.ring.events import Scalar
+from zeromon.snapshot import RankSnapshot, RunSnapshot, ScalarRow
+
+NAMES = {
+    Scalar.LOSS.label: "loss",
+    Scalar.GRAD_NORM.label: "gradient norm",
+    Scalar.LEARNING_RATE.label: "learning rate",
+}
+
+
+def telling(run: RunSnapshot) -> RankSnapshot | None:
+    """The first of the ranks that know most of their loss, gradient norm and learning rate."""
+    return max(run.ranks, key=lambda rank: len(rank.scalars), default=None)
+
+
+def training_text(rank: RankSnapshot) -> str:
+    """What the host knows of them on *rank*, and why the others are unknown."""
+    known = {row.name: row for row in rank.scalars}
+    parts = [
+        f"{called} {value_text(known[name])}" for name, called in NAMES.items() if name in known
+    ]
+    missing = [called for name, called in NAMES.items() if name not in known]
+    if missing:
+        it = "them as numbers" if len(missing) > 1 else "it as a number"
+        parts.append(f"{' and '.join(missing)} n/a: nothing in the process has {it} on the host")
+    return ", ".join(parts)
+
+
+def value_text(row: ScalarRow) -> str:
+    """The newest value, or since when it is not finite."""
+    if row.value is None:
+        return f"NaN or infinite (first in step {row.first_nonfinite_step})"
+    return f"{row.value:.4g}"
