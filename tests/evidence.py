@@ -23,6 +23,7 @@ from zeromon.snapshot import (
     Setting,
     TransferRow,
 )
+from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOM = HostMemory(headroom_bytes=64 * GIB)
@@ -99,6 +100,15 @@ def pausing(phase: Phase, every: int, ms: int, **facts: Any) -> RankSnapshot:
 
 def role(name: str, nbytes: int) -> RoleRow:
     return RoleRow(role=name, device_bytes=nbytes, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+
+
+def saved(*, ago_s: float, cost_s: float = 30.0, count: int = 4) -> RankSnapshot:
+    """A rank of 8 that saves, whose last steps so long are not in a checkpoint."""
+    save = ActivityRow(phase="checkpoint", activity="save", background=False, count=2 * count,
+                       seconds=cost_s * count, longest_seconds=cost_s, nbytes=0, last_ns=0)  # fmt: skip
+    spent = LedgerRow(cause=Cause.COMPUTE, seconds=4 * 3600.0)
+    return one(unsaved_seconds=ago_s, unsaved_steps=round(ago_s / 0.2), checkpoints=count,
+               activities=(save,), ledger=(spent,))  # fmt: skip
 
 
 SCALER = {"initial_scale_power": 30, "loss_scale_window": 10, "hysteresis": 2}
@@ -181,6 +191,7 @@ def normed(*spikes: int, norm: float = 50.0, **facts: Any) -> RankSnapshot:
 
 
 FIRES: dict[str, RankSnapshot] = {
+    "checkpoint_interval": saved(ago_s=24 * 3600.0),
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
     "whole_model_unit": one(
@@ -263,6 +274,7 @@ SILENT: dict[str, RankSnapshot] = {
     "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 20, 60),
     "recompilations": pausing(Phase.COMPILE, 36, 900),
     "slow_steps": pausing(Phase.BACKWARD, 20, 2000),
+    "checkpoint_interval": saved(ago_s=15 * 3600.0),
     "fsdp_prefetch_off": one(*[replace(r, exposed_seconds=0.002) for r in GATHERS]),
     "reshard_without_need": one(*GATHERS, host=HostMemory(headroom_bytes=100 * MIB)),
     "whole_model_unit": one(unsharded_peak_bytes=80 * MIB),

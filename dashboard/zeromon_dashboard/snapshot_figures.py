@@ -21,7 +21,8 @@ _WIDE = 32
 _PHASE_COLOURS = {
     "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
     "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
-    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "other": "#999999",
+    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#117733",
+    "other": "#999999",
 }  # fmt: skip
 
 

@@ -15,14 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import FIRES, found, role
+from builders import MS, run, summary
+from evidence import FIRES, found, role, saved
 
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
+from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.pages import pages
 from zeromon.memory.models import from_count
+from zeromon.readout.breakdown import step_parts
+from zeromon.readout.ledger import USEFUL
+from zeromon.report.ledger import ledger as ledger_text
+from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Framework, Sharding, fsdp1, fsdp2
+from zeromon.snapshot import Attempt
+from zeromon.snapshot.ledger import Cause
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import plain
+from zeromon.tui.screens.rank import rank_page
 
 GB = 1e9
 COVERED: dict[str, list[str]] = {}
@@ -38,9 +49,7 @@ ANSWERED = {
     "CPUOffload in a script": "is valid; whether it is needed is a question of bytes, see plan",
 }
 OPEN = {
-    "checkpoints": "age of the last one, time lost to saves, steps at risk",
     "memory-centric tiling": "TiledLinear",
-    "phases of an RL loop": "live",
     "two runs in one memory chart": "compare",
 }
 """Line -> what is missing."""
@@ -451,6 +460,56 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
     )
     text = said(check(zero(3), machine=machine), "ZM202")
     assert "24.50 s instead of 36.75 s at 1.00 GB/s" in text
+
+
+@taught("checkpoints")
+def test_a_run_says_how_old_its_checkpoint_is_and_what_is_at_risk() -> None:
+    """Rank 0 alone saves: the last steps of the others are in its checkpoint, too."""
+    saver = saved(ago_s=600.0)
+    shown = run(saver, replace(saver, rank=1, activities=(), checkpoints=0, unsaved_seconds=9e9))
+    said = "4, 30.00 s each (0.8 % of the time); the last one 2.20 s ago; at risk: 10 min 00 s of "
+    page = rank_page(shown, shown.ranks[1], DisplayOptions(), 200)
+    for text in (ledger_text([shown]), " ".join(map(plain, page))):
+        assert f"checkpoints: {said}steps (3,000) since the last checkpoint" in text
+    never = run(replace(saver, activities=(), checkpoints=0))
+    assert "since the first step, and no checkpoint was seen" in ledger_text([never])
+
+
+@taught("checkpoints")
+def test_the_interval_of_checkpoints_is_youngs() -> None:
+    """sqrt(2 * 30 s * 50,000 h / 8 ranks) is 10.2 h; with a restart every hour 7 min 45 s."""
+    old = found(saved(ago_s=24 * 3600.0), "checkpoint_interval")
+    assert old is not None and old.severity == "info" and old.remedy is not None
+    assert (
+        "a failure every 6250 h 00 min (assumed), a save of 30.00 s every 10 h 12 min" in old.text
+    )
+    assert "step % 183712 == 0" in old.remedy.diff
+    restarted = Attempt(number=1, started_wall=0.0, ended_wall=3600.0, steps=9, resumed_step=0,
+                        lost_steps=1, deaths=())  # fmt: skip
+    again = run(saved(ago_s=1200.0), attempts=(restarted,), taken_wall=3600.0)
+    [measured] = [f for f in advise(again) if f.rule == "checkpoint_interval"]
+    assert (
+        measured.severity == "warning"
+        and "(of this run), a save of 30.00 s every 7 min" in measured.text
+    )
+
+
+@taught("checkpoints")
+def test_saves_that_take_much_of_the_time() -> None:
+    """20 of 180 s in 4 hours: a quarter of the time, where one every 25 h would do."""
+    often = found(saved(ago_s=60.0, cost_s=180.0, count=20), "checkpoint_interval")
+    assert (
+        often is not None and "saves take 25.0 % of the time, one every 12 min 00 s" in often.text
+    )
+    assert found(saved(ago_s=60.0, cost_s=180.0, count=2), "checkpoint_interval") is None
+
+
+@taught("phases of an RL loop")
+def test_a_rollout_is_a_phase_of_its_own() -> None:
+    """tests/agents/hooks/test_generation.py has the hooks, tests/fold/test_ledger.py the arithmetic."""
+    step = summary(1, phase_ns=(0,) * Phase.GENERATION + (60 * MS,), start_ns=0, end_ns=100 * MS)
+    assert step_parts(step)["generation"] == 60 * MS
+    assert Cause.GENERATION in USEFUL
 
 
 @taught("device idle", "CPU step overlapped", "NVMe prefetch")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from zeromon.fold.fold import fold
 from zeromon.fold.ledger import ledger_rows, ledger_totals, lose
 from zeromon.fold.state import RankState, stats_row
+from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (
     Activity,
     Exit,
@@ -83,12 +84,45 @@ def test_an_evaluation_owns_its_batches_and_forwards_but_no_checkpoint() -> None
     assert rank.phase_ns[Phase.DATA_WAIT] == 0
 
 
+def test_a_rollout_owns_its_forwards_and_counts_as_useful() -> None:
+    rank = state(
+        SET_UP,
+        span(Phase.FORWARD, 110, 120),
+        span(Phase.GENERATION, 105, 150),
+        span(Phase.FORWARD, 150, 160),
+        span(Phase.BACKWARD, 160, 190),
+        step(1, 100, 200),
+    )
+    rows = ledger_rows(rank)
+    assert causes(rows) == {"set_up": 100, "compute": 40, "generation": 45, "other": 15}
+    assert sum(row.seconds for row in rows if row.cause in USEFUL) == pytest.approx(0.085)
+    assert rank.activities[Phase.GENERATION, Activity.NONE, False].count == 1
+
+
 def test_what_the_background_does_belongs_to_no_step() -> None:
     writing = PhaseSpan(190 * MS, Phase.CHECKPOINT, Flag.ASYNC, 110 * MS, Activity.SAVE, 7)
     rank = state(SET_UP, span(Phase.FORWARD, 100, 180), writing, step(1, 100, 200))
     assert causes(ledger_rows(rank)) == {"set_up": 100, "compute": 80, "other": 20}
     assert rank.activities[Phase.CHECKPOINT, Activity.SAVE, True].nbytes == 7
     assert rank.ledger.since_save_ns == 100 * MS, "it says nothing of when it was complete"
+
+
+def test_steps_during_a_save_in_the_background_are_in_no_checkpoint() -> None:
+    """Its end said that nothing was at risk."""
+    rank = state(SET_UP, *(step(n, 100 * n, 100 * n + 100) for n in range(1, 5)))
+    assert rank.ledger.unsaved_steps == 4
+    fold(rank, PhaseSpan(510 * MS, Phase.CHECKPOINT, Flag.ASYNC, 350 * MS, Activity.SAVE, 7))
+    assert (rank.ledger.unsaved_steps, rank.ledger.since_save_ns) == (2, 200 * MS)
+    assert rank.ledger.checkpoints == 0
+
+
+def test_the_files_of_one_checkpoint_are_one() -> None:
+    def save(start_ms: float) -> PhaseSpan:
+        end = round((start_ms + 5) * MS)
+        return PhaseSpan(end, Phase.CHECKPOINT, Flag(0), round(start_ms * MS), Activity.SAVE)
+
+    rank = state(SET_UP, save(100), save(106), step(1, 100, 200), save(200), save(206))
+    assert (rank.ledger.checkpoints, rank.ledger.unsaved_steps) == (2, 0)
 
 
 def test_set_up_is_without_what_has_a_cause_of_its_own() -> None:

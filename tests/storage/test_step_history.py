@@ -64,8 +64,9 @@ def test_a_row_keeps_what_a_step_was() -> None:
 
 
 def test_a_step_comes_back_with_what_each_phase_waited() -> None:
-    phases = (5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0, 8 * MS, 9 * MS, 1 * MS, 2 * MS)
-    exposed = (0, 3 * MS, 7 * MS, 0, 0, 0, 4 * MS, 0, 0, 0)
+    phases = (5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0, 8 * MS, 9 * MS, 1 * MS, 2 * MS,
+              6 * MS)  # fmt: skip
+    exposed = (0, 3 * MS, 7 * MS, 0, 0, 0, 4 * MS, 0, 0, 0, 1 * MS)
     one = summary(7, phase_ns=phases, phase_exposed_ns=exposed)
     assert step_of(row_of(3, one, 5_000_000), 5_000_000) == one
     unknown = summary(7, phase_exposed_ns=())

@@ -32,6 +32,7 @@ OF_PHASE = {
     Phase.CHECKPOINT: Cause.CHECKPOINT,
     Phase.GARBAGE_COLLECTION: Cause.GARBAGE_COLLECTION,
     Phase.COMPILE: Cause.COMPILE,
+    Phase.GENERATION: Cause.GENERATION,
 }
 _COMPUTES = tuple(phase for phase in Phase if OF_PHASE[phase] is Cause.COMPUTE)
 _TRAINS = (*_COMPUTES, Phase.OTHER)

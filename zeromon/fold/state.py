@@ -202,6 +202,10 @@ class LedgerSums:
     offload_ns: int = 0
     since_save_ns: int = 0
     """Of the steps that ended since the last checkpoint was saved."""
+    unsaved_steps: int = 0
+    """Their number."""
+    checkpoints: int = 0
+    """Saves on the training thread; those without a step between them are one."""
 
 
 @dataclass(slots=True)

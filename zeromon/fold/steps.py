@@ -25,7 +25,8 @@ _ASYNC = int(Flag.ASYNC)
 
 
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
-"""What belongs to an evaluation where it happens within one."""
+"""What belongs to an evaluation or a generation where it happens within one."""
+_OWNS = (Phase.EVALUATION, Phase.GENERATION)
 
 
 @folds(PhaseSpan)
@@ -39,7 +40,7 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
     while window.spans and window.spans[-1].start_ns >= e.start_ns:
         inner = window.spans.pop()
         own -= inner.end_ns - inner.start_ns
-        if e.phase is Phase.EVALUATION and inner.phase in _TRAINING:
+        if e.phase in _OWNS and inner.phase in _TRAINING:
             own += inner.own_ns
             window.phase_ns[inner.phase] -= inner.own_ns
     window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent, e.phase, max(0, own)))
@@ -61,7 +62,20 @@ def _count_activity(state: RankState, e: PhaseSpan) -> None:
     totals.nbytes += e.nbytes
     totals.last_end_ns = e.t_ns
     if e.activity is Activity.SAVE:
-        state.ledger.since_save_ns = 0
+        _count_save(state, e)
+
+
+def _count_save(state: RankState, e: PhaseSpan) -> None:
+    """Steps that ended during a save in the background are in no checkpoint."""
+    ledger = state.ledger
+    if e.flags & _ASYNC:
+        during = [step for step in state.history if step.end_ns > e.start_ns]
+        ledger.unsaved_steps = min(ledger.unsaved_steps, len(during))
+        spent = sum(step.end_ns - step.start_ns for step in during)
+        ledger.since_save_ns = min(ledger.since_save_ns, spent)
+        return
+    ledger.checkpoints += bool(ledger.unsaved_steps or not ledger.checkpoints)
+    ledger.since_save_ns = ledger.unsaved_steps = 0
 
 
 @folds(Start)
@@ -91,6 +105,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         engine.skipped += skipped
     state.step_ns += spent
     state.ledger.since_save_ns += spent
+    state.ledger.unsaved_steps += not continued
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
     state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:

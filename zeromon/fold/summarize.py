@@ -159,6 +159,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         resumed_step=resumed if isinstance(resumed := meta.get("resumed_step"), int) else None,
         activities=activity_rows(state),
         unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
+        unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
+        checkpoints=state.ledger.checkpoints,
         engines=_engine_rows(state),
         scalars=_scalar_rows(state),
         first_batches=_first_batches(state),

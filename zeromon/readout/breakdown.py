@@ -12,13 +12,13 @@ WINDOW = 20
 """The number of last steps that means are taken over."""
 
 PARTS = (
-    "forward", "backward", "optimizer", "cpu_optimizer", "exposed", "data_wait", "evaluation",
-    "checkpoint", "garbage_collection", "compile", "other",
+    "forward", "backward", "optimizer", "cpu_optimizer", "exposed", "data_wait", "generation",
+    "evaluation", "checkpoint", "garbage_collection", "compile", "other",
 )  # fmt: skip
 """The parts of a step, in the order of every bar, legend and list; ``exposed`` is communication."""
 
-_SELDOM = {"cpu_optimizer", "evaluation", "checkpoint", "garbage_collection", "compile"}
-USUAL = tuple(part for part in PARTS if part not in _SELDOM)
+_USUAL = {"forward", "backward", "optimizer", "exposed", "data_wait", "other"}
+USUAL = tuple(part for part in PARTS if part in _USUAL)
 """The parts that a view names even where they are zero: most training loops have them."""
 
 PHASES = tuple(part for part in PARTS if part != "exposed")

@@ -11,8 +11,8 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
-USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD))
-"""What goodput counts: the forwards, backwards and optimizers of steps that were not taken again."""
+USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD, Cause.GENERATION))
+"""What goodput counts: forwards, backwards, optimizers, rollouts of steps that were not taken again."""
 
 NAMES = {cause: str(cause).replace("_", " ") for cause in Cause} | {
     Cause.EXPOSED: "exposed communication",
@@ -103,17 +103,6 @@ def cause_text(row: LedgerRow) -> str:
     if not row.of:
         return name
     return f"{name} for {row.of}" if row.cause is Cause.WAITING else f"{name} of {row.of}"
-
-
-def at_risk_text(run: RunSnapshot) -> str:
-    """What a death would lose now; "" for a run that has ended well, or of which no step is known."""
-    unsaved = [rank.unsaved_seconds for rank in run.ranks if rank.unsaved_seconds is not None]
-    if not unsaved or (run.ended and not any(rank.failed for rank in run.ranks)):
-        return ""
-    saves = [row for rank in run.ranks for row in rank.activities if row.activity == "save"]
-    since = "the last checkpoint" if saves else "the first step, and no checkpoint was seen"
-    verb = "lost" if run.ended else "at risk"
-    return f"{verb}: {human_seconds(max(unsaved))} of steps since {since}"
 
 
 def activity_texts(run: RunSnapshot) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zeromon.readout.checkpoints import checkpoint_text
 from zeromon.readout.ledger import (
     JobLedger,
     activity_texts,
-    at_risk_text,
     cause_text,
     headline,
     job_ledger,
@@ -29,7 +29,7 @@ def ledger(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -
         return ""
     lines = [f"Ledger: {headline(whole)}", _table(whole, per)]
     lines += [f"  {note}" for note in whole.notes]
-    lines += [f"  {text}" for text in filter(None, [at_risk_text(runs[-1])])]
+    lines += [f"  {text}" for text in filter(None, [checkpoint_text(runs[-1])])]
     return "\n".join(lines)
 
 

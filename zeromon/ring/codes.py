@@ -51,6 +51,8 @@ class Phase(_Labelled):
     GARBAGE_COLLECTION = 8
     COMPILE = 9
     """torch.compile, and the capture of CUDA graphs."""
+    GENERATION = 10
+    """Text from a model: the rollout of an RL loop, with the forwards within it."""
 
 
 class Activity(IntEnum):

@@ -22,6 +22,8 @@ class Cause(TextEnum):
     """The optimizer on the host, and waits for offloaded state to move."""
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
+    GENERATION = "generation"
+    """Rollouts of an RL loop."""
     GARBAGE_COLLECTION = "garbage_collection"
     COMPILE = "compile"
     SET_UP = "set_up"

@@ -194,6 +194,10 @@ class RankSnapshot:
     """Steps that its optimizer had taken when it began; None where it keeps no count."""
     unsaved_seconds: float | None = None
     """Steps since the last checkpoint that was seen to be saved, or since the first step."""
+    unsaved_steps: int | None = None
+    """The number of those steps."""
+    checkpoints: int = 0
+    """That the training thread was seen to save; several files without a step between them are one."""
     scalars: tuple[ScalarRow, ...] = ()
     """Those that the host knows."""
     first_batches: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from textual.theme import Theme
 LETTERS = {
     "forward": "F", "backward": "B", "optimizer": "O", "cpu_optimizer": "C", "exposed": "x",
     "data_wait": "d", "evaluation": "E", "checkpoint": "K", "garbage_collection": "G",
-    "compile": "M", "other": "-", "hidden": "=",
+    "compile": "M", "generation": "g", "other": "-", "hidden": "=",
 }  # fmt: skip
 """The letters of the parts of a step, for screens without colour."""
 HEAT_LEVELS = 8
@@ -26,7 +26,7 @@ _DARK = {
     "hidden": "#3f5f78", "s0": "#56B4E9", "s1": "#E69F00", "s2": "#00b386", "s3": "#CC79A7",
     "s4": "#F0E442", "s5": "#D55E00", "capacity": "#D55E00", "forecast": "#F0E442",
     "added": "#2fbf95", "removed": "#FF7A3D", "evaluation": "#CC79A7", "checkpoint": "#F0E442",
-    "garbage_collection": "#b58863", "compile": "#9d8cff",
+    "garbage_collection": "#b58863", "compile": "#9d8cff", "generation": "#c9a227",
 }  # fmt: skip
 _LIGHT = {
     "dim": "#5c6670", "faint": "#b3bac1", "accent": "#0062a3", "good": "#00704f", "warn": "#8a5a00",
@@ -35,7 +35,7 @@ _LIGHT = {
     "hidden": "#9cc3dd", "s0": "#0072B2", "s1": "#b87a00", "s2": "#00805e", "s3": "#a8497f",
     "s4": "#7d7600", "s5": "#b84a00", "capacity": "#b84a00", "forecast": "#7d7600",
     "added": "#00704f", "removed": "#b03a00", "evaluation": "#a8497f", "checkpoint": "#9d9500",
-    "garbage_collection": "#8a5f3c", "compile": "#6a55d9",
+    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#8a6d00",
 }  # fmt: skip
 _SIXTEEN = {
     "dim": "bright_black", "faint": "bright_black", "accent": "cyan", "good": "green",
@@ -45,6 +45,7 @@ _SIXTEEN = {
     "s3": "magenta", "s4": "bright_yellow", "s5": "red", "capacity": "red",
     "forecast": "bright_yellow", "added": "green", "removed": "red", "evaluation": "magenta",
     "checkpoint": "bright_yellow", "garbage_collection": "bright_red", "compile": "bright_magenta",
+    "generation": "bright_blue",
 }  # fmt: skip
 _HEAT_DARK = (
     "#0b2a5c", "#1f3f70", "#41526f", "#5f6672", "#7d7b78", "#a09371", "#c8b060", "#fde945",

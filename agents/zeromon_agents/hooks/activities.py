@@ -1,4 +1,4 @@
-"""What a training loop does beside training: checkpoints, evaluations, compilation, garbage collection.
+"""What a training loop does beside training: checkpoints, evaluations, generation, compilation, garbage.
 
 Each is a phase of its own. The function that ends last on the training thread owns the time: a
 ``torch.save`` within ``Engine.save_checkpoint`` adds its bytes to the outer one. What another thread
@@ -31,6 +31,7 @@ CUDA_GRAPHS = "torch.cuda.graphs"
 
 _SAVE, _LOAD = (Phase.CHECKPOINT, Activity.SAVE), (Phase.CHECKPOINT, Activity.LOAD)
 _EVALUATION = (Phase.EVALUATION, Activity.NONE)
+_GENERATION = (Phase.GENERATION, Activity.NONE)
 FUNCTIONS = (
     ("torch", "save", _SAVE),
     ("torch", "load", _LOAD),
@@ -55,9 +56,15 @@ FUNCTIONS = (
     ("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop.run", _EVALUATION),
     ("pytorch_lightning.trainer.trainer", "Trainer.save_checkpoint", _SAVE),
     ("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop.run", _EVALUATION),
+    ("transformers.generation.utils", "GenerationMixin.generate", _GENERATION),
+    ("trl.generation.vllm_generation", "VLLMGeneration.generate", _GENERATION),
+    ("vllm.entrypoints.llm", "LLM.generate", _GENERATION),
+    ("deepspeed.runtime.hybrid_engine", "DeepSpeedHybridEngine.generate", _GENERATION),
 )
 """Module, function or method, and what it does. A function that two modules hold stands for each."""
 
+_WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION)
+"""The phases that forwards within them belong to."""
 _LEAST_COLLECTION_NS = 200_000
 """A shorter collection belongs to the phase in which it happened."""
 _MOST_FILES = 4096
@@ -123,6 +130,9 @@ class Activities(Backend):
         in_training = self.steps.is_training_thread()
         if in_training and self.context.phase == Phase.DATA_WAIT:
             return SKIP  # a data set that reads its samples with torch.load
+        within = self.steps.evaluation.functions
+        if in_training and phase is Phase.GENERATION and Phase.EVALUATION in within:
+            return SKIP  # a framework evaluates what the model generates
         where = tuple(filter(_is_place, (*args[:3], *kwargs.values())))
         begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where)
         if in_training:
@@ -130,7 +140,8 @@ class Activities(Backend):
                 self._nbytes = 0
             self._open.append(begun)
             self.context.phase = phase
-            self.steps.evaluation.depth += phase is Phase.EVALUATION
+            if phase in _WITHOUT_GRADIENTS:
+                within.append(phase)
         return begun
 
     def _ends(self, activity: Activity, begun: _Begun | None, result: Any, *_: Any) -> None:
@@ -143,7 +154,8 @@ class Activities(Backend):
             return
         self._open.remove(begun)
         self.context.phase = begun.before
-        self.steps.evaluation.depth -= begun.phase is Phase.EVALUATION
+        if begun.phase in _WITHOUT_GRADIENTS:
+            self.steps.evaluation.functions.pop()
         # what a function within has written is a part of what is at the outer one's path
         self._nbytes = max(self._nbytes, nbytes) if begun.where else self._nbytes + nbytes
         if not any(one.phase is begun.phase for one in self._open):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from zeromon.ring.codes import Phase
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 from zeromon_agents.runtime.patches import Patches
@@ -25,8 +26,8 @@ class Evaluation:
     def __init__(self, context: HookContext) -> None:
         self.on_end: Callable[[int, int], None] = lambda *_: None
         """Called with the times of an evaluation that has ended."""
-        self.depth = 0
-        """Functions of a framework under way that evaluate from beginning to end."""
+        self.functions: list[Phase] = []
+        """What functions of a framework under way do from beginning to end, the outermost first."""
         self._context = context
         self._patches = Patches()
         """Of ``Module.train``: it runs once a module, so it is watched only during an evaluation."""
@@ -40,7 +41,14 @@ class Evaluation:
     @property
     def is_open(self) -> bool:
         """Whether a framework evaluates, or a model is in evaluation mode and was not trained since."""
-        return self.depth > 0 or self._since > 0
+        return bool(self.functions) or self._since > 0
+
+    @property
+    def phase(self) -> Phase | None:
+        """What a forward now belongs to; None for the training."""
+        if self.functions:
+            return self.functions[-1]
+        return Phase.EVALUATION if self._since else None
 
     def begins(self, module: Any) -> None:
         """Notes that ``module.eval()`` has returned."""

@@ -179,7 +179,7 @@ class Steps:
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         if not self._in_pipeline:
             self._may_start(self._forward_from)
-        self._context.phase = Phase.EVALUATION if self.evaluation.is_open else Phase.FORWARD
+        self._context.phase = self.evaluation.phase or Phase.FORWARD
 
     def forward_seen(self) -> None:
         """Moves the end of the forward phase to now."""
@@ -411,9 +411,8 @@ class Steps:
 
     def _unmarked(self) -> Phase:
         """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
-        if self.evaluation.is_open:
-            return Phase.EVALUATION
-        return Phase.FORWARD if self._in_loop and not self._has_wrapper else Phase.OTHER
+        unmarked = Phase.FORWARD if self._in_loop and not self._has_wrapper else Phase.OTHER
+        return self.evaluation.phase or unmarked
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:

@@ -8,10 +8,21 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
 from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import STARTS
+from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import death_text, doing, host_evidence, node_lost, script_frame
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, DeathRole, Hang, RunSnapshot, Severity
-from zeromon.units import human_count
+from zeromon.snapshot import (
+    CTRL_C,
+    KILLED_FOR_MEMORY,
+    ConfigFormat,
+    DeathRole,
+    Hang,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    Severity,
+)
+from zeromon.units import human_count, human_ratio, human_seconds
 
 _MOST_STALLED = 4
 
@@ -54,6 +65,55 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
             f"attempt {run.attempt}; attempt {last.number} ended after"
             f" {human_count(last.steps)} steps: {why}; steps lost in all: {lost}"
         )
+
+
+_TOO_LONG = 2.0
+"""From so many times the best interval on, saves and failures together lose a quarter more time."""
+_NEVER_SECONDS = 3600.0
+"""Steps for so long without any checkpoint are worth a word."""
+_LEAST_SAVES = 3
+_COSTLY = 0.05
+"""The share of the time from which saves on the training thread are worth a change."""
+
+
+@rule("ZM015")
+def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
+    """The last checkpoint is old, or saves take much of the time, against what failures cost."""
+    found = checkpoints(run)
+    rank = next((rank for rank in run.ranks if rank.alive and rank.rank == 0), None)
+    if found is None or rank is None or run.ended:  # often rank 0 alone saves
+        return
+    best, severity = found.best_seconds, Severity.WARNING if found.measured else Severity.INFO
+    if best is None:
+        if found.unsaved_seconds > _NEVER_SECONDS and not rank.joined:
+            yield Match(f"at risk: {unsaved_text(found)}")
+        return
+    every = "of this run" if found.measured else "assumed"
+    why = (
+        f"; with a failure every {human_seconds(found.failure_seconds)} ({every}), a save of "
+        f"{human_seconds(found.cost_seconds)} every {human_seconds(best)} loses least"
+    )
+    is_costly = found.count >= _LEAST_SAVES and (found.share or 0.0) >= _COSTLY
+    if found.unsaved_seconds > _TOO_LONG * best:
+        text = f"at risk: {unsaved_text(found)}{why}"
+        yield Match(text, remedy=_save_every(found, rank, best), severity=severity)
+    elif is_costly and (found.interval_seconds or best) * _TOO_LONG < best:
+        text = f"saves take {human_ratio(found.share)} of the time, one every "
+        text += f"{human_seconds(found.interval_seconds)}{why}"
+        yield Match(text, remedy=_save_every(found, rank, best), severity=severity)
+
+
+def _save_every(found: Checkpoints, rank: RankSnapshot, best: float) -> Remedy:
+    steps = round(best / rank.step_seconds) if rank.step_seconds else None
+    when = f"step % {steps} == 0" if steps else f"seconds since the last save > {best:.0f}"
+    return Remedy(
+        cause="the interval between checkpoints is far from the square root of 2 x cost of a save x "
+        "time between failures (Young 1974)",
+        dialect=ConfigFormat.PYTHON,
+        diff=f"+ if {when}:\n+     torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
+        effect="saves and steps taken again together cost least; async_save writes in the background",
+        price="none known" if found.measured else "the time between failures is an assumption",
+    )
 
 
 @rule("ZM002", severity=Severity.CRITICAL)

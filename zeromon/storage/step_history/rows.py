@@ -22,9 +22,10 @@ COLUMNS = (
     ("checkpoint_us", "Q"), ("garbage_collection_us", "Q"), ("compile_us", "Q"),
     ("evaluation_exposed_us", "Q"), ("checkpoint_exposed_us", "Q"),
     ("garbage_collection_exposed_us", "Q"), ("compile_exposed_us", "Q"),
+    ("generation_us", "Q"), ("generation_exposed_us", "Q"),
 )  # fmt: skip
 """Name and :mod:`struct` code of each column, in the order of a row."""
-VERSIONS = {1: 22, 2: 28, 3: len(COLUMNS)}
+VERSIONS = {1: 22, 2: 28, 3: 36, 4: len(COLUMNS)}
 """Format version -> how many of the columns its logs and Parquet files have."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
@@ -32,8 +33,8 @@ TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_
 _PHASES = tuple(f"{phase.label}_us" for phase in Phase)
 _EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
 """Exposed communication of each phase."""
-_FIRST_PHASES = 6
-"""So many phases the first format versions have; the columns of the others are the last ones."""
+_FIRST, _SECOND, _THIRD = slice(6), slice(6, 10), slice(10, None)
+"""The phases that the format versions 1 and 2, 3, and 4 have: later ones append their columns."""
 PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 Row = tuple[int, ...]
@@ -49,14 +50,13 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         [_us(ns) for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
         for spent in (step.phase_ns, step.phase_exposed_ns)
     )
-    first, later = slice(_FIRST_PHASES), slice(_FIRST_PHASES, None)
     return (
         rank, step.step, 1, _flags(step),
         (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns),
-        *phases[first], _us(step.communication_ns), _us(step.exposed_ns),
+        *phases[_FIRST], _us(step.communication_ns), _us(step.exposed_ns),
         _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
         step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
-        *exposed[first], *phases[later], *exposed[later],
+        *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.levels import OOM
 from zeromon.readout import charts
+from zeromon.readout.checkpoints import checkpoint_text
 from zeromon.readout.figures import STEP
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
 from zeromon.readout.training import training_text
@@ -113,6 +114,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
                ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
+        *(wrapped(said, width) if (said := checkpoint_text(run)) else []),
         [], *step_bars([rank], look, width),
     ]  # fmt: skip
     if rank.device_stats is not None:
