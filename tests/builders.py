@@ -241,12 +241,13 @@ def series(seconds: Sequence[float], **columns: Any) -> dict[str, list[float]]:
     """Steps of those durations; each further column a number for all steps, or one a step."""
     count = len(seconds)
     base = {
-        "steps": 1, "flags": 0, "duration_us": [s * 1e6 for s in seconds], "exposed_us": 10_000,
+        "step": range(1, count + 1), "steps": 1, "flags": 0,
+        "duration_us": [s * 1e6 for s in seconds], "exposed_us": 10_000,
         "data_wait_us": 1_000, "offload_blocked_us": 0, "collective_bytes": 8 << 20, "micro_steps": 2,
         "allocated_bytes": -1, "reserved_bytes": -1, "rss_bytes": 1 << 30, "other_bytes": -1,
     }  # fmt: skip
     return {
-        name: list(value) if isinstance(value, (list, tuple)) else [value] * count
+        name: list(value) if isinstance(value, (list, tuple, range)) else [value] * count
         for name, value in (base | columns).items()
     }
 

@@ -12,6 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from zeromon.compare.comparison import Comparison, letter
+from zeromon.compare.text import course_title
 from zeromon.focus import first_counted
 from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
@@ -67,20 +69,39 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
     figures = [figure for figure in over_time if figure is not None]
     memory = [figure for figure in of_memory if figure is not None]
     parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(run.run)} - zeromon</title><style>{_STYLE}</style>",
-        f"<script>{get_plotlyjs()}</script></head><body>",
         _head(run),
         *(_findings(run.findings)),
         "<h2>Over the steps</h2>" if figures or ledgers else "",
         *(_figure(figure, still=still) for figure in (*ledgers, *figures)),
         "<h2>Memory by role</h2>" if memory else "",
         *(_figure(figure, still=still) for figure in memory),
-        f"<h2>In numbers</h2><pre>{escape(text)}</pre>",
-        "</body></html>",
     ]
-    return "\n".join(parts)
+    return _page(run.run, parts, text)
+
+
+def compare_page(found: Comparison, text: str) -> str:
+    """The runs of a comparison in one chart of their memory; *text*: the comparison for the terminal."""
+    names = [f"{letter(n)} {column.runs[0]}" for n, column in enumerate(found.columns)]
+    traces: dict[str, charts.Trace] = {
+        name: ([step for step, _ in line], [nbytes / charts.GIB for _, nbytes in line])
+        for name, line in zip(names, found.memory.lines, strict=True)
+    }
+    top = max((value or 0.0 for _, values in traces.values() for value in values), default=0.0)
+    chart = Chart(course_title(found), "GiB", traces, 1.1 * top or 1.0)
+    title = ", ".join(names)
+    figure = _figure(chart.figure(), still=False) if top else ""
+    return _page(title, [f"<h1>{escape(title)}</h1>", figure], text)
+
+
+def _page(title: str, parts: Sequence[str], text: str) -> str:
+    head = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(title)} - zeromon</title><style>{_STYLE}</style>",
+        f"<script>{get_plotlyjs()}</script></head><body>",
+    )
+    numbers = f"<h2>In numbers</h2><pre>{escape(text)}</pre>"
+    return "\n".join([*head, *parts, numbers, "</body></html>"])
 
 
 def _head(run: RunSnapshot) -> str:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, run, summary
+from builders import MS, rank, run, series, summary
 from evidence import FIRES, found, role, saved
 
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
+from zeromon.compare.comparison import compare
+from zeromon.compare.figures import figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.pages import pages
 from zeromon.memory.models import from_count
@@ -50,7 +52,6 @@ ANSWERED = {
 }
 OPEN = {
     "memory-centric tiling": "TiledLinear",
-    "two runs in one memory chart": "compare",
 }
 """Line -> what is missing."""
 
@@ -460,6 +461,19 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
     )
     text = said(check(zero(3), machine=machine), "ZM202")
     assert "24.50 s instead of 36.75 s at 1.00 GB/s" in text
+
+
+@taught("two runs in one memory chart")
+def test_two_runs_in_one_chart_lose_no_peak() -> None:
+    """tests/cli/test_compare.py has the chart of the terminal and the page."""
+    peak = [1 << 30] * 500 + [3 << 30] + [1 << 30] * 499
+    runs = [
+        figures_of(run(rank(0), run=name), series([0.1] * 1000, rss_bytes=peak)) for name in "ab"
+    ]
+    course = compare([[one] for one in runs]).memory
+    assert course.metric == "peak_rss"
+    for line in course.lines:
+        assert len(line) <= 400 and (501, 3 << 30) in line
 
 
 @taught("checkpoints")

@@ -13,7 +13,7 @@ or -5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or
 itself. It is exceeded when the figure is beyond it by more than the noise; the same runs always give
 the same answer. A threshold that cannot be judged does not pass: the figure is unknown, the noise is
 larger than the limit, or ranks lacked CPUs; the message gives the repeats that would do. A run that died
-exceeds every threshold.
+exceeds every threshold. -o writes one HTML file with the memory of all runs over their steps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zeromon.cli.report import recent, snapshot_of
+from zeromon.cli.report import html_report, recent, snapshot_of, write_text
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
 from zeromon.compare.text import (
     NOT_COMPARABLE,
+    course_title,
     environment_lines,
     format_change,
     format_figure,
@@ -43,20 +44,27 @@ from zeromon.errors import CompareError
 from zeromon.report.table import table
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, steps
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.draw.chart import Curve, Plot, chart, legend
+from zeromon.tui.line import plain
 from zeromon.units import human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _LONGEST = 30
+_PAGE_COLUMNS = 120
+_CHART_COLUMNS, _CHART_ROWS = 78, 9
+_GAPS = (0, 4, 1, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json]``"""
+    """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json] [-o FILE]``"""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or repeats of one: a,b,c")
     parser.add_argument(
         "--fail-on", action="append", default=[], metavar="LIMIT",
         help="exit code 1 when the threshold is exceeded, 2 when it cannot be judged; may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write an HTML page")
     names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
     parser.epilog = (
         f"metrics for thresholds:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
@@ -71,7 +79,11 @@ def call(options: argparse.Namespace) -> int:
     limits = [parse(text) for text in options.fail_on]
     found = compare([[find(name) for name in names.split(",")] for names in options.runs])
     verdict = judge(found, limits) if limits else Verdict((), ())
-    if options.json:
+    if options.output:
+        pages = html_report()
+        write_text(options.output, pages.compare_page(found, as_text(found, _PAGE_COLUMNS)))
+        sys.stderr.write(f"zeromon: wrote {options.output}\n")
+    elif options.json:
         content = {
             "comparison": found, "broken": verdict.exceeded, "undecided": verdict.undecided
         }  # fmt: skip
@@ -109,6 +121,7 @@ def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
         parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
     if any(cell.doubtful for row in found.rows for cell in row.cells):
         parts[-1] += f"\n  ? {NOT_COMPARABLE}"
+    parts += _memory(found, width)
     notes = _unknown(found)
     if notes:
         parts.append("Not known\n" + "\n".join(_wrapped(note, "  ", width) for note in notes))
@@ -116,6 +129,26 @@ def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
     lines = [_wrapped(advice[0].upper() + advice[1:], "", width)]
     parts.append("\n".join([*lines, *(_wrapped(why, "  - ", width) for why in reasons)]))
     return "\n\n".join(parts) + "\n"
+
+
+def _memory(found: Comparison, width: int) -> list[str]:
+    """The memory of all columns in one chart, whose lines differ by their gaps; [] for less than two."""
+    lines = found.memory.lines
+    if sum(bool(line) for line in lines) < 2:
+        return []
+    top = max(nbytes for line in lines for _, nbytes in line)
+    first = min(line[0][0] for line in lines if line)
+    last = max(line[-1][0] for line in lines)
+    divisor, unit = DisplayOptions().scale(top)
+    curves = tuple(
+        Curve(letter(n), "", line, _GAPS[n % len(_GAPS)]) for n, line in enumerate(lines) if line
+    )
+    plot = Plot(curves=curves, x=(first, last), y=(0.0, 1.05 * top), unit=unit,
+                axis=lambda value: f"{value / divisor:.4g}",
+                foot=(f"step {human_count(first)}", human_count(last)))  # fmt: skip
+    wide = min(width - 2, _CHART_COLUMNS)
+    drawn = [legend(plot, wide), *chart(plot, wide, _CHART_ROWS)]
+    return ["\n".join([course_title(found), *(f"  {plain(one)}".rstrip() for one in drawn)])]
 
 
 def _wrapped(text: str, mark: str, width: int) -> str:

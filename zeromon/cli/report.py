@@ -18,7 +18,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeromon.cli import servers
 from zeromon.collector.run import read_folder
@@ -75,12 +75,21 @@ def write_page(
 
     Raises :class:`SourceError` when it cannot be made.
     """
+    pages = html_report()
+    known = series(run) if steps is None else steps
+    write_text(path, pages.run_page(run, known, render(run, over_time(run)), still=still))
+
+
+def html_report() -> Any:
+    """The module that makes pages; raises :class:`SourceError` where plotly is missing."""
     try:
-        pages = importlib.import_module("zeromon_dashboard.html_report")
+        return importlib.import_module("zeromon_dashboard.html_report")
     except ImportError as error:
         raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
-    known = series(run) if steps is None else steps
-    content = pages.run_page(run, known, render(run, over_time(run)), still=still)
+
+
+def write_text(path: str, content: str) -> None:
+    """Raises :class:`SourceError` where *path* cannot be written."""
     try:
         Path(path).write_text(content)
     except OSError as error:

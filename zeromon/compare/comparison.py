@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zeromon.compare.course import Course, memory_course
 from zeromon.compare.environment import Environment, environment
 from zeromon.compare.figures import (
     METRIC,
@@ -122,6 +123,7 @@ class Comparison:
     rows: tuple[Row, ...]
     advice: Advice
     environment: Environment
+    memory: Course
 
     def row(self, name: str) -> Row:
         """Returns the row of a metric, or of :data:`~zeromon.compare.figures.PEAK_MEMORY`."""
@@ -154,6 +156,7 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
         rows=tuple(rows.values()),
         advice=advise(made, figures, machines),
         environment=environment([[run.snapshot for run in runs] for runs in columns]),
+        memory=memory_course(columns),
     )
 
 

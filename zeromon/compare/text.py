@@ -68,6 +68,12 @@ _GROUPS = (
 _ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
 
 
+def course_title(comparison: Comparison) -> str:
+    """Returns the title of the chart of :attr:`~zeromon.compare.comparison.Comparison.memory`."""
+    kind = comparison.row(comparison.memory.metric).label.removeprefix("peak ")
+    return f"Memory over the steps ({kind}, of the rank that has most)"
+
+
 def environment_lines(comparison: Comparison) -> list[str]:
     """Returns what differs in the environments of the columns, one line each, or that nothing does."""
     found = comparison.environment
