@@ -154,6 +154,7 @@ ALL = {
     "data_wait": "Python (DataLoader)", "slow_steps": "Python (DataLoader)",
     "garbage_collection": "Python", "recompilations": "Python", "oom_risk": "Python",
     "slow_link": "environment",
+    "checkpoint_interval": "Python",
     "pipeline_bubble": "Python (pipelining)",
     "tensor_parallel_across_nodes": "Python", "grad_norm_spikes": "Python",
 }  # fmt: skip
