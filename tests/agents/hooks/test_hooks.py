@@ -84,7 +84,7 @@ def test_the_loader_that_is_trained_on_is_told(shared_node: Node) -> None:
     """Once; not that of an evaluation; no length where batches differ; and not without end."""
     facts, _ = case(shared_node, "loader_facts")
     of_training = {"num_workers": 0, "pin_memory": False, "batch_size": 4, "length": 16,
-                   "sampler": "SequentialSampler"}  # fmt: skip
+                   "sampler": "SequentialSampler", "persistent_workers": False}  # fmt: skip
     assert facts["first"] == of_training
     assert facts["after_evaluation"] == 1
     assert facts["varied"] == of_training | {"length": 0}
