@@ -188,7 +188,9 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         sizes=size_rows(state.sizes, state.traffic),
         capture=_capture(state),
         loader=loader_metadata(state.meta.get("loader")),
-        process=process_metadata(state.meta.get("process")),
+        process=process_metadata(
+            _facts_of(state, "process") | _facts_of(state, "initial") | _facts_of(state, "clipping")
+        ),
         compiled=compiled_metadata(state.meta.get("compiled")),
         models=models,
         planned=model_metadata(state.meta.get("planned")),

@@ -98,6 +98,7 @@ class LoaderMetadata(TypedDict, total=False):
     num_workers: int
     pin_memory: bool
     persistent_workers: bool
+    """Whether the workers live on from one epoch to the next."""
     batch_size: int
     """Samples of a batch; 0 where the loader does not say."""
     length: int
@@ -141,7 +142,7 @@ class ProcessMetadata(TypedDict, total=False):
     seed: int
     """``torch.initial_seed()`` before the first step."""
     clip_norm: int | float
-    """What the script limits the norm of the gradients to (``clip_grad_norm_``); 0: it does not."""
+    """The first limit of the gradient norm in the script (``clip_grad_norm_``); absent without one."""
     params_mark: int
     """A checksum of some initial parameters; absent on a device, of shards and after an attach."""
     params_bytes: int

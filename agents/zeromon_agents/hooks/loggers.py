@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,13 +36,19 @@ class Loggers(Backend):
             self._hook("tensorboardX.writer", "SummaryWriter.add_scalar", self._tag),
             self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
-            self._hook("torch.nn.utils", "clip_grad_norm_", self._clips, self._clipped),
-            self._hook("torch.nn.utils.clip_grad", "clip_grad_norm_", self._clips, self._clipped),
             self._hook(
                 _FSDP1,
                 "FullyShardedDataParallel.clip_grad_norm_",
                 self._clips,
                 self._clipped,
+            ),
+            *(
+                self._hook(module, name, before, after)
+                for module in ("torch.nn.utils", "torch.nn.utils.clip_grad")
+                for name, before, after in (
+                    ("clip_grad_norm_", self._clips, self._clipped),
+                    ("clip_grads_with_norm_", self._scales, None),
+                )
             ),
         )
 
@@ -84,9 +89,14 @@ class Loggers(Backend):
         for name, value, *_samples in event_list or ():
             self.scalars.give_named(name, value)
 
-    def _clips(self, _: Any, max_norm: Any = 0.0, *__: Any, **___: Any) -> None:
-        limit = float(max_norm) if isinstance(max_norm, (int, float)) else 0.0
-        self.scalars.clip_norm = limit if math.isfinite(limit) else 0.0
+    def _clips(self, _: Any, max_norm: Any = None, *__: Any, **___: Any) -> None:
+        self.scalars.clips(max_norm)
+
+    def _scales(
+        self, _: Any, max_norm: Any = None, total_norm: Any = None, *__: Any, **___: Any
+    ) -> None:
+        self.scalars.clips(max_norm)
+        self._clipped(None, total_norm)
 
     def _clipped(self, _: None, norm: Any, *__: Any) -> None:
         if norm is not RAISED:

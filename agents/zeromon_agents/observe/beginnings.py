@@ -59,17 +59,17 @@ class Beginnings:
         self._batches: list[int] = []
         self._newest: int | None = None
         self._tries = 0
-        self.parameters: ProcessMetadata = {}
-        """Their checksum and bytes; empty for shards, on a device, and where training had begun."""
         self.read_parameters = context.guard.guarded(self._read_parameters)
 
     def _read_parameters(self, optimizer: Any) -> None:
+        """Writes the checksum of *optimizer*'s parameters, unless they are shards or on a device."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         if all(type(p) is torch.nn.Parameter and not hasattr(p, "ds_id") for p in params):
             mark = checksum(params)
             if mark is not None:
                 nbytes = sum(p.numel() * p.element_size() for p in params)
-                self.parameters = {"params_mark": mark, "params_bytes": nbytes}
+                known: ProcessMetadata = {"params_mark": mark, "params_bytes": nbytes}
+                self._context.add_metadata(initial=known)
 
     def batch_arrived(self, batch: Any) -> None:
         """Keeps the checksum of a batch that came from a DataLoader."""

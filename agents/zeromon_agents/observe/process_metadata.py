@@ -23,7 +23,7 @@ _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 """Methods that return a Work and are no collective."""
 
 
-def of_process(autocast: str, allocator: str, clip_norm: float) -> ProcessMetadata:
+def of_process(autocast: str, allocator: str) -> ProcessMetadata:
     """Returns the settings of this process. Call it on the training thread, whose threads count."""
     return {
         "variables": variables(),
@@ -32,7 +32,6 @@ def of_process(autocast: str, allocator: str, clip_norm: float) -> ProcessMetada
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
-        "clip_norm": clip_norm,
         "seed": torch.initial_seed(),
         "unknown_collectives": [
             *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),

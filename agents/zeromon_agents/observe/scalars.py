@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from zeromon.ring.events import Kind, Scalar, float_bits
+from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon_agents.observe.step import Steps, known_number
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
@@ -50,8 +51,7 @@ class Scalars:
         self._optimizer: Any = None
         """A weak reference to the first optimizer."""
         self._rate: float | None = None
-        self.clip_norm = 0.0
-        """The limit of the last ``clip_grad_norm_``; 0 without one."""
+        self._clip_norm = 0.0
         self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
         steps.on_loss = context.guard.guarded(self._backward_begins)
 
@@ -69,6 +69,14 @@ class Scalars:
         scalar = scalar_of(name) if isinstance(name, str) else None
         if scalar is not None:
             self.give(scalar, value, name)
+
+    def clips(self, max_norm: Any) -> None:
+        """Writes what the script limits the norm of its gradients to, once."""
+        limit = known_number(max_norm)
+        if not self._clip_norm and limit and math.isfinite(limit):
+            self._clip_norm = limit
+            clipping: ProcessMetadata = {"clip_norm": limit}
+            self._context.add_metadata(clipping=clipping)
 
     def _optimizer_steps(self, optimizer: Any) -> None:
         """Writes the learning rate of the first optimizer, when it has changed."""

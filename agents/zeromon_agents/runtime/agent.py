@@ -277,8 +277,7 @@ class Agent:
         """
         if not self._wrote_process:
             self._wrote_process = True
-            process = of_process(self.steps.autocast, self.allocator.kind, self.scalars.clip_norm)
-            self.context.add_metadata(process={**process, **self.steps.beginnings.parameters})
+            self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
         compiled = self._compiled.news(step)
         if compiled is not None:
             self.context.add_metadata(compiled=compiled)
