@@ -36,8 +36,8 @@ from zeromon.storage.step_history import (
     unpack,
 )
 from zeromon.storage.step_history.log import BODIES, MAGIC
-from zeromon.storage.step_history.parquet import read_parquet
-from zeromon.storage.step_history.rows import VERSIONS
+from zeromon.storage.step_history.parquet import read_parquet, write_parquet
+from zeromon.storage.step_history.rows import ABSENT, VERSIONS
 
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
@@ -61,6 +61,17 @@ def test_a_row_keeps_what_a_step_was() -> None:
     assert (row["communication_us"], row["exposed_us"]) == (40_000, 10_000)
     assert (row["offload_blocked_us"], row["other_bytes"], row["rss_bytes"]) == (3_000, 9, 1 << 30)
     assert list(unpack(pack(row_of(3, one, 5_000)))) == [row_of(3, one, 5_000)]
+
+
+def test_a_loss_comes_back_and_an_unknown_one_stays_unknown(tmp_path: Path) -> None:
+    """Also from Parquet, and as the mean of the merged rows that have one."""
+    known = [summary(n, loss=float(n), grad_norm=None, learning_rate=3e-4) for n in range(1, 9)]
+    kept = [row_of(0, one, 0) for one in [*known, *(summary(n) for n in range(9, 17))]]
+    assert [step_of(row, 0) for row in unpack(b"".join(map(pack, kept)))][:8] == known
+    write_parquet(frame(kept), tmp_path / "000001.parquet")
+    assert read_parquet(tmp_path / "000001.parquet").rows() == kept
+    (row,) = merged(frame(kept)).rows(named=True)
+    assert (row["loss"], row["grad_norm"], row["learning_rate"]) == (4.5, None, 3e-4)
 
 
 def test_a_step_comes_back_with_what_each_phase_waited() -> None:
@@ -89,7 +100,7 @@ def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path, ve
     (tmp_path / "000002.log").write_bytes(log + b"a torn end")
     whole = load(tmp_path)[0].sort("step", "rank").rows()
     assert [row[:columns] for row in whole] == older
-    assert {row[columns:] for row in whole} == {(0,) * (len(NAMES) - columns)}
+    assert {row[columns:] for row in whole} == {ABSENT[columns:]}
     writer = Writer(tmp_path)
     assert writer.append(rows(21)) == 2
     assert keys(tmp_path) == [(r, s) for s in range(1, 22) for r in range(2)]

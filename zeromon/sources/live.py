@@ -127,7 +127,7 @@ _Known = TypeVar("_Known")
 _SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
     tuple[float, float] | None
 )
-_SERIES = msgspec.json.Decoder(dict[str, list[int]])
+_SERIES = msgspec.json.Decoder(dict[str, list[int | float | None]])
 _FINDINGS = msgspec.json.Decoder(list[KnownFinding])
 
 

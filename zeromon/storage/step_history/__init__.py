@@ -29,6 +29,7 @@ from zeromon.storage.step_history.queries import pieces as pieces
 from zeromon.storage.step_history.queries import series as series
 from zeromon.storage.step_history.queries import step_ranges as step_ranges
 from zeromon.storage.step_history.queries import steps as steps
+from zeromon.storage.step_history.rows import ABSENT as ABSENT
 from zeromon.storage.step_history.rows import COLUMNS as COLUMNS
 from zeromon.storage.step_history.rows import NAMES as NAMES
 from zeromon.storage.step_history.rows import Row as Row

@@ -5,12 +5,13 @@ What was written outlives its writer. A record that was written in part ends the
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from zeromon.storage.step_history.rows import COLUMNS, VERSIONS, Row
+from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, SCALARS, VERSIONS, Row
 
 BODIES = {
     b"ZMHIST\0" + bytes((version,)): struct.Struct(
@@ -21,28 +22,32 @@ BODIES = {
 """First bytes of a log -> layout of its records, without the checksum; the newest version last."""
 MAGIC, BODY = list(BODIES.items())[-1]
 _CRC = struct.Struct("<I")
+_FIRST_SCALAR = NAMES.index(SCALARS[0])
 RECORD_SIZE = BODY.size + _CRC.size
 
 
 def pack(row: Row) -> bytes:
-    """Returns the record of *row* with its checksum."""
-    body = BODY.pack(*row)
+    """Returns the record of *row* with its checksum; NaN stands for a scalar that it does not have."""
+    scalars = (math.nan if value is None else value for value in row[_FIRST_SCALAR:])
+    body = BODY.pack(*row[:_FIRST_SCALAR], *scalars)
     return body + _CRC.pack(zlib.crc32(body))
 
 
 def unpack(blob: bytes, body: struct.Struct = BODY) -> Iterator[Row]:
     """Yields the whole records at the beginning of *blob* and stops at the first broken one.
 
-    Columns that records of an earlier format version lack are 0.
+    Columns that records of an earlier format version lack are 0 or None.
     """
     size = body.size + _CRC.size
-    missing = (0,) * (len(COLUMNS) - len(body.unpack(bytes(body.size))))
+    missing = ABSENT[len(body.unpack(bytes(body.size))) :]
     for at in range(0, len(blob) - size + 1, size):
         record = blob[at : at + body.size]
         (crc,) = _CRC.unpack_from(blob, at + body.size)
         if zlib.crc32(record) != crc:
             return
-        yield body.unpack(record) + missing
+        values = body.unpack(record) + missing
+        scalars = (None if value != value else value for value in values[_FIRST_SCALAR:])
+        yield (*values[:_FIRST_SCALAR], *scalars)
 
 
 def segments(folder: Path) -> dict[int, Path]:

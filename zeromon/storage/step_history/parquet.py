@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeromon.ring.atomic import replacing
 from zeromon.storage.step_history.log import segments
-from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, TIMES, VERSIONS, Row
+from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, VERSIONS, Row
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +28,7 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
     """Returns *rows* as a table."""
     import polars as pl
 
-    kinds: Mapping[str, Any] = {"I": pl.UInt32, "q": pl.Int64, "Q": pl.UInt64}
+    kinds: Mapping[str, Any] = {"I": pl.UInt32, "q": pl.Int64, "Q": pl.UInt64, "d": pl.Float64}
     schema = {name: kinds[code] for name, code in COLUMNS}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
@@ -47,12 +47,16 @@ def read_parquet(path: Path) -> pl.DataFrame:
 
 
 def with_all_columns(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Adds the columns that *rows* of an earlier format version lack, as 0."""
+    """Adds the columns that *rows* of an earlier format version lack, as 0 or null."""
     import polars as pl
 
     known = rows.collect_schema().names()
     later = NAMES[VERSIONS[1] :]
-    missing = [pl.lit(0, pl.UInt64).alias(name) for name in later if name not in known]
+    missing = [
+        (pl.lit(None, pl.Float64) if name in SCALARS else pl.lit(0, pl.UInt64)).alias(name)
+        for name in later
+        if name not in known
+    ]
     return rows.with_columns(missing).select(NAMES)
 
 
@@ -85,7 +89,10 @@ def _merge_level(path: Path) -> int:
 
 
 def merged(content: pl.DataFrame) -> pl.DataFrame:
-    """Merges every :data:`MERGED` rows of a rank: means of times weighted by steps, maxima of bytes."""
+    """Merges every :data:`MERGED` rows of a rank: means of times weighted by steps, maxima of bytes.
+
+    The mean of a scalar is that of the rows that have it.
+    """
     import polars as pl
 
     weighted = [
@@ -108,6 +115,7 @@ def merged(content: pl.DataFrame) -> pl.DataFrame:
             pl.col("micro_steps").max(),
             pl.col("collective_bytes").mean().round().cast(pl.Int64),
             *(pl.col(name).max() for name in PEAKS),
+            *(pl.col(name).mean() for name in SCALARS),
             pl.col("steps").sum().cast(pl.UInt32).alias("steps"),
         )
         .select(NAMES)

@@ -1,10 +1,13 @@
-"""One row of a step history: one step of one rank, as a tuple of integers. Pure.
+"""One row of a step history: one step of one rank, as a tuple of numbers. Pure.
 
 The columns are fixed, because logs and Parquet files hold them. Times are microseconds, sizes bytes.
-A row of several merged steps holds means of times and maxima of bytes.
+A row of several merged steps holds means of times and scalars, and maxima of bytes. Scalars are floats,
+or None where the step has none; the others are integers.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from zeromon.ring.events import Phase
 from zeromon.snapshot import StepSummary
@@ -23,9 +26,10 @@ COLUMNS = (
     ("evaluation_exposed_us", "Q"), ("checkpoint_exposed_us", "Q"),
     ("garbage_collection_exposed_us", "Q"), ("compile_exposed_us", "Q"),
     ("generation_us", "Q"), ("generation_exposed_us", "Q"),
+    ("loss", "d"), ("grad_norm", "d"), ("learning_rate", "d"),
 )  # fmt: skip
 """Name and :mod:`struct` code of each column, in the order of a row."""
-VERSIONS = {1: 22, 2: 28, 3: 36, 4: len(COLUMNS)}
+VERSIONS = {1: 22, 2: 28, 3: 36, 4: 38, 5: len(COLUMNS)}
 """Format version -> how many of the columns its logs and Parquet files have."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
@@ -35,12 +39,15 @@ _EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
 """Exposed communication of each phase."""
 _FIRST, _SECOND, _THIRD = slice(6), slice(6, 10), slice(10, None)
 """The phases that the format versions 1 and 2, 3, and 4 have: later ones append their columns."""
+SCALARS = tuple(name for name, code in COLUMNS if code == "d")
+ABSENT = tuple(None if code == "d" else 0 for _, code in COLUMNS)
+"""What a row of an earlier format version has in the columns that it lacks."""
 PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
-Row = tuple[int, ...]
+Row = tuple[Any, ...]
 """The values of one step in the order of :data:`COLUMNS`."""
 
-Series = dict[str, list[int]]
+Series = dict[str, list[Any]]
 """Rows as columns: name of the column -> its values."""
 
 
@@ -57,6 +64,7 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
         step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
         *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
+        step.loss, step.grad_norm, step.learning_rate,
     )  # fmt: skip
 
 
@@ -100,4 +108,5 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         reserved_bytes=values["reserved_bytes"],
         rss_bytes=values["rss_bytes"],
         other_bytes=values["other_bytes"],
+        **{name: values[name] for name in SCALARS},
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zeromon.ring.events import Phase
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import key_of
-from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, UNTIMED, Series
+from zeromon.storage.step_history import ABSENT, LEAST, MEDIAN, MOST, NAMES, UNTIMED, Series
 
 _INSTEAD = {"most": MOST, "median": MEDIAN, "least": LEAST}
 
@@ -70,13 +71,13 @@ def _rows(cells: Mapping[int, Mapping[float, Mapping[str, float]]], interval: fl
 
 def _row(
     rank: int, step: int, at: float, row: Mapping[str, float], interval: float
-) -> dict[str, int]:
+) -> dict[str, Any]:
     seconds, rate = row["step_seconds"], row.get("steps", 0.0)
     exposed = row.get("exposed_communication_ratio")
     spent = (exposed or 0.0) * seconds
     overlap = row.get("overlap_ratio")
     communication = spent / (1 - overlap) if overlap is not None and overlap < 1 else spent
-    made = dict.fromkeys(NAMES, 0)
+    made: dict[str, Any] = dict(zip(NAMES, ABSENT, strict=True))
     made |= {
         "rank": rank, "step": step, "steps": max(1, round(interval / seconds)) if seconds else 1,
         "flags": UNTIMED if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
