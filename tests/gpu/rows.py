@@ -443,14 +443,19 @@ GOES_ON = "no hang: the steps go on"
 
 @row("11", "hangs on a device: the verdict as on gloo", part="2", seconds=260)
 def hangs(bench: Bench) -> Iterator[Check]:
+    from zeromon.readout.hang import hang_text
+
     for fault, expected in FAULTS.items():
         kinds: list[str] = []
+        said: list[str] = []
         began = time.monotonic()
 
         def look(
             run: RunSnapshot,
             _: Any,
             kinds: list[str] = kinds,
+            said: list[str] = said,
+            asks: bool = fault == "sleep" and not bench.dry,
             wanted: str = expected,
             began: float = began,
         ) -> bool:
@@ -458,7 +463,9 @@ def hangs(bench: Bench) -> Iterator[Check]:
             kinds[:] = [*(str(one.kind) for one in run.hangs), *dead] or kinds
             if run.ranks and min(rank.steps for rank in run.ranks) > 20:
                 kinds[:] = [GOES_ON]
-            return bool({wanted, GOES_ON} & {*kinds}) or time.monotonic() - began > PATIENCE
+            said[:] = [hang_text(run, one) for one in run.hangs] or said
+            known = {wanted, GOES_ON} & {*kinds} and (run.ras is not None or not asks)
+            return bool(known) or time.monotonic() - began > PATIENCE
 
         done = bench.run("hang", 2, fault=fault, seen=look, seconds=PATIENCE + 30, may_fail=True)
         if not kinds:  # the ranks have ended by themselves, not by the suite
@@ -467,6 +474,8 @@ def hangs(bench: Bench) -> Iterator[Check]:
             yield bench.figure(f"rank 1: {fault}", GOES_ON)
             continue
         yield bench.check(f"rank 1: {fault}", kinds, expected, expected in kinds, here=True)
+        if fault == "sleep":  # NCCL's own view is a part of it
+            yield bench.figure("what is said of it", *said[:1] or ["nothing"])
 
 
 @row("11b", "attach to a job whose main thread waits for the device", part="bench", seconds=120)

@@ -7,15 +7,20 @@ import inspect
 import json
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import builders
 import pytest
 import rows
 import suite
 import torch
+from builders import rank
 from suite import Bench, Check, NotHere, Outcome, Row
+
+from zeromon.snapshot import Hang, HangKind, Ras, RunSnapshot
 
 HERE = Path(__file__).resolve().parent
 
@@ -93,19 +98,28 @@ def test_a_figure_is_near_the_truth(measured: Any, expected: Any, verdict: str) 
 def test_ranks_that_the_suite_ends_are_not_dead_members() -> None:
     """Row 11 takes what was said while they hung; a rank that exits may end both before."""
 
-    def snapshot(kind: str, failed: bool) -> Any:
-        ranks = [SimpleNamespace(rank=rank, failed=failed, steps=5) for rank in (0, 1)]
-        return SimpleNamespace(hangs=[SimpleNamespace(kind=kind)] if kind else [], ranks=ranks)
+    def snapshot(kind: str, failed: bool, ras: Ras | None = None) -> RunSnapshot:
+        ranks = [replace(rank(number), failed=failed, steps=5) for number in (0, 1)]
+        hang = Hang(
+            kind=HangKind(kind or "a member is dead"), op="all_reduce", group="world", group_id="world",
+            sequence=6, nbytes=4, seconds=11.0, waiting=(0,), missing=(1,), dead=(), elsewhere=(),
+            calls=(),
+        )  # fmt: skip
+        return replace(builders.run(*ranks), hangs=(hang,) if kind else (), ras=ras)
 
     def run(*_: Any, fault: str, seen: Any, **__: Any) -> Any:
         if fault != "exit":
-            assert seen(snapshot(rows.FAULTS[fault], False), [])
+            kind = rows.FAULTS[fault]
+            assert seen(snapshot(kind, False), []) is (fault != "sleep"), "NCCL is asked"
+            assert seen(snapshot(kind, False, Ras(note="it is off")), [])
         return SimpleNamespace(snapshot=snapshot("", True))
 
     bench: Any = SimpleNamespace(dry=False, run=run, figure=Bench.figure)
     bench.check = Bench.check.__get__(bench)
     checks = list(rows.hangs(bench))
-    assert [check.verdict for check in checks] == ["pass"] * len(rows.FAULTS)
+    said = next(check for check in checks if check.verdict == "figure")
+    assert [check.verdict for check in checks if check is not said] == ["pass"] * len(rows.FAULTS)
+    assert said.measured.endswith("NCCL's view is n/a: it is off")
 
 
 def outcomes() -> list[Outcome]:
