@@ -72,6 +72,7 @@ class Chart:
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
         many = len(self.traces) > _MOST_BESIDE_TITLE
+        low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
         return {
             "data": [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
@@ -79,7 +80,7 @@ class Chart:
                 **layout(self.title, height + 60 * many),
                 **(_LEGEND_BELOW if many else {}),
                 "xaxis": axis("step"),
-                "yaxis": {**axis(self.unit), "range": [0, top]},
+                "yaxis": {**axis(self.unit), "range": [min(0.0, 1.1 * low), top]},
                 "hovermode": "x unified",
                 "shapes": [_level(mark) for mark in self.marks if mark.x is None],
                 "annotations": [_named(mark) for mark in self.marks if mark.x is None],
@@ -202,7 +203,7 @@ def _top(steps: Sequence[float], column: Column) -> float:
         if value is not None and step > _WARM_UP
     ]
     known = settled or [value for value in column if value is not None]
-    return 1.1 * max(known, default=1.0) or 1.0
+    return 1.1 * max([0.0, *known]) or 1.0
 
 
 # ---- chart specifications -------------------------------------------------------------------------

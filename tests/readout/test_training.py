@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builders import full_run, rank, run
+from builders import full_run, rank, run, summary
 
 from zeromon.readout.training import training_text
 from zeromon.report.render import render
-from zeromon.snapshot import ScalarRow
-from zeromon.storage.step_history import NAMES
+from zeromon.snapshot import RunSnapshot, ScalarRow
+from zeromon.storage.step_history import NAMES, frame, row_of
 from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.plots import Trends, plots_of
 from zeromon.tui.screens.rank import rank_page
+from zeromon_dashboard import charts
 from zeromon_dashboard.layout import Known, page_of
 from zeromon_dashboard.url_state import Route
 
@@ -48,3 +50,27 @@ def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:
 
 def test_a_run_without_ranks_has_none() -> None:
     assert "training, by" not in render(replace(full_run(), ranks=()))
+
+
+def drawing(loss: tuple[float | None, ...]) -> RunSnapshot:
+    steps = tuple(summary(n, loss=value) for n, value in enumerate(loss, 1))
+    return run(rank(0, recent=steps, scalars=(scalar("loss", loss[-1]),)))
+
+
+def test_a_loss_has_a_chart_where_it_is_known() -> None:
+    """Also one that is known in some steps only, and one below 0."""
+    for loss, low in (((4.0, None, 2.0), 0.0), ((1.0, -3.0, None), -3.0)):
+        one = drawing(loss)
+        (plot,) = (
+            made.plot
+            for name, made in plots_of(one.ranks, Trends(), DisplayOptions(), 40, ()).items()
+            if name == "loss"
+        )
+        known = [(n, value) for n, value in enumerate(loss, 1) if value is not None]
+        assert [*plot.curves[0].points] == known and plot.y[0] == low
+        rows = frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(as_series=False)
+        chart = charts.charts_of(rows, one)["loss"]
+        assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [*loss])
+        begins, ends = chart.figure()["layout"]["yaxis"]["range"]
+        assert begins <= low and ends > 0
+    assert "loss" not in charts.charts_of(rows, run(rank(0)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zeromon.readout import figures
+from zeromon.ring.events import Scalar
 from zeromon.snapshot import Pool, RankSnapshot, Risk, StepSummary
 from zeromon.snapshot.step import NOT_TIMED
 
@@ -35,6 +36,8 @@ class StepRow(NamedTuple):
     reserved_bytes: int
     rss_bytes: int
     other_bytes: int
+    loss: float | None
+    grad_norm: float | None
 
     @property
     def timed(self) -> bool:
@@ -62,7 +65,7 @@ class StepRow(NamedTuple):
         return self.offload_blocked_us * 1000
 
 
-def rows_of(columns: Mapping[str, Sequence[int]]) -> list[StepRow]:
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[StepRow]:
     """The rows of a step history's columns; see :data:`zeromon.storage.step_history.COLUMNS`."""
     return [*map(StepRow._make, zip(*(columns[name] for name in StepRow._fields), strict=True))]
 
@@ -199,6 +202,19 @@ def _has_none(ranks: Sequence[RankSnapshot]) -> bool:
     return not _has_device(ranks)
 
 
+def _loss(step: Step) -> float | None:
+    return step.loss
+
+
+def _grad_norm(step: Step) -> float | None:
+    return step.grad_norm
+
+
+def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
+    """Whether a rank knows it: without a logger no place is taken for it."""
+    return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.scalars)
+
+
 CHARTS: tuple[ChartSpec, ...] = (
     ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=_seconds),
     ChartSpec(name="memory", title="device memory", quantity="reserved", unit=figures.BYTES,
@@ -208,5 +224,8 @@ CHARTS: tuple[ChartSpec, ...] = (
               pool=Pool.HOST, shared=True, overview=True, applies=_has_none),
     ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed,
               share=_exposed_share, overview=True),
+    ChartSpec(name="loss", title="loss", unit=figures.NUMBER, read=_loss, applies=_knows(Scalar.LOSS)),
+    ChartSpec(name="grad-norm", title="gradient norm", unit=figures.NUMBER, read=_grad_norm,
+              applies=_knows(Scalar.GRAD_NORM)),
 )  # fmt: skip
 """Every chart, in the order in which views show them."""

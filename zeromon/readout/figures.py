@@ -41,6 +41,7 @@ SECONDS = Unit("seconds", "ms", 1e3, human_seconds)
 RATIO = Unit("ratio", "%", 100, human_ratio)
 BYTES = Unit("bytes", "GiB", 1 / GIB, human_bytes)
 COUNT = Unit("", "", 1, human_count)
+NUMBER = Unit("", "", 1, "{:.4g}".format)
 
 OfRank = Callable[[RankSnapshot], float | None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zeromon.readout.figures import NUMBER
 from zeromon.ring.events import Scalar
 from zeromon.snapshot import RankSnapshot, RunSnapshot, ScalarRow
 
@@ -34,4 +35,4 @@ def value_text(row: ScalarRow) -> str:
     """The newest value, or since when it is not finite."""
     if row.value is None:
         return f"NaN or infinite (first in step {row.first_nonfinite_step})"
-    return f"{row.value:.4g}"
+    return NUMBER.text(row.value)

@@ -98,17 +98,17 @@ def plot_of(
     limit = charts.limit_of(spec, ranks)
     capacity = limit.nbytes if limit is not None else 0
     ahead = _ahead(charts.forecasts_of(limit), (first, last))
-    top = _top(curves)
+    top, low = _top(curves), _low(curves)
     shows_limit = bool(capacity) and (top >= _FAR * capacity or ahead is not None or look.shares)
     high = (max(capacity, top) if shows_limit else top) * _ROOM
     divisor, unit = _scale(spec, look, high, capacity)
     high = high if shows_limit else nice_ceiling(high / divisor) * divisor
     end = max([last, *(x for x, _ in ahead.points)] if ahead else [last])
     plot = Plot(
-        curves=(*curves, ahead) if ahead is not None else curves, x=(first, end), y=(0.0, high),
+        curves=(*curves, ahead) if ahead is not None else curves, x=(first, end), y=(low, high),
         axis=lambda value: short(value / divisor), unit=unit, marks=tuple(marks),
         levels=((float(capacity), "capacity"),) if shows_limit else (),
-        ticks=(0.0, capacity / 2, capacity) if shows_limit else (0.0, high / 2, high),
+        ticks=(0.0, capacity / 2, capacity) if shows_limit else (low, (low + high) / 2, high),
         foot=(f"step {human_count(first)}", human_count(end)),
     )  # fmt: skip
     limit_name = "used and available" if spec.shared else "limit"  # of the host: it moves
@@ -219,6 +219,12 @@ def _with_gaps(curves: tuple[Curve, ...], look: DisplayOptions) -> tuple[Curve, 
 
 def _top(curves: Sequence[Curve]) -> float:
     return max((value for curve in curves for _, value in curve.points), default=0.0)
+
+
+def _low(curves: Sequence[Curve]) -> float:
+    """The beginning of the axis: 0, but for a loss below it."""
+    lowest = min((value for curve in curves for _, value in curve.points), default=0.0)
+    return -nice_ceiling(-lowest) if lowest < 0 else 0.0
 
 
 def _ahead(forecasts: Sequence[Forecast], span: tuple[int, int]) -> Curve | None:

@@ -211,7 +211,11 @@ _OF_RUN = Dashboard(
             _table("Settings", "none", "Effective and written values of DeepSpeed's configuration.",
                    (f"max by (engine, name, effective, written) (zeromon_setting_info{{{_RUN}}})", "info")),
             _lines("Loss scale", "none", "Loss scale of fp16 training; the lowest of all ranks.",
-                   (f"min(zeromon_loss_scale{{{_RUN}}})", "loss scale"), width=12),
+                   (f"min(zeromon_loss_scale{{{_RUN}}})", "loss scale")),
+            _lines("Loss", "none", "Loss where a logger of the process gets it; mean of the ranks that know it.",
+                   (f'avg(zeromon_training_scalar{{{_RUN}, name="loss"}})', "loss")),
+            _lines("Gradient norm", "none", "Norm before clipping; the highest of all ranks.",
+                   (f'max(zeromon_training_scalar{{{_RUN}, name="grad_norm"}})', "norm")),
         )),
         Row("Health of zeromon", (
             _lines("Records lost", "none", "Records that were overwritten before they were read, all ranks; counts are then too low.",

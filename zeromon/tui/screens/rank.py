@@ -66,8 +66,12 @@ class RankView(View):
             return
         look = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
-        for name, made in plots_of((rank,), model.trends, look, columns, model.mark_steps).items():
-            self.query_one(f"#rank-{name}", Panel).show(charted(made.plot), made.title)
+        plots = plots_of((rank,), model.trends, look, columns, model.mark_steps)
+        for name in charts.names():
+            panel = self.query_one(f"#rank-{name}", Panel)
+            panel.display = name in plots
+            if made := plots.get(name):
+                panel.show(charted(made.plot), made.title)
         page = self.query_one(Page)
         page.border_title = f"rank {rank.rank}"
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
