@@ -107,6 +107,9 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     in_bf16 = ({**model, "compute_dtype": "bfloat16"},)
     yield made(device_stats=Device(name="Tesla T4"), models=in_bf16)
     yield made(recent=FIRES["grad_norm_spikes"].recent)
+    old = FIRES["checkpoint_interval"]
+    names = ("unsaved_seconds", "unsaved_steps", "checkpoints", "activities", "ledger")
+    yield made(**{name: getattr(old, name) for name in names})
     pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)
     yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
