@@ -14,6 +14,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,7 @@ def measure() -> dict[str, float]:
     issue = collectives._issue_hook(bare_issue, "allreduce", PAYLOADS["allreduce"])
     wait = collectives._wait_hook(bare_wait)
     payload = [tensor]
-    context.mode = ON
+    context.mode, context.thread = ON, threading.get_ident()
     issue(group, payload, options)
     collectives.end_warm_up()
 

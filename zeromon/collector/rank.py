@@ -19,6 +19,7 @@ from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, decode
+from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.snapshot import DETACHED, Disk, Halt, HostMemory, Pressure
 from zeromon.storage.step_history import Row, row_of
 
@@ -99,7 +100,9 @@ class RankFollower:
             elif name.kind == NameKind.GROUP:
                 state.groups[name.id] = name.payload
             elif name.kind == NameKind.UNIT:
-                state.units[name.id] = str(name.payload.get("fqn", ""))
+                state.units[name.id] = fqn = str(name.payload.get("fqn", ""))
+                if fqn == BACKGROUND:
+                    state.background_unit = name.id
                 nbytes = name.payload.get("nbytes")
                 state.unit_bytes[name.id] = nbytes if isinstance(nbytes, int) else 0
             elif name.kind == NameKind.TEXT:

@@ -52,15 +52,19 @@ def _fold_issued(state: RankState, e: Issued) -> None:
     totals.nbytes += e.nbytes
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes
+    if e.sequence > state.last_issued.get(e.group, NONE_ISSUED)[0]:
+        state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
+    row.called(e.nbytes)
+    if e.unit and e.unit == state.background_unit:
+        if len(state.background) < MOST_IN_FLIGHT:
+            state.background[e.group, e.sequence] = e
+        return
     if e.engine:
         engine = state.engines[e.engine]
         engine.collectives += 1
         engine.nbytes += e.nbytes
     state.window.collectives += 1
     state.window.nbytes += e.nbytes
-    if e.sequence > state.last_issued.get(e.group, NONE_ISSUED)[0]:
-        state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
-    row.called(e.nbytes)
     now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     now[CALLS] += 1
     now[NBYTES] += e.nbytes
@@ -83,11 +87,14 @@ def _fold_done(state: RankState, e: Done) -> None:
     totals = row.totals
     duration = e.t_ns - e.issued_ns if e.t_ns > e.issued_ns else 0
     totals.timed += 1
-    state.window.timed += 1
     totals.duration_ns += duration
-    totals.exposed_ns += e.blocked_ns
     totals.recent_bytes += e.nbytes
     totals.recent_ns += duration
+    if e.unit and e.unit == state.background_unit:  # its thread has waited, and no step
+        state.background.pop((e.group, e.sequence), None)
+        return
+    state.window.timed += 1
+    totals.exposed_ns += e.blocked_ns
     row.exposed_ns += e.blocked_ns
     now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     now[TIMED_BYTES] += e.nbytes
@@ -190,9 +197,12 @@ def forget_ended(state: RankState, step_start_ns: int) -> None:
     collective of its group has ended, because a group runs in order. One inferred in a control step
     ended with that step.
     """
-    state.in_flight = {
-        key: e
-        for key, e in state.in_flight.items()
-        if not e.flags & _INFERRED
-        and (e.t_ns >= step_start_ns or e.sequence > state.last_done.get(e.group, 0))
-    }
+    state.in_flight, state.background = (
+        {
+            key: e
+            for key, e in flying.items()
+            if not e.flags & _INFERRED
+            and (e.t_ns >= step_start_ns or e.sequence > state.last_done.get(e.group, 0))
+        }
+        for flying in (state.in_flight, state.background)
+    )

@@ -28,7 +28,9 @@ def fold(state: RankState, event: Event) -> RankState:
     if event.t_ns > state.last_event_ns:
         state.last_event_ns = event.t_ns
     if event.t_ns > state.progress_ns and type(event) not in _NO_PROGRESS:
-        state.progress_ns = event.t_ns
+        apart = state.background_unit
+        if not apart or getattr(event, "unit", 0) != apart:
+            state.progress_ns = event.t_ns
     if not state.first_event_ns:
         state.first_event_ns = event.t_ns
     HANDLERS[type(event)](state, event)

@@ -248,6 +248,10 @@ class RankState:
         default_factory=lambda: defaultdict(UnitTotals)
     )
     in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    background: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    """The same of other threads than that of training."""
+    background_unit: int = 0
+    """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
     last_done: dict[int, int] = field(default_factory=dict)
     arrivals: deque[Arrival] = field(default_factory=lambda: deque(maxlen=_MOST_ARRIVALS))
     """Collectives that have ended since the collector last took them."""

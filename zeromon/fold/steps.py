@@ -124,7 +124,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     state.phase = Phase.OTHER
     state.unit = 0
     reshard_all(state)
-    if state.in_flight:
+    if state.in_flight or state.background:
         forget_ended(state, start)
     _decay_bandwidths(state)
 

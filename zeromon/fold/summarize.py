@@ -401,7 +401,9 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     The Flight Recorder numbers collectives as the group does, and the hooks of a launched rank number
     those from Python. Where C++ has issued some, only the group's numbers can be compared between ranks.
     """
-    entries = state.in_flight.values()
+    # where training stands still, it may wait for a thread that waits for other ranks
+    background = state.background if state.meta.get("stack") else {}
+    entries = [*state.in_flight.values(), *background.values()]
     inferred = {e.group for e in entries if e.flags & _INFERRED}
     hooked = {e.group for e in entries if not e.flags & _INFERRED}
     by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}

@@ -152,6 +152,9 @@ class ProcessMetadata(TypedDict, total=False):
 PERSISTENT = "(persistent parameters)"
 """The unit of the parameters that ZeRO-3 never partitions, when they are gathered after a step."""
 
+BACKGROUND = "(background thread)"
+"""The unit of collectives that a thread beside that of training issues: they are no part of a step."""
+
 VARIABLES = (
     "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",

@@ -10,6 +10,7 @@ see :mod:`zeromon_agents.observe.untraced`.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -96,6 +97,12 @@ class Collectives:
         self.groups[key] = group
         return group
 
+    def is_apart(self, group: Group) -> bool:
+        """Whether a thread of the program beside that of training calls *group*."""
+        apart = self._context.is_apart()
+        group.apart |= apart
+        return apart
+
     def end_warm_up(self) -> None:
         """Stops reading the group's sequence number at each collective."""
         self.warm = False
@@ -134,7 +141,7 @@ class Collectives:
         """
         context, groups, opened = self._context, self.groups, self.open
         following, pack, records, mask = context.ring.slots
-        note, now = context.guard.note, time.monotonic_ns
+        note, now, caller = context.guard.note, time.monotonic_ns, threading.get_ident
         op, index, keyword, per_rank = where
         issued = head(Kind.ISSUED, op)
         tensor_type, dtypes = torch.Tensor, DTYPES
@@ -181,18 +188,22 @@ class Collectives:
                     group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
-                if mode == ON:
+                trains = context.thread
+                apart = trains and caller() != trains and self.is_apart(group)
+                if mode == ON and not (apart and group.on_device):
                     if asks:
                         try:
                             called_async = args[-1].asyncOp
                         except (AttributeError, IndexError):  # an overload without options
                             called_async = None
                     word = context.head_word | is_async if called_async else context.head_word
-                    at, started = group.id | context.unit << 16, now()
+                    at, engine, started = group.id | context.unit << 16, context.engine, now()
+                    if apart:
+                        word, at, engine = word & is_async, context.place_apart(group.id), 0
                     n = following()
                     # fmt: off
                     pack(records, (n & mask) * RECORD_SIZE, n, started, issued | word, at,
-                         nbytes, sequence, dtype, context.engine, n)
+                         nbytes, sequence, dtype, engine, n)
                     # fmt: on
                     if called_async is False:  # no callback fills in its end: a tuple costs less
                         entry = op_word | word, at, nbytes, started, sequence

@@ -13,6 +13,7 @@ tensor where it is no view, and costs half as much to read as the storage.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -150,7 +151,7 @@ class Functional:
         following, pack, records, mask = context.ring.slots
         note, now, dtypes, plain = context.guard.note, time.monotonic_ns, DTYPES, _PLAIN
         tensor_type, modes = torch.Tensor, _python_dispatch
-        depth = torch._C._len_torch_dispatch_stack
+        depth, caller = torch._C._len_torch_dispatch_stack, threading.get_ident
         name = qualified.rpartition(".")[2]
         op, per_rank = OPERATORS[name]
         keyword, group_at = schema[0], schema.index(GROUP)
@@ -159,7 +160,7 @@ class Functional:
         counts_calls = not point_to_point and not collectives.attached
         timed = self._device.device_type
 
-        def issue(*args: Any, **kwargs: Any) -> Any:
+        def issue(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
             mode = context.mode
             if not mode:
                 return original(*args, **kwargs)
@@ -196,13 +197,18 @@ class Functional:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
                     dtype = dtypes[first.dtype]
-                    if mode == ON:
+                    trains = context.thread
+                    apart = trains and caller() != trains and collectives.is_apart(group)
+                    if mode == ON and not (apart and group.on_device):
                         word, at = own_word | context.head_word, group.id | context.unit << 16
+                        engine = context.engine
+                        if apart:
+                            word, at, engine = own_word, context.place_apart(group.id), 0
                         began = now()
                         n = following()
                         # fmt: off
                         pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
-                             nbytes, sequence, dtype, context.engine, n)
+                             nbytes, sequence, dtype, engine, n)
                         # fmt: on
                         if group.on_device and first.device.type == timed:
                             entry = [word, at, nbytes, began, sequence, 0, None, 0]

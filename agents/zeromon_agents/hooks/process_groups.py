@@ -16,6 +16,7 @@ class Group:
     """What the hooks know of a process group, without keeping it alive."""
 
     __slots__ = (
+        "apart",
         "base",
         "coalesced_from",
         "coalescing",
@@ -42,6 +43,8 @@ class Group:
         """Whether its collectives may run on an accelerator."""
         self.base = base
         """The group's own sequence number when the hooks first met it."""
+        self.apart = False
+        """Whether a thread beside that of training has called it: its progress is none of a step."""
         self.issued = 0
         """Calls that passed the hooks."""
         self.matched = 0

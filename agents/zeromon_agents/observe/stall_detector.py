@@ -52,7 +52,7 @@ class StallDetector:
         """Whether a model is in evaluation mode."""
         self._attached = attached
         self._last_numbers: dict[int, int] | None = None
-        """Group -> sequence number, at the last check that no step had ended before."""
+        """Group of training -> sequence number, at the last check that no step had ended before."""
         self._quiet = 0
         self._step = 0
         self._checks_of_step = 0
@@ -79,8 +79,9 @@ class StallDetector:
                 return self._moves()
         groups = [(g, pg) for g in self._groups() if (pg := g.ref()) is not None]
         numbers = {group.id: self._number(group, pg) for group, pg in groups}
-        self._quiet = 0 if numbers != self._last_numbers else self._quiet + 1
-        self._last_numbers = numbers
+        of_training = {group.id: numbers[group.id] for group, _ in groups if not group.apart}
+        self._quiet = 0 if of_training != self._last_numbers else self._quiet + 1
+        self._last_numbers = of_training
         if self._quiet < self._limit() and not (first and self._attached):
             return self._moves()
         flying = self._in_flight(groups)

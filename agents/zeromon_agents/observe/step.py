@@ -97,7 +97,6 @@ class Steps:
         self._before_first_step = before_first_step
         self._before_step_mark = before_step_mark
         self.evaluation, self.beginnings = Evaluation(context), Beginnings(context)
-        self._thread = threading.main_thread().ident
         now = time.monotonic_ns()
         self.step_start_ns = now
         self._free_since = 0
@@ -155,7 +154,8 @@ class Steps:
 
     def is_training_thread(self) -> bool:
         """Whether the caller runs on the thread of the last backward, at first the main thread."""
-        return threading.get_ident() == self._thread
+        training = self._context.thread or threading.main_thread().ident
+        return threading.get_ident() == training
 
     # ---- the first step -----------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Steps:
             self._write_loader()
             self.beginnings.batch_trained()
         now = time.monotonic_ns()
-        self._thread = threading.get_ident()
+        self._context.thread = threading.get_ident()
         self.evaluation.backward_begins()
         if self._forward_from:
             self._close_forward()

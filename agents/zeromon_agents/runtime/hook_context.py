@@ -12,12 +12,14 @@ ON      everything is recorded
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import Flag, Kind, Phase, head, place
+from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
 
 P = ParamSpec("P")
@@ -54,6 +56,7 @@ class HookContext:
         "spent_ns",
         "step",
         "steps_before",
+        "thread",
         "timing",
         "unit",
     )
@@ -85,7 +88,20 @@ class HookContext:
         self.step = 0
         self.steps_before = 0
         """Steps that the run had taken when the agent was attached."""
+        self.thread = 0
+        """The thread of the last backward, which is that of training; 0 before the first."""
         self._units: dict[str, int] = {}
+
+    def is_apart(self) -> bool:
+        """Whether the caller runs on another thread of the program than that of training.
+
+        Autograd's own threads run parts of backward. They are C++ threads: Python lists only those that
+        it started, and a stand-in for one that it was asked about.
+        """
+        caller = threading.get_ident()
+        listed = threading._active.get(caller)  # type: ignore[attr-defined]
+        is_python = listed is not None and type(listed) is not threading._DummyThread
+        return is_python and self.thread not in (0, caller)
 
     @property
     def phase(self) -> int:
@@ -114,6 +130,10 @@ class HookContext:
             number = self.ring.name(NameKind.UNIT, {"fqn": fqn, **describe})
             self._units[fqn] = number
         return number
+
+    def place_apart(self, group: int) -> int:
+        """Returns group and unit of a collective that another thread than that of training issues."""
+        return place(group, self.unit_id(BACKGROUND, {}))
 
     def add_metadata(self, **metadata: Any) -> None:
         """Writes metadata of this rank. A later value of a key replaces an earlier one."""
