@@ -47,7 +47,7 @@ def _is_here(tensor: Any) -> bool:
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and not (tensor.is_complex() or tensor.is_quantized)
+        and not (tensor.is_complex() or tensor.is_quantized or tensor.is_nested)
     )
 
 

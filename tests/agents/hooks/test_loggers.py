@@ -14,9 +14,9 @@ from zeromon.diagnosis.engine import advise
 from zeromon.ring.events import Scalar
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
 from zeromon_agents.observe.beginnings import checksum
-from zeromon_agents.observe.scalars import scalar_of
+from zeromon_agents.observe.scalars import Scalars, scalar_of
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import HookContext
+from zeromon_agents.runtime.hook_context import ON, HookContext
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,25 @@ def test_a_checksum_is_of_what_is_on_the_cpu_alone() -> None:
     assert checksum(same) != checksum([torch.arange(5000.0).flip(0), torch.ones(3, 4)])
     assert checksum([torch.ones(9, dtype=torch.bfloat16)]) is not None
     assert checksum([torch.ones(2, device="meta")]) is checksum([]) is None
+    assert checksum([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]) is None
     assert checksum([torch.ones(8, 8).t(), nn.Parameter(torch.ones(1))]) is not None
+
+
+def test_a_loss_without_a_value_of_its_own_is_left_alone() -> None:
+    """That of a backward within vmap; and numbers of loggers that are on a device."""
+    context, steps = HookContext(None, Guard()), SimpleNamespace()  # type: ignore[arg-type]
+    scalars = Scalars(context, steps)  # type: ignore[arg-type]
+
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        steps.on_loss((x.sum(),))
+        return x
+
+    torch.func.vmap(penalty)(torch.ones(3, 2))
+    steps.on_loss((torch.tensor(float("nan"), device="meta"), torch.ones(2), None))
+    context.mode = ON
+    scalars.give_named("loss", torch.ones((), device="meta"))
+    scalars.give_named(3, 1.0)
+    assert context.guard.errors == 0  # and nothing was written: there is no ring
 
 
 def test_a_model_that_is_made_without_zero_init_is_built_whole() -> None:

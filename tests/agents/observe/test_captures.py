@@ -118,6 +118,7 @@ def test_the_end_of_a_step_in_a_capture_asks_nothing_of_the_device(device: Virtu
         _census_of=0,
         census=SimpleNamespace(take=lambda: called.append("census")),
         models=SimpleNamespace(register_optimizer=lambda _: None),
+        scalars=SimpleNamespace(optimizer_steps=lambda _: None),
         collectives=SimpleNamespace(end_warm_up=lambda: None),
     )
     assert census_step(2)
