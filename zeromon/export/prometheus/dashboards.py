@@ -167,6 +167,13 @@ _OF_RUN = Dashboard(
             _lines("Step time, distribution", "s", "Quantiles over ranks and steps, from the histogram.",
                    *((f"histogram_quantile({q}, sum by (le) (rate(zeromon_step_seconds_bucket{{{_RUN}}}{_RATE})))",
                       f"p{round(100 * q)}") for q in (0.5, 0.9, 0.99))),
+            _lines("Ledger", "percentunit", "Where the time of set-up and steps goes: share of all ranks' seconds by cause.",
+                   (f"sum by (cause) (rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE})) / ignoring (cause) "
+                    f"group_left sum(rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE}))", "{{cause}}"),
+                   stacked=True),
+            _lines("Goodput", "percentunit", "Useful share of the time since the start: forwards, backwards and optimizers.",
+                   (f'sum(zeromon_ledger_seconds_total{{{_RUN}, cause=~"compute|offload"}}) '
+                    f"/ sum(zeromon_ledger_seconds_total{{{_RUN}}})", "goodput")),
         )),
         Row("Communication", (
             _lines("Exposed communication", "percentunit", "Exposed communication as a share of a step.",
@@ -290,7 +297,9 @@ _OF_RANK = Dashboard(
         Row("Device", (
             _lines("Utilization", "percentunit", "Share of time with a kernel running.",
                    _each("zeromon_device_utilization_ratio")),
-            _lines("Power", "watt", "Power draw.", _each("zeromon_device_power_watts")),
+            _lines("Power", "watt", "Power draw; of the host, its processors and DRAM.",
+                   _each("zeromon_device_power_watts"),
+                   (f"rate(zeromon_host_energy_joules_total{{{_RANK}}}{_RATE})", "host of rank {{rank}}")),
             _lines("Temperature", "celsius", "Of the device.", _each("zeromon_device_temperature_celsius")),
             _lines("PCIe", "Bps", "To the device and from it.",
                    _each("zeromon_device_pcie_receive_bytes_per_second", "rank {{rank}} in"),
