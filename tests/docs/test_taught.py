@@ -43,6 +43,8 @@ COVERED: dict[str, list[str]] = {}
 
 
 ANSWERED = {
+    "zeromon.log": "no call of its own: what Trainer, Lightning, TensorBoard, W&B and DeepSpeed's "
+    "monitor get is read where it is, and the learning rate from the optimizer",
     "ZeRO inference": "out of scope: zeromon watches training, and inference has no optimizer state, "
     "gradients or steps, which all figures are about",
     "allgather_bucket_size": "takes no memory and sends no more bytes: parameters are gathered "

@@ -31,7 +31,7 @@ class Loop:
         self.patches = Patches()
         shared: Any = SimpleNamespace(
             context=self.context, patches=self.patches, steps=self.steps, collectives=None, device=None,
-            models=None, census=None, units=None, transfers=None,
+            models=None, census=None, units=None, transfers=None, scalars=None,
         )  # fmt: skip
         self.activities = Activities(shared)
         self.seen: list[Phase] = []
