@@ -45,7 +45,8 @@ def ledger(run: RunSnapshot) -> dict[str, Any]:
         "data": [data] if whole.rows else [],
         "layout": {
             **layout(title, 110 + 24 * len(names)),
-            "xaxis": axis("s"),
+            # room for the text beside the last bars
+            "xaxis": {**axis("s"), "range": [0, 1.15 * whole.rank_seconds]},
             "yaxis": {**axis(""), "autorange": "reversed"},
         },
     }
