@@ -25,7 +25,10 @@ from zeromon.compare.comparison import compare
 from zeromon.compare.figures import figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.pages import pages
+from zeromon.memory.ladder import ladder
 from zeromon.memory.models import from_count
+from zeromon.memory.plan import Setup
+from zeromon.memory.spec import ShardPlan, Sizes, ZeroStage
 from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
 from zeromon.report.ledger import ledger as ledger_text
@@ -52,9 +55,7 @@ ANSWERED = {
     "HYBRID_SHARD in a script": "is valid: torch makes one group for each node; ZM307 proposes it",
     "CPUOffload in a script": "is valid; whether it is needed is a question of bytes, see plan",
 }
-OPEN = {
-    "memory-centric tiling": "TiledLinear",
-}
+OPEN = {}
 """Line -> what is missing."""
 
 
@@ -453,6 +454,32 @@ def test_what_does_not_fit_has_a_ladder(plan: Any, framework: str, stage: int, r
     rungs = plan(*options, "--stage", str(stage))["ladder"]
     one = next(each for each in rungs if rung in each["change"])
     assert one["frees_bytes"] > 0 and one["price"]
+
+
+@taught("memory-centric tiling")
+def test_a_layer_that_is_most_of_what_is_gathered_is_cut_into_tiles() -> None:
+    """A linear layer of 2 * 10^9 weights, in bf16, beside one of 10^8: a quarter of it at once.
+
+    3 GB of weights and of their gradient less; what is fetched ahead takes the largest tensor again.
+    """
+    small = ShardPlan(
+        stage=ZeroStage.PARAMETERS, ranks=8, live_numel=100_000_000, prefetch_numel=10_000_000
+    )
+    sizes = Sizes(numel=4_000_000_000, trainable=4_000_000_000, shard_numel=500_000_000,
+                  trainable_shard_numel=500_000_000, unit_numels=(2_000_000_000, 100_000_000),
+                  largest_tensor_numel=2_000_000_000, linear_numel=2_000_000_000)  # fmt: skip
+    setup = Setup(model=from_count(4_000_000_000), plan=small, device_bytes=80 << 30, known=sizes)
+    [rung] = [one for one in ladder(setup, None) if "TiledLinear" in one.change]
+    assert rung.change.startswith("nn.Linear of 2,000,000,000 weights, 50% of what is gathered")
+    assert (rung.frees_bytes or 0) / GB == pytest.approx(3 * 3)
+    shared = replace(setup, known=replace(sizes, linear_numel=0))  # tied to the embedding
+    assert not [one for one in ladder(shared, None) if "TiledLinear" in one.change]
+    alike = replace(
+        sizes, unit_numels=(2_000_000_000, 2_000_000_000)
+    )  # an embedding of the same size
+    assert not [
+        one for one in ladder(replace(setup, known=alike), None) if "TiledLinear" in one.change
+    ]
 
 
 @taught("slow network")

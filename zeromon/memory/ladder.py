@@ -13,18 +13,22 @@ from typing import NamedTuple
 
 from zeromon.errors import PlanError
 from zeromon.memory.plan import Row, Setup, activations, of_run, row, sizes_of
-from zeromon.memory.predict import During
+from zeromon.memory.predict import During, predict
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
 from zeromon.memory.speeds import larger
 from zeromon.snapshot import Pool, Rung, RunSnapshot
-from zeromon.units import human_bytes, human_seconds
+from zeromon.units import human_bytes, human_count, human_seconds
 
 RECOMPUTED = 0.5
 """The share of measured activations that checkpointing frees; an estimate, not measured."""
 
 _LEAST_SHARE = 0.005
 """A rung that frees less than this share of the memory in use is left out."""
+
+_TILED_SHARE = 1 / 3
+"""The share of the gathered parameters from which a single linear layer is worth cutting in tiles."""
+_TILES = 4
 
 _SMALL_BUCKET = 50_000_000
 _SMALL_PREFETCH = 10_000_000
@@ -186,6 +190,32 @@ def _persistence(s: Setup) -> _Change | None:
         return None
     text = _json("stage3_param_persistence_threshold", now, 0)
     return _Change(text, _with(s, persistence_numel=0), "small parameters are gathered, too")
+
+
+def _tiled(s: Setup) -> _Change | None:
+    """Memory-centric tiling (Rajbhandari et al. 2021, arXiv 2104.07857, section 5.1.3)."""
+    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS:
+        return None
+    sizes = sizes_of(s, s.plan)
+    now, units = sizes.linear_numel, sizes.unit_numels
+    if not units or now > units[0]:
+        return None
+    gathered = predict(sizes, s.plan).role("unsharded_param", during=During.BACKWARD)
+    each = s.plan.precision.compute_bytes
+    if now * each < _TILED_SHARE * gathered:
+        return None
+    tile = -(-now // _TILES)
+    cut = tuple(sorted((units[0] - now + tile, *units[1:]), reverse=True))
+    tensor = sizes.largest_tensor_numel
+    tensor = min(tensor, max(tile, *cut)) if tensor == now else tensor
+    after = replace(
+        s, known=replace(sizes, unit_numels=cut, largest_tensor_numel=tensor, linear_numel=tile)
+    )
+    text = (
+        f"nn.Linear of {human_count(now)} weights, {now * each / gathered:.0%} of what is gathered -> "
+        f"deepspeed.zero.TiledLinear(..., out_splits={_TILES})"
+    )
+    return _Change(text, after, "its weights are gathered in parts, one after the other")
 
 
 def _second_copy(s: Setup) -> _Change | None:
@@ -381,7 +411,7 @@ def _parameters_to_nvme(s: Setup) -> _Change | None:
 
 _STEPS: tuple[_Step, ...] = (
     _bucket_views, _cheap_stage, _cheap_stage, _unpinned, _sub_groups, _reduce_bucket, _overlap,
-    _live_parameters, _persistence, _half, _micro_batch, _checkpointing, _stage_3, _not_hybrid,
+    _live_parameters, _persistence, _tiled, _half, _micro_batch, _checkpointing, _stage_3, _not_hybrid,
     _live_parameters, _second_copy, _micro_batch_of_one, _optimizer_in_8_bits, _offload,
     _offload_parameters, _to_nvme, _parameters_to_nvme,
 )  # fmt: skip

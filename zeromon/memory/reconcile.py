@@ -58,6 +58,7 @@ def _read(facts: ModelMetadata) -> Described:
         unit_numels=tuple(_count(n) for n in facts.get("units", ())),
         kept_numel=_count(facts.get("kept_numel", 0)),
         largest_tensor_numel=_count(facts.get("largest_tensor_numel", 0)),
+        linear_numel=_count(facts.get("linear_numel", 0)),
         buffer_bytes=_count(facts.get("buffer_bytes", 0)),
         factored_numel=_count(facts.get("factored_numel", 0)),
     )
@@ -84,6 +85,8 @@ def _read(facts: ModelMetadata) -> Described:
         grad_buckets=_count(facts.get("grad_buckets", 1)),
         prefetch_numel=_count(facts.get("prefetch_numel", 0)),
         live_numel=_count(facts.get("live_numel", 0)),
+        reuse_numel=_count(facts.get("reuse_numel", 0)),
+        sub_group_numel=_count(facts.get("sub_group_numel", 0)),
         persistence_numel=_count(facts.get("persistence_numel", 0)),
         secondary_ranks=_count(facts.get("secondary_ranks", 0)),
         bucket_views=bool(facts.get("bucket_views", False)),

@@ -141,6 +141,18 @@ class ModelSpec:
             largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes)
             if self.has_units
             else 0,
+            linear_numel=max(
+                (
+                    math.prod(s)
+                    for u in self.units
+                    if u.name != ROOT
+                    for s in u.shapes
+                    if len(s) == 2
+                ),
+                default=0,
+            )
+            if self.has_units
+            else 0,
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
@@ -179,6 +191,8 @@ class Sizes:
     unit_numels: tuple[int, ...] = ()
     """The largest units that are freed after use, descending; empty where units are unknown."""
     largest_tensor_numel: int = 0
+    linear_numel: int = 0
+    """The largest weight of a linear layer that no other module shares; 0 where unknown."""
     kept_numel: int = 0
     """FSDP: elements of units that stay gathered from forward to backward (the root, or all)."""
     buffer_bytes: int = 0

@@ -41,6 +41,8 @@ class ModelMetadata(TypedDict, total=False):
     persistence_numel: int
     """The largest parameter that ZeRO-3 never partitions (``param_persistence_threshold``)."""
     largest_tensor_numel: int
+    linear_numel: int
+    """Elements of the largest weight of a linear layer that no other module shares."""
     kept_numel: int
     """Elements that stay gathered while other units compute: the root unit, or all at stage 2."""
     units: list[int]
@@ -80,6 +82,10 @@ class ModelMetadata(TypedDict, total=False):
     """The most elements that ZeRO-3 gathers ahead."""
     live_numel: int
     """The most elements that ZeRO-3 keeps gathered (``max_live_parameters``)."""
+    reuse_numel: int
+    """ZeRO-3 keeps what is used again within so many elements (``max_reuse_distance``)."""
+    sub_group_numel: int
+    """Elements that ZeRO-3 updates at once (``sub_group_size``)."""
     bucket_views: bool
     """Gradients are views of DDP's buckets, or nothing is copied into buckets."""
     bucket_cap_bytes: int

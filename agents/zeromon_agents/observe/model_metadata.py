@@ -7,6 +7,7 @@ Only shapes and settings are read. The keys and their units are declared in
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -271,6 +272,7 @@ def of_deepspeed(
         "factored_numel": sum(factored_numel(getattr(p, "ds_shape", p.shape)) for p in trainable),
         "persistent_numel": persistent,
         "largest_tensor_numel": max(whole.values(), default=0),
+        "linear_numel": _largest_linear(module, whole),
         "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0))
         if stage == 3
         else 0,
@@ -288,9 +290,18 @@ def of_deepspeed(
         else 1,
         "prefetch_numel": int(getattr(zero, "prefetch_bucket_size", 0)) if stage == 3 else 0,
         "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
+        "reuse_numel": int(getattr(zero, "max_reuse_distance", 0)) if stage == 3 else 0,
+        "sub_group_numel": int(getattr(zero, "sub_group_size", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
         "buffer_bytes": sum(map(_nbytes, module.buffers())),
     }
+
+
+def _largest_linear(module: Any, whole: dict[int, int]) -> int:
+    """Elements of the largest weight of a linear layer that no other module holds."""
+    holders = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+    weights = (id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Linear))
+    return max((whole.get(weight, 0) for weight in weights if holders[weight] == 1), default=0)
 
 
 def _nbytes(tensor: Any) -> int:
