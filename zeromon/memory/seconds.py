@@ -6,6 +6,7 @@ hide. Forward takes 2 FLOPs a parameter and token, and the scores of attention; 
 (Korthikanti et al. 2022, arXiv 2205.05198, section 5). Bytes on a link are those of ring collectives
 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), except that DeepSpeed's stages 1 and 2 reduce
 whole buckets (``use_multi_rank_bucket_allreduce``): an all-reduce where the paper has a reduce-scatter.
+Copies into and out of the buffers of collectives are added at the speed of the optimizer's updates.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Parts:
     compute: float
     recompute: float
     communication: float
-    """Exposed: what compute does not hide."""
+    """Exposed: what compute does not hide, and the copies into and out of its buffers."""
     offload: float
     """Between device, host and NVMe, exposed."""
     optimizer: float
@@ -149,7 +150,8 @@ def parts(sizes: Sizes, plan: ShardPlan, s: Speeds) -> Parts:
     return Parts(
         compute=forward + backward,
         recompute=recompute,
-        communication=_exposed(sizes, plan, s, sent, forward, backward + recompute),
+        communication=_exposed(sizes, plan, s, sent, forward, backward + recompute)
+        + sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
         offload=max(0.0, moved[0] - s.hides * (forward + backward)) + moved[1],
         optimizer=_update(sizes, plan, s),
         other=s.other_seconds,
@@ -200,6 +202,31 @@ def _left(seconds: float, calls: float, beside: float, hides: float) -> float:
     """Returns what of *seconds* in so many calls is not hidden by the compute *beside* them."""
     hidden = hides * min(seconds * (1 - 1 / calls), beside) if calls > 1 else 0.0
     return seconds - hidden
+
+
+def copied_bytes(sizes: Sizes, plan: ShardPlan) -> tuple[float, float]:
+    """Returns the bytes that a step reads and writes to fill and empty buffers: forward, backward.
+
+    A copy of N bytes reads N and writes N. Both FSDP2 (``_fsdp_collectives.py``: all_gather_copy_in,
+    split_with_sizes_copy, chunk_cat) and DeepSpeed's stage 3 (``partition_parameters.py``: the copy of
+    the own partition, torch.cat of all) copy a shard in and all parameters out. Gradients are copied
+    once by FSDP2 and stages 1 and 2 (the bucket), twice by stage 3 (also ``reduce_scatter_coalesced``),
+    and by DDP into its buckets and back. FSDP1's parameters are views of what is gathered.
+    """
+    if plan.ranks == 1:
+        return 0.0, 0.0
+    copies = {"ddp": 0 if plan.bucket_views else 2, "fsdp1": 1, "fsdp2": 1}
+    once = copies.get(plan.framework, 2 if plan.stage == ZeroStage.PARAMETERS else 1)
+    micro = plan.accumulation
+    reduced = 2 * once * sizes.trainable * plan.precision.sent_grad_bytes
+    reduced *= 1 if plan.framework == "ddp" else micro
+    if plan.framework in ("ddp", "fsdp1") or (
+        plan.framework == "deepspeed" and plan.stage < ZeroStage.PARAMETERS
+    ):
+        return 0.0, reduced
+    whole = (sizes.numel - sizes.persistent_numel) * plan.precision.compute_bytes
+    gathered = 2 * whole * (1 + 1 / plan.shard_ranks) * micro
+    return gathered, reduced + gathered * plan.reshards
 
 
 @dataclass(frozen=True, slots=True)

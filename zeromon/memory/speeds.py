@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from zeromon.memory.devices import (
     COMPUTE,
@@ -17,7 +17,7 @@ from zeromon.memory.devices import (
     device_named,
 )
 from zeromon.memory.predict import Batch
-from zeromon.memory.seconds import Speeds, forward_flops, update_bytes
+from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, update_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
@@ -150,17 +150,20 @@ def measured_of(
 ) -> RunSpeeds | None:
     """Returns the speeds that *rank* has measured; None without a timed step.
 
-    Compute is forward and backward less their exposed communication, the optimizer's speed its bytes
-    over its time. On a CPU the threads of communication take the time of the threads that compute, so
-    nothing is hidden; there the bandwidth is that of the blocked time.
+    Compute is forward and backward less their exposed communication and the copies of
+    :func:`~zeromon.memory.seconds.copied_bytes`, the optimizer's speed its bytes over its time. On a CPU
+    the threads of communication take the time of the threads that compute, so nothing is hidden; there
+    the bandwidth is that of the blocked time.
     """
-    steps = [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
-    if not steps:
+    known = [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
+    if not known:
         return None
+    steps = _middle(known)
     on_cpu = rank.memory is None
     spent = {phase: _seconds(steps, phase) for phase in Phase}
     if not spent[Phase.FORWARD] or not spent[Phase.BACKWARD]:
         return None
+    copied = copied_bytes(sizes, plan)
     whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
@@ -174,13 +177,13 @@ def measured_of(
     paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
     disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
     sheet = MEMORY.likely * device.memory if device is not None else None
-    lengths = sorted(step.seconds for step in steps)
+    lengths = sorted(step.seconds for step in known)
     middle = median(lengths)
     return RunSpeeds(
         run=run,
         speeds=Speeds(
-            forward_seconds=spent[Phase.FORWARD] / plan.accumulation,
-            backward_seconds=spent[Phase.BACKWARD] / plan.accumulation,
+            forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
+            backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
             other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
             gather=gather or both,
             reduce=reduce or gather,
@@ -196,8 +199,18 @@ def measured_of(
     )
 
 
-def _seconds(steps: Iterable[StepSummary], phase: Phase) -> float:
-    """Returns the median seconds of *phase* in a step, without exposed communication.
+def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
+    """Returns the half of *steps* whose length is nearest the median.
+
+    The means of their phases add up to a step; the medians of all phases fall short of one.
+    """
+    ordered = sorted(steps, key=lambda step: step.seconds)
+    quarter = len(ordered) // 4
+    return ordered[quarter : len(ordered) - quarter]
+
+
+def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
+    """Returns the mean seconds of *phase* in a step, without exposed communication.
 
     A record of an older version has no later phases.
     """
@@ -206,7 +219,7 @@ def _seconds(steps: Iterable[StepSummary], phase: Phase) -> float:
         for step in steps
         if min(len(step.phase_ns), len(step.phase_exposed_ns)) > phase
     ]
-    return median(spent) if spent else 0.0
+    return fmean(spent) if spent else 0.0
 
 
 def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> float | None:
