@@ -159,6 +159,7 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
     assert rungs[0].frees_bytes == 450_000_000 * 2
     finding = next(f for f in advise(alive) if f.code == "ZM201")
     assert finding.remedy is not None and finding.remedy.rungs == rungs
+    assert "ZM203" not in {f.code for f in advise(alive)}, "its bytes would stand twice"
     shown = tuple(line.text for line in remedy_text(finding.remedy).diff)
     assert shown == ladder_lines(rungs)
     oom = OutOfMemory(

@@ -94,11 +94,38 @@ def test_communication_that_nothing_hides(
     assert found.communication == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("stage", "settings", "gigabytes"),
+    [
+        (0, {}, 8),  # into buckets of 2 GB and back
+        (0, {"framework": "ddp", "bucket_views": True}, 0),
+        (2, {"accumulation": 3}, 3 * 4),
+        (3, {}, 2 * 6 + 8),  # twice a shard of 1 GB in and 2 GB out; gradients twice
+        (3, {"framework": "fsdp2"}, 2 * 6 + 4),
+        (2, {"framework": "fsdp2", "reshards": False}, 6 + 4),
+        (3, {"framework": "fsdp1"}, 4),
+    ],
+)
+def test_buffers_of_collectives_are_filled_and_emptied(
+    stage: int, settings: dict[str, Any], gigabytes: int
+) -> None:
+    """A copy of N bytes reads and writes them, at the speed of the optimizer: 28 GB/s."""
+    assert time_of(stage, **settings).copies == pytest.approx(gigabytes / 28)
+
+
 def test_overlap_leaves_one_bucket_and_what_follows_the_step() -> None:
     """Ten buckets: a tenth of the reduction, and the gather of updated parameters."""
     found = time_of(2, grad_bucket_numel=10**8, grad_buckets=2)
     assert found.communication == pytest.approx(0.2 / 10 + 0.1)
     assert time_of(2, grad_bucket_numel=10**8).communication == pytest.approx(0.3)
+
+
+def test_on_a_cpu_the_reducer_of_ddp_alone_communicates_beside_backward() -> None:
+    """Without streams the others wait at once; four buckets of 512 MB, the last one is exposed."""
+    on_cpu = replace(SPEEDS, hides=0.0)
+    found = time_of(0, on_cpu, framework="ddp", bucket_cap_bytes=500_000_000)
+    assert found.communication == pytest.approx(0.2 / 4)
+    assert time_of(2, on_cpu, framework="fsdp2").communication == pytest.approx(0.2)
 
 
 def test_what_compute_has_no_room_for_is_exposed() -> None:
@@ -195,19 +222,21 @@ def trained(**facts: Any) -> Any:
         for n in range(2, 9)
     )  # fmt: skip
     flow = (
-        traffic_row("all_gather", group_size=2, nbytes=8e8, exposed_seconds=0.1),
-        traffic_row("reduce_scatter", group_size=2, nbytes=4e8, exposed_seconds=0.08),
-        traffic_row("all_gather", group_size=2, nbytes=8.0, exposed_seconds=0.5),
+        traffic_row("all_gather", group_size=2, nbytes=8e8, seconds=0.1),
+        traffic_row("reduce_scatter", group_size=2, nbytes=4e8, seconds=0.08),
+        traffic_row("all_gather", group_size=2, nbytes=8.0, seconds=0.5),
     )
     base: dict[str, Any] = {"recent": steps, "traffic": flow, "models": (MODEL,), "memory": None}
     return run(rank(0, **(base | facts)))
 
 
 def test_a_run_gives_its_own_speeds() -> None:
+    """A gather copies 0.2 GB in and 0.4 GB out, a reduction 0.4 GB; at 10 GB/s, read and written."""
     found = plans.of_run(trained()).measured
     assert found is not None
     s = found.speeds
-    assert (s.forward_seconds, s.backward_seconds) == pytest.approx((0.2, 0.4))
+    assert s.forward_seconds == pytest.approx(0.2 - 2 * 0.6 / 10)
+    assert s.backward_seconds == pytest.approx(0.4 - 2 * 0.6 / 10 - 2 * 0.4 / 10)
     assert (s.gather, s.reduce) == pytest.approx((4e9, 2.5e9))  # small calls show a latency
     assert s.update == pytest.approx(5e7 * 28 / 0.14)
     assert (s.hides, s.other_seconds) == (0.0, pytest.approx(0.08))

@@ -90,6 +90,7 @@ def _read(facts: ModelMetadata) -> Described:
         persistence_numel=_count(facts.get("persistence_numel", 0)),
         secondary_ranks=_count(facts.get("secondary_ranks", 0)),
         bucket_views=bool(facts.get("bucket_views", False)),
+        bucket_cap_bytes=_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
     )
     return Described(sizes, plan, known is not None, None if own is None else _count(own))
 

@@ -18,9 +18,6 @@ from zeromon.memory.offload import on_host_share
 from zeromon.memory.predict import Batch, SentBytes, sent_bytes, state_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 
-_DDP_BUCKET_BYTES = 25 << 20
-"""torch's default, ``bucket_cap_mb``."""
-
 _UNITS = 32
 """Assumed number of units of a model whose layers are unknown: those of a model of 7 B."""
 
@@ -52,6 +49,8 @@ class Speeds:
     """The share of one rank."""
     hides: float = 1.0
     """Share of the communication that may run beside compute; 0 where the CPU does both."""
+    reducer_hides: float = 1.0
+    """The same of DDP's reducer: its backend's threads communicate beside backward on a CPU, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,9 @@ class Parts:
     compute: float
     recompute: float
     communication: float
-    """Exposed: what compute does not hide, and the copies into and out of its buffers."""
+    """Exposed: what compute does not hide."""
+    copies: float
+    """Into and out of the buffers of collectives."""
     offload: float
     """Between device, host and NVMe, exposed."""
     optimizer: float
@@ -150,8 +151,8 @@ def parts(sizes: Sizes, plan: ShardPlan, s: Speeds) -> Parts:
     return Parts(
         compute=forward + backward,
         recompute=recompute,
-        communication=_exposed(sizes, plan, s, sent, forward, backward + recompute)
-        + sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
+        communication=_exposed(sizes, plan, s, sent, forward, backward + recompute),
+        copies=sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
         offload=max(0.0, moved[0] - s.hides * (forward + backward)) + moved[1],
         optimizer=_update(sizes, plan, s),
         other=s.other_seconds,
@@ -182,7 +183,7 @@ def _exposed(
     else:
         reducing = sent.reduced / reduce + (sent.reduced / gather if whole else 0.0)
     reducing += sent.between / (s.between or min(gather, reduce)) + calls.reductions * s.latency
-    hidden = s.hides
+    hidden = s.reducer_hides if plan.framework == "ddp" else s.hides
     if (
         plan.framework == "deepspeed"
         and plan.stage < ZeroStage.PARAMETERS
@@ -210,22 +211,20 @@ def copied_bytes(sizes: Sizes, plan: ShardPlan) -> tuple[float, float]:
     A copy of N bytes reads N and writes N. Both FSDP2 (``_fsdp_collectives.py``: all_gather_copy_in,
     split_with_sizes_copy, chunk_cat) and DeepSpeed's stage 3 (``partition_parameters.py``: the copy of
     the own partition, torch.cat of all) copy a shard in and all parameters out. Gradients are copied
-    once by FSDP2 and stages 1 and 2 (the bucket), twice by stage 3 (also ``reduce_scatter_coalesced``),
-    and by DDP into its buckets and back. FSDP1's parameters are views of what is gathered.
+    once by FSDP2 and stages 1 and 2 (the bucket), twice by stage 3 (also ``reduce_scatter_coalesced``);
+    DDP and stage 0 copy them into buckets and back. FSDP1's parameters are views of what is gathered.
     """
     if plan.ranks == 1:
         return 0.0, 0.0
-    copies = {"ddp": 0 if plan.bucket_views else 2, "fsdp1": 1, "fsdp2": 1}
-    once = copies.get(plan.framework, 2 if plan.stage == ZeroStage.PARAMETERS else 1)
-    micro = plan.accumulation
-    reduced = 2 * once * sizes.trainable * plan.precision.sent_grad_bytes
-    reduced *= 1 if plan.framework == "ddp" else micro
-    if plan.framework in ("ddp", "fsdp1") or (
-        plan.framework == "deepspeed" and plan.stage < ZeroStage.PARAMETERS
-    ):
+    is_3 = plan.stage == ZeroStage.PARAMETERS
+    once = 2 * sizes.trainable * plan.precision.sent_grad_bytes
+    if plan.stage == ZeroStage.NONE:
+        return 0.0, 0.0 if plan.bucket_views else 2 * once
+    reduced = once * plan.accumulation * (2 if is_3 and plan.framework == "deepspeed" else 1)
+    if plan.framework == "fsdp1" or (plan.framework == "deepspeed" and not is_3):
         return 0.0, reduced
     whole = (sizes.numel - sizes.persistent_numel) * plan.precision.compute_bytes
-    gathered = 2 * whole * (1 + 1 / plan.shard_ranks) * micro
+    gathered = 2 * whole * (1 + 1 / plan.shard_ranks) * plan.accumulation
     return gathered, reduced + gathered * plan.reshards
 
 
@@ -244,7 +243,7 @@ def _calls(sizes: Sizes, plan: ShardPlan) -> _Calls:
         count = math.ceil(sizes.numel / max(1, each))
         return _Calls(count * micro, count * micro)
     if plan.framework == "ddp":
-        bucket = _DDP_BUCKET_BYTES / plan.precision.sent_grad_bytes
+        bucket = plan.bucket_cap_bytes / plan.precision.sent_grad_bytes
     else:
         bucket = plan.grad_bucket_numel or sizes.trainable
     often = micro if plan.stage == ZeroStage.GRADIENTS else 1

@@ -334,6 +334,8 @@ class ShardPlan:
     """ZeRO++ hpZ: number of ranks that share the second copy; 0: no second copy."""
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
+    bucket_cap_bytes: int = 25 << 20
+    """DDP: bytes of gradients at which a bucket is closed (``bucket_cap_mb``)."""
     reuse_numel: int = 0
     """ZeRO-3: stage3_max_reuse_distance; 0: unknown."""
     sub_group_numel: int = 0

@@ -101,6 +101,7 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
                 pcie=part(LINK, m.pcie or (device.host if device is not None else None)),
                 nvme=None if m.nvme is None else m.nvme / m.ranks_per_host,
                 hides=0.0 if at == "least" else 1.0,
+                reducer_hides=0.0 if at == "least" else 1.0,
             )
         )
     return found[0], found[1], found[2]
@@ -139,6 +140,7 @@ def _scaled(s: Speeds, factor: float, hides: float | None = None) -> Speeds:
         gather=slower(s.gather), reduce=slower(s.reduce), update=slower(s.update),
         host_update=slower(s.host_update), pcie=slower(s.pcie), nvme=slower(s.nvme),
         hides=s.hides if hides is None else min(hides, s.hides),
+        reducer_hides=s.reducer_hides if hides is None else min(hides, s.reducer_hides),
     )  # fmt: skip
 
 
@@ -152,8 +154,8 @@ def measured_of(
 
     Compute is forward and backward less their exposed communication and the copies of
     :func:`~zeromon.memory.seconds.copied_bytes`, the optimizer's speed its bytes over its time. On a CPU
-    the threads of communication take the time of the threads that compute, so nothing is hidden; there
-    the bandwidth is that of the blocked time.
+    there are no streams: all but DDP's reducer wait for each collective at once, so nothing is hidden;
+    there the bandwidth is that of whole calls, with the wait for late ranks.
     """
     known = [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
     if not known:
@@ -232,7 +234,7 @@ def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> floa
         if row.nbytes / row.calls < _SMALL_BYTES:
             continue
         nbytes += row.nbytes * BUS_FACTOR[op](row.group_size)
-        seconds += row.exposed_seconds if on_cpu else row.transfer_seconds or row.seconds
+        seconds += row.seconds if on_cpu else row.transfer_seconds or row.seconds
     return nbytes / seconds if seconds > 0 else None
 
 

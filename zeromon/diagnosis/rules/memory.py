@@ -115,13 +115,16 @@ _WORTH_FREEING = 0.05
 
 @rule("ZM203", severity=Severity.WARNING)
 def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
-    """A memory is nearly full of what a higher stage divides or moves. Reported once."""
+    """A memory is nearly full of what a higher stage divides or moves. Reported once.
+
+    Where the model is known, the ladder of ZM201 has the stage, with its bytes.
+    """
     for rank in run.ranks:
         risk = max(rank.risks, key=lambda r: r.ratio, default=None)
         step = next_stage(rank.sharding_strategy)
         if risk is None or step is None:
             continue
-        if risk.ratio < OOM.warning or risk.cause == RiskCause.GROWTH:
+        if risk.ratio < OOM.warning or risk.cause == RiskCause.GROWTH or _climb(run, rank, risk):
             continue
         on_device = risk.pool == Pool.DEVICE
         if step.moves and not on_device:
