@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import Group, VirtualDevice, Work, exposed
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Stall, decode
+from zeromon.ring.events import Done, Flag, Issued, Stall, decode
 from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.payloads import PAYLOADS
@@ -130,6 +130,7 @@ class Run:
         self._wait = collectives._wait_hook(Work.wait)
         self.works: list[Work] = []
         self.collectives: list[Any] = []
+        self.captured: set[int] = set()
         self.events = [self.device.Event() for _ in range(EVENTS)]
 
     def run(self, program: Program) -> None:
@@ -176,9 +177,11 @@ class Run:
 
     def capture(self, program: Program) -> None:
         outside, self.works = self.works, []
+        before = len(self.collectives)
         with self.device.graph():
             self.run(program)
         self.works = outside
+        self.captured |= set(range(before + 1, len(self.collectives) + 1))
 
     def evaluate(self, times: int, compute: int, duration: int) -> None:
         """Collectives beside compute, and no end of a step."""
@@ -193,7 +196,10 @@ class Run:
             self.timer.poll()
         recorded: dict[int, int] = {}
         ends = []
+        faults = self.device.broken or (self.guard.first if self.guard.errors else "") or ""
         for event in self.ring.events():
+            if isinstance(event, Issued) and event.unit in self.captured:
+                faults = "a captured collective, which does not run, is in flight for ever"
             if isinstance(event, (Done, Stall)):
                 recorded[event.unit] = recorded.get(event.unit, 0) + event.blocked_ns
             if isinstance(event, Done):
@@ -201,7 +207,6 @@ class Run:
                 true = collective.end - collective.issued
                 known = bool(event.flags & Flag.END_KNOWN)
                 ends.append((event.t_ns - event.issued_ns - true, event.blocked_ns, known))
-        faults = self.device.broken or (self.guard.first if self.guard.errors else "") or ""
         true = exposed(self.device.streams[0])
         return Result(recorded, true, ends, self.device, faults)
 

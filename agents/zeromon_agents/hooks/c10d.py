@@ -190,7 +190,10 @@ class Collectives:
                     sequence = group.issued - group.point_to_point
                 trains = context.thread
                 apart = trains and caller() != trains and self.is_apart(group)
-                if mode == ON and not (apart and group.on_device):
+                here = group.on_device and payload is not None and payload.device.type == timed
+                if here and self._device.captures():
+                    pass  # nothing runs, so nothing would end the record
+                elif mode == ON and not (apart and group.on_device):
                     if asks:
                         try:
                             called_async = args[-1].asyncOp
@@ -209,9 +212,9 @@ class Collectives:
                         entry = op_word | word, at, nbytes, started, sequence
                     else:
                         entry = [op_word | word, at, nbytes, started, sequence, 0, None, 0]
-                    if group.on_device and payload is not None and payload.device.type == timed:
+                    if here:
                         entry = _entry(entry)
-                        entry = entry if self._device.issued(entry) else None
+                        self._device.issued(entry)
                 else:
                     self.count(group.id, op, nbytes, dtype)
                 if name not in group.even:

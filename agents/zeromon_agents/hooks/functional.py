@@ -185,8 +185,7 @@ class Functional:
                     if group is None:
                         group = self._group_of(pg)
                     nbytes = payload.nbytes if single else total_bytes(payload)
-                    if per_rank:
-                        nbytes *= group.size
+                    nbytes *= group.size if per_rank else 1
                     group.issued = number = group.issued + 1
                     if counts_calls:
                         sequence = number - group.point_to_point
@@ -199,7 +198,10 @@ class Functional:
                     dtype = dtypes[first.dtype]
                     trains = context.thread
                     apart = trains and caller() != trains and collectives.is_apart(group)
-                    if mode == ON and not (apart and group.on_device):
+                    here = group.on_device and first.device.type == timed
+                    if here and self._device.captures():
+                        pass  # nothing runs, so nothing would end the record
+                    elif mode == ON and not (apart and group.on_device):
                         word, at = own_word | context.head_word, group.id | context.unit << 16
                         engine = context.engine
                         if apart:
@@ -210,7 +212,7 @@ class Functional:
                         pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
                              nbytes, sequence, dtype, engine, n)
                         # fmt: on
-                        if group.on_device and first.device.type == timed:
+                        if here:
                             entry = [word, at, nbytes, began, sequence, 0, None, 0]
                             self._device.issued(entry)
                             event = entry[EVENT]
@@ -383,6 +385,9 @@ class Functional:
             group.issued += 1
             group.point_to_point += 1
             nbytes, dtype = tensor.nbytes, DTYPES.get(tensor.dtype, 0)
+            here = group.on_device and tensor.device.type == self._device.device_type
+            if here and self._device.captures():
+                continue
             if context.mode != ON:
                 self._collectives.count(group.id, op, nbytes, dtype)
                 continue
@@ -393,7 +398,7 @@ class Functional:
             now, sequence = time.monotonic_ns(), -group.point_to_point
             context.ring.write(now, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
             entry: Entry = [word, at, nbytes, now, sequence, 0, None, 0]
-            if group.on_device and tensor.device.type == self._device.device_type:
+            if here:
                 self._device.issued(entry)
             entries.append(entry)
         return entries

@@ -130,15 +130,13 @@ class DeviceTimer:
         if self._device.is_initialized():
             self._compute_stream = self._device.current_stream()
 
-    def issued(self, entry: Entry) -> bool:
-        """Records an event where *entry*'s collective was issued.
+    def captures(self) -> bool:
+        """Whether a graph is captured. A collective issued meanwhile does not run: it gets no record."""
+        return bool(self._device.is_current_stream_capturing())
 
-        Returns False while a graph is captured: the collective does not run then, and has no time.
-        """
-        if self._device.is_current_stream_capturing():
-            return False
+    def issued(self, entry: Entry) -> None:
+        """Records an event where *entry*'s collective was issued."""
         entry[EVENT] = self._mark()
-        return True
 
     def reached_wait(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Any] | None:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""

@@ -15,11 +15,14 @@ import torch.distributed._functional_collectives  # it tells torch.fx which oper
 import torch.distributed._symmetric_memory
 from flight import by_gloo_op, flight_counts, unattributed
 from support import Node, Result, train_command
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from virtual_device import VirtualDevice
 
 from zeromon.readout.text import in_graphs
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Issued, Op, Phase, Untimed, decode
 from zeromon.snapshot import RankSnapshot
+from zeromon_agents.hooks import functional as functional_hooks
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.functional import Functional, operators_of, unknown_operators
 from zeromon_agents.hooks.process_groups import Group
@@ -27,7 +30,7 @@ from zeromon_agents.hooks.symmetric_memory import NAMESPACE, SymmetricMemory, co
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.untraced import WARM_UP_STEPS
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import ON, HookContext
+from zeromon_agents.runtime.hook_context import IDLE, ON, HookContext
 
 SCHEMA = ["input", "reduce_op", "group_name"]
 
@@ -251,6 +254,31 @@ def test_an_operator_calls_its_attribute() -> None:
         assert "_op" in vars(owner)
         assert hash(owner) == hash(vars(owner)["_op"])
         assert owner in torch.fx.node._side_effectful_functions
+
+
+def test_what_a_graph_captures_has_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not run: a record would be in flight for ever, or have the time of the call."""
+    monkeypatch.setattr(functional_hooks, "_PLAIN", {FakeTensor})
+    device: Any = VirtualDevice()
+    with FakeTensorMode():
+        payload = torch.empty(4, device="cuda")
+    ring = RingWriter(tmp_path / "ring", rank=0)
+    context = HookContext(ring, Guard())
+    timer = DeviceTimer(context, device)
+    functional = Functional(context, Collectives(context, timer), timer)
+    group = functional._names["g"] = Group(1, None, size=2, on_device=True, base=0)
+    group.even.add("_c10d_functional.all_reduce")
+    issue = functional.issue_hook(lambda *_: payload, "_c10d_functional.all_reduce", SCHEMA)
+    wait = functional.wait_hook(lambda tensor: tensor)
+    for context.mode in (ON, IDLE):
+        with device.graph():
+            wait(issue(payload, "sum", "g"))
+    assert not context.guard.errors and not functional.pending
+    assert group.issued == 2
+    assert not functional._collectives.counts
+    assert not RingReader(ring.path).read()
 
 
 def test_a_result_is_known_by_its_memory(tmp_path: Path) -> None:
