@@ -433,7 +433,10 @@ def counts_to_the_end() -> dict:
 
 
 def buffers_and_unused() -> dict:
-    """A DDP model with buffers, which looks for unused parameters; every other backward is local."""
+    """A DDP model with buffers, which looks for unused parameters; every other backward is local.
+
+    Then a second one, made after the steps in which the Flight Recorder is read.
+    """
     begin()
     zeromon_agents.start()
     layers = nn.Linear(4, 4), nn.BatchNorm1d(4)
@@ -445,6 +448,11 @@ def buffers_and_unused() -> dict:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    later = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(later.parameters(), 0.1)
+    for _ in range(4):
+        later(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
     issued = dist.group.WORLD._get_sequence_number_for_group()
     zeromon_agents.stop()
     return {"issued": issued}

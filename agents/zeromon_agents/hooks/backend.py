@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zeromon.ring.events import Op
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.units import Units
@@ -23,6 +24,9 @@ from zeromon_agents.runtime.patches import Patches
 
 ImportHook = tuple[str, Callable[[Any], None]]
 """The name of a module, and what patches the module once it is loaded."""
+
+FromCpp = tuple[Op, int, int, int]
+"""Collectives that C++ issued: operation, phase, calls and bytes."""
 
 
 class Services(NamedTuple):
@@ -88,9 +92,12 @@ class Backend:
         """Returns the framework's name of the process group *pg*; "" for a group of another."""
         return ""
 
-    def bucket_bytes(self, group: int) -> list[int]:
-        """Returns the gradient bucket sizes, in bytes, that C++ reduces on *group* once a backward."""
-        return []
+    def reducers_sent(self, group: int, calls: int) -> list[FromCpp] | None:
+        """Names *calls* collectives that C++ issued on *group* in a step; [] where they are unknown.
+
+        None: the backend issues none on this group.
+        """
+        return None
 
     def end_step(self) -> None:
         """Runs at the end of each step, control steps included, on the training thread."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.hooks.activities import Activities
-from zeromon_agents.hooks.backend import Backend, Services
+from zeromon_agents.hooks.backend import Backend, FromCpp, Services
 from zeromon_agents.hooks.ddp import Ddp
 from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
 from zeromon_agents.hooks.dimensions import Dimensions
@@ -68,9 +68,10 @@ class Backends:
         """Returns the name that a framework gave to the process group *pg*; "" without one."""
         return next((label for b in self._all if (label := b.group_label(pg))), "")
 
-    def bucket_bytes(self, group: int) -> list[int]:
-        """Returns the gradient bucket sizes, in bytes, that C++ reduces on *group*; [] if unknown."""
-        return next((sizes for b in self._all if (sizes := b.bucket_bytes(group))), [])
+    def reducers_sent(self, group: int, calls: int) -> list[FromCpp] | None:
+        """Names *calls* collectives that C++ issued on *group*; None where no reducer has it."""
+        sent = (b.reducers_sent(group, calls) for b in self._all)
+        return next((named for named in sent if named is not None), None)
 
     def providers(self) -> Iterable[Provider]:
         """Returns the backends' providers for the memory census."""

@@ -11,21 +11,31 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
-from zeromon.ring.events import Kind
+import torch
+
+from zeromon.ring.events import Kind, Op, Phase
 from zeromon.ring.strategy import DDP
-from zeromon_agents.hooks.backend import Backend, ImportHook, Services
+from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
+from zeromon_agents.hooks.process_groups import sequence_number
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import ON
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
 BROADCASTS = "_broadcast_coalesced"
+VERIFIES = "_verify_param_shape_across_processes"
 _DEFAULT_SAMPLE_RATE = 100
 """Of torch's reducer."""
-_USED_BYTES = 4
-"""A 32-bit integer a parameter, with ``find_unused_parameters``."""
+_INDEX_BYTES = 4
+"""Of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
+_MOST_WAYS = 1000
+_EXTENT_BYTES = 8
+"""Of one size or stride of a parameter."""
 
 
 class DdpModel:
@@ -36,14 +46,20 @@ class DdpModel:
         self.group = group
         self.on_cpu = on_cpu
         self.iteration = -1
+        self.forwards = 0
+        """Passes in this step whose backward reduces."""
         self.buckets: list[int] = []
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
+        self.parameters = sum(p.requires_grad for p in ddp.parameters())
         finds = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
-        self.used = [_USED_BYTES * sum(p.requires_grad for p in ddp.parameters())] if finds else []
+        self.used = [_INDEX_BYTES * self.parameters] if finds else []
         """Bytes of what the reducer sends besides the buckets: which parameters a backward has used."""
         self.units: list[int] = []
         self.rebuilt = False
+        self.agreeing = False
+        """Whether the ranks have agreed in this step on which bucket holds which parameter."""
+        self.has_agreed = bool(getattr(ddp, "_has_rebuilt_buckets", True))
         self.compiled = True
         """Whether forward has not passed the hook: torch.compile traces it and leaves hooks out."""
 
@@ -56,6 +72,8 @@ class Ddp(Backend):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._known: dict[int, DdpModel] = {}
+        self._agreed: defaultdict[int, list[FromCpp]] = defaultdict(list)
+        """Group -> what C++ issued in this step beside the buckets, which no hook sees."""
         self._wall_to_monotonic = time.monotonic_ns() - time.time_ns()
 
     def hooks(self) -> Iterable[ImportHook]:
@@ -72,15 +90,45 @@ class Ddp(Backend):
         begin, end = self.collectives.broadcasts_begin, self.collectives.broadcasts_end
         broadcasts = around(self.context, begin, end, where=BROADCASTS, traced=True)
         self.patches.wrap(module.dist, BROADCASTS, broadcasts)
+        if VERIFIES in vars(module):
+            verifies = around(self.context, self._verify_begins, self._verified, where=VERIFIES)
+            self.patches.wrap(module, VERIFIES, verifies)
 
     def adopt(self, instance: Any) -> None:
         """Registers a DDP model."""
         self.models.register_module(instance)
 
-    def bucket_bytes(self, group: int) -> list[int]:
-        """Returns the bucket sizes of the model on *group*; [] when unknown or of several models."""
+    def reducers_sent(self, group: int, calls: int) -> list[FromCpp] | None:
+        """Names *calls* collectives of the models on *group*: see the base class.
+
+        A backward sends the buckets of a model once. Where the models' buckets add up to *calls* in
+        several ways, it is unknown which were sent.
+        """
         models = [m for m in self._known.values() if m.group == group and m.ref() is not None]
-        return models[0].buckets + models[0].used if len(models) == 1 and models[0].buckets else []
+        agreed, backwards = self._agreed.pop(group, []), self.steps.micro_steps
+        if not models:
+            return None
+        most = [
+            backwards if m.compiled or len(models) == 1 else min(m.forwards, backwards)
+            for m in models
+        ]
+        for model in models:
+            model.forwards = 0
+        calls -= sum(count for _, _, count, _ in agreed)
+        agreeing = [m for m in models if m.agreeing]
+        if agreeing:  # the reducer tells the new buckets at the next forward
+            agreeing[0].agreeing = False
+            if sum(most) != 1 or most[models.index(agreeing[0])] != 1 or calls < 3:
+                return []
+            indices = agreeing[0].parameters + 1 + calls - 2
+            agreed.append((Op.BROADCAST, Phase.FORWARD, 2, _INDEX_BYTES * indices))
+            agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls - 2, sum(agreeing[0].buckets)))
+            return agreed
+        sizes = [m.buckets + m.used if m.buckets else [] for m in models]
+        sums = _sums(sizes, most, calls)
+        if len(sums) == 1 and calls:
+            agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls, max(sums)))
+        return agreed if len(sums) == 1 else []
 
     def stop(self) -> None:
         """Restores the sampling rate of the reducers."""
@@ -89,6 +137,7 @@ class Ddp(Backend):
             if ddp is not None and model.on_cpu:
                 ddp._set_ddp_runtime_logging_sample_rate(_DEFAULT_SAMPLE_RATE)
         self._known.clear()
+        self._agreed.clear()
 
     def end_step(self) -> None:
         """Reads the reducers of models whose forward is compiled."""
@@ -101,6 +150,19 @@ class Ddp(Backend):
         if result is not RAISED:
             self._model(ddp)
 
+    def _verify_begins(self, pg: Any, *_: Any) -> int:
+        return sequence_number(pg)
+
+    def _verified(self, before: int | None, _: Any, pg: Any, parameters: Any, *__: Any) -> None:
+        """Notes that the ranks have compared their numbers of parameters, then sizes and strides."""
+        if before is not None and sequence_number(pg) == before + 2:
+            group = self.collectives.group_of(pg)
+            extents = 2 * sum(p.dim() for p in parameters)
+            self._agreed[group.id] += [
+                (Op.ALL_GATHER, Phase.OTHER, 1, _EXTENT_BYTES * group.size),
+                (Op.BROADCAST, Phase.OTHER, 1, _EXTENT_BYTES * extents),
+            ]
+
     def _forward_begins(self, *_: Any, **__: Any) -> None:
         self.device.mark_compute_stream()
         self.steps.forward_begins()
@@ -110,6 +172,7 @@ class Ddp(Backend):
         model = self._model(ddp)
         model.compiled = False
         self._read(model, ddp)
+        model.forwards += torch.is_grad_enabled() and ddp.require_backward_grad_sync
 
     def _model(self, ddp: Any) -> DdpModel:
         model = self._known.get(id(ddp))
@@ -125,6 +188,8 @@ class Ddp(Backend):
         return model
 
     def _read(self, model: DdpModel, ddp: Any) -> None:
+        if not model.has_agreed:
+            model.agreeing = model.has_agreed = ddp._has_rebuilt_buckets
         if self.steps.attached_mid_step:
             return  # the reducer's figures are of a backward before the agent was attached
         if not model.on_cpu and model.rebuilt:
@@ -178,3 +243,17 @@ class Ddp(Backend):
             write(began_ns + ready, Kind.BUCKET, 0, 0, 0, model.group, unit,
                   model.buckets[number], sequence, number, 0)
             # fmt: on
+
+
+def _sums(sizes: Sequence[list[int]], most: Sequence[int], calls: int) -> set[int]:
+    """Returns how many bytes *calls* buckets may have, in every way that whole models add up to them.
+
+    Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times.
+    """
+    if prod(times + 1 for times in most) > _MOST_WAYS:
+        return set()
+    return {
+        sum(n * sum(own) for n, own in zip(times, sizes, strict=True))
+        for times in product(*(range(n + 1) for n in most))
+        if sum(n * len(own) for n, own in zip(times, sizes, strict=True)) == calls
+    }

@@ -4,7 +4,7 @@ A group's own sequence number says how many there were. Their operation is known
 
 * where torch calls a hook at every collective of a group, from :mod:`.dispatched`;
 * in the first steps, from the c10d Flight Recorder, which lists each collective;
-* for DDP's gradient buckets, from the reducer's own list of bucket sizes.
+* for DDP's gradient buckets and what it agrees on beside them, from the backend.
 
 All others are reported as counted, with an unknown operation.
 """
@@ -32,25 +32,17 @@ from zeromon_agents.runtime.hook_context import HookContext
 WARM_UP_STEPS = 3
 _MOST_ENTRIES = 400  # a dump costs about 9 us per entry, once, in a warm-up step
 
-Buckets = Callable[[int], list[int]]
-"""Returns the gradient bucket sizes, in bytes, that C++ reduces on a group, given the group's id."""
+Reducers = Callable[[int, int], list[tuple[Op, int, int, int]] | None]
+"""Names a number of collectives of a group: see :meth:`~.hooks.backend.Backend.reducers_sent`."""
 
 
 class UntracedCollectives:
     """Explains, at the end of a step, the sequence numbers that no hook saw."""
 
-    def __init__(
-        self,
-        context: HookContext,
-        collectives: Collectives,
-        buckets: Buckets,
-        backwards: Callable[[], int],
-    ) -> None:
+    def __init__(self, context: HookContext, collectives: Collectives, reducers: Reducers) -> None:
         self._context = context
-        self._backwards = backwards
-        """Returns how many backward passes the step under way has had."""
         self._collectives = collectives
-        self._buckets = buckets
+        self._reducers = reducers
         self.dispatched = Dispatched(context)
 
     def account(self, step: int) -> None:
@@ -92,20 +84,21 @@ class UntracedCollectives:
         group.explained += missing
         found = self.dispatched.take(group)
         listed = self._from_flight_recorder(group, flight or [], name)
+        sent = self._reducers(group.id, missing)
+        why = Untimed.IN_CPP if sent is None else Untimed.REDUCER
         if sum(calls for calls, _ in found.values()) == missing:
-            for (op, phase), (calls, nbytes) in found.items():
-                self._report(group, op, phase, calls, nbytes)
-            return
-        if sum(calls for calls, _ in listed.values()) == missing:
-            for op, (calls, nbytes) in listed.items():
-                self._report(group, op, _likely_phase(op), calls, nbytes)
-            return
-        buckets = self._buckets(group.id)
-        rounds, rest = divmod(missing, len(buckets) or 1)
-        if buckets and not rest and rounds <= self._backwards():  # at most one round a backward
-            self._report(group, Op.ALL_REDUCE, Phase.BACKWARD, missing, rounds * sum(buckets))
-            return
-        self._report(group, Op.NONE, Phase.OTHER, missing, 0)
+            named = [(*key, *sums) for key, sums in found.items()]
+        elif sum(calls for calls, _ in listed.values()) == missing:
+            named = [(op, _likely_phase(op), *sums) for op, sums in listed.items()]
+        else:
+            named = sent or []
+        if not named:
+            named, why = [(Op.NONE, Phase.OTHER, missing, 0)], Untimed.IN_CPP
+        now = time.monotonic_ns()
+        for op, phase, calls, nbytes in named:
+            # fmt: off
+            self._context.write(now, Kind.COUNTED, op, phase, 0, group.id, 0, calls, nbytes, why, 0)
+            # fmt: on
 
     def _from_flight_recorder(
         self, group: Group, flight: list[dict[str, Any]], name: str
@@ -125,14 +118,6 @@ class UntracedCollectives:
             counts[op] += 1
             nbytes[op] += payload_bytes(op, entry)
         return {op: (counts[op], nbytes[op]) for op in counts}
-
-    def _report(self, group: Group, op: Op, phase: int, count: int, nbytes: int) -> None:
-        of_reducer = op is not Op.NONE and bool(self._buckets(group.id))
-        why = Untimed.REDUCER if of_reducer else Untimed.IN_CPP
-        # fmt: off
-        self._context.write(time.monotonic_ns(), Kind.COUNTED, op, phase, 0, group.id, 0,
-                             count, nbytes, why, 0)
-        # fmt: on
 
 
 def _likely_phase(op: Op) -> Phase:

@@ -112,9 +112,7 @@ class Agent:
         self.stall_detector = StallDetector(
             context, self.collectives, self.models.evaluates, attached=attachment is not None
         )
-        untraced = UntracedCollectives(
-            context, self.collectives, self.backends.bucket_bytes, lambda: self.steps.micro_steps
-        )
+        untraced = UntracedCollectives(context, self.collectives, self.backends.reducers_sent)
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         self._counting = (
             guarded(self.collectives.flush_step), guarded(self.functional.flush_step),

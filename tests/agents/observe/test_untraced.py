@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from zeromon.ring.events import Op, Phase
+from zeromon_agents.hooks import ddp
 from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.observe.dispatched import Dispatched
@@ -130,6 +133,18 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
     assert pg.hooks == {}
     dispatched.watch(group, SimpleNamespace())  # an older torch
     assert dispatched.take(group) == {}
+
+
+def test_buckets_of_several_models_are_told_apart_or_left_unknown() -> None:
+    """Three buckets of 10 B and one of 7 B: four calls are one round of each."""
+    models, once = [[10, 10, 10], [7]], [1, 1]
+    assert ddp._sums(models, once, 4) == {37}
+    assert ddp._sums(models, once, 3) == {30}
+    assert ddp._sums(models, once, 2) == set()
+    assert ddp._sums(models, [1, 3], 3) == {30, 21}
+    assert ddp._sums([[7]], [4], 3) == {21}
+    assert ddp._sums(models, [100, 100], 3) == set()
+    assert "self._has_rebuilt_buckets = True" in inspect.getsource(DistributedDataParallel)
 
 
 def test_collectives_of_a_newer_torch_are_named() -> None:
