@@ -194,6 +194,11 @@ def test_ranks_that_begin_with_different_parameters_are_told_with_their_seeds() 
     assert "dist.broadcast" in finding.remedy.diff
     for other in (started(1, 5), started(1, None)):  # equal; on a device
         assert of_run("initial_parameters_differ", started(0, 5), other) is None
+    experts = (
+        Dimension(name="ep", size=2, nodes=1, used=True),
+    )  # each rank has experts of its own
+    parts = (started(n, n, dimensions=experts) for n in (0, 1))
+    assert of_run("initial_parameters_differ", *parts) is None
     shards = (started(n, n, strategy="fsdp2") for n in (0, 1))
     assert of_run("initial_parameters_differ", *shards) is None
 

@@ -11,6 +11,7 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import LEAST_STEPS
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
+from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.ring.events import Scalar
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import (
@@ -215,6 +216,7 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
         if (mark := rank.process.get("params_mark")) is not None
         and rank.sharding_strategy.framework in (Framework.UNKNOWN, Framework.DDP)
         and _are_replicas(rank)
+        and not any(dim.used and dim_of(dim.name) is Dim.EP for dim in rank.dimensions)
     }
     if len(set(marks.values())) < 2:
         return
