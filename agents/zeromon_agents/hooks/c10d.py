@@ -154,8 +154,12 @@ class Collectives:
 
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
             mode = context.mode
-            if not mode:  # an empty ** costs a copy, so it is left out where it can be
-                return original(pg, *args, **kwargs) if kwargs else original(pg, *args)
+            if (
+                not mode
+            ):  # an empty ** costs a copy, and * a list: both are left out where they can be
+                if len(args) == 2 and not kwargs:
+                    return original(pg, args[0], args[1])
+                return original(pg, *args, **kwargs)
             entry: Any = None
             before, called_async = -1, None
             try:

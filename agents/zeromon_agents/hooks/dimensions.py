@@ -14,7 +14,7 @@ from typing import Any
 
 from zeromon.ring.dimensions import Dim, DimensionMetadata, dim_of
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
-from zeromon_agents.hooks.process_groups import members, nodes_of, sequence_number
+from zeromon_agents.hooks.process_groups import members, nodes_of, sequence_number, text_of
 from zeromon_agents.observe.torch_roles import fsdp1_handles, fsdp2_groups
 from zeromon_agents.runtime.around import RAISED, around
 
@@ -149,7 +149,7 @@ def group_of_mesh(mesh: Any, dim: int) -> Any:
     """Returns the process group of a dimension; None where the mesh has none on this rank."""
     with suppress(RuntimeError, AttributeError, IndexError, KeyError, AssertionError):
         pg = mesh.get_group(dim)
-        return pg if hasattr(pg, "group_name") else None
+        return pg if text_of(pg, "group_name") is not None else None
     return None
 
 

@@ -78,6 +78,16 @@ def sequence_number(pg: Any) -> int:
         return -1
 
 
+def text_of(pg: Any, attribute: str) -> str | None:
+    """Returns a text of *pg*, "" where a group written in Python has none; None for what is no group."""
+    try:
+        return str(getattr(pg, attribute))
+    except RuntimeError:
+        return ""
+    except AttributeError:
+        return None
+
+
 def members(pg: Any) -> list[int]:
     """Returns the ranks of a process group, as the world numbers them."""
     ranks = torch.distributed.distributed_c10d._world.pg_group_ranks
@@ -98,11 +108,7 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
     *framework* returns the name that a framework gave to a group, and "" for any other group.
     """
     ranks = members(pg)
-    try:
-        name = str(pg.group_name)
-    except RuntimeError:  # a group without a name
-        name = ""
-    desc = str(getattr(pg, "group_desc", "") or "")
+    name, desc = text_of(pg, "group_name") or "", text_of(pg, "group_desc")
     given = framework(pg)
     if given:
         label = given

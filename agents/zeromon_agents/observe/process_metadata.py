@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
         "unknown_collectives": [
             *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
             *unknown_operators(),
+            *overridden(type(pg) for pg in torch.distributed.distributed_c10d._world.pg_map),
         ],
     }
 
@@ -82,6 +84,16 @@ def unknown_collectives(group_class: type) -> list[str]:
         n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in known
     }
     return sorted(name for name, text in methods.items() if _RETURNS_WORK.search(text or ""))
+
+
+def overridden(groups: Iterable[type]) -> list[str]:
+    """Returns the collectives that classes of process groups written in Python have of their own.
+
+    They pass no hook, and such a group has no sequence number by which they could be counted.
+    """
+    base = torch._C._distributed_c10d.ProcessGroup
+    own = {c for group in groups for c in group.__mro__ if issubclass(c, base) and c is not base}
+    return sorted(f"{c.__name__}.{name}" for c in own for name in PAYLOADS if name in vars(c))
 
 
 def autocast_dtype(device_type: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from zeromon.ring.events import Flag, Kind, head, place
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe.untraced import op_of, payload_bytes, read_flight_recorder
 from zeromon_agents.runtime.hook_context import HookContext
 
@@ -118,7 +118,7 @@ class StallDetector:
     def _in_flight(self, groups: list[tuple[Group, Any]]) -> dict[tuple[int, int], Flying]:
         """Returns (group, number) -> what is in flight, numbered as the records of this rank are."""
         shifts = {group.id: self._shift(group) for group, _ in groups}
-        flying = in_flight({str(pg.group_name): group for group, pg in groups})
+        flying = in_flight({text_of(pg, "group_name") or "": group for group, pg in groups})
         return {(group, number - shifts[group]): e for (group, number), e in flying.items()}
 
     def _groups(self) -> list[Group]:

@@ -24,7 +24,7 @@ import torch
 from zeromon.ring.events import Kind, Op, Phase, Untimed
 from zeromon.ring.torch_names import ITEM_BYTES, operation_named
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.runtime.hook_context import HookContext
@@ -64,7 +64,7 @@ class UntracedCollectives:
                 early = step <= WARM_UP_STEPS and not accelerator.capturing()
                 if early and flight is None and few:
                     flight = read_flight_recorder()
-                self._explain(group, missing, flight, str(pg.group_name))
+                self._explain(group, missing, flight, text_of(pg, "group_name") or "")
             shift = group.base if self._collectives.attached else 0
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.GROUP_SEQUENCE, 0, 0, 0, group.id, 0,
@@ -75,7 +75,7 @@ class UntracedCollectives:
         groups = torch.distributed.distributed_c10d._world.pg_map
         if len(groups) > len(self._collectives.groups):
             for pg in list(groups):
-                if hasattr(pg, "group_name"):
+                if text_of(pg, "group_name") is not None:
                     self._collectives.group_of(pg)
 
     def _explain(

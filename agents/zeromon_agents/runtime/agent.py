@@ -30,6 +30,7 @@ from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.functional import Functional
+from zeromon_agents.hooks.process_groups import text_of
 from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator
@@ -244,7 +245,7 @@ class Agent:
     def _register_existing_groups(self) -> None:
         world = torch.distributed.distributed_c10d._world
         for pg in list(world.pg_map):
-            if hasattr(pg, "group_name"):
+            if text_of(pg, "group_name") is not None:
                 self.collectives.group_of(pg, existed=True)
 
     def _optimizer_begins(self, optimizer: Any) -> None:

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from zeromon.ring.events import Op, Phase
 from zeromon_agents.hooks import ddp
 from zeromon_agents.hooks.payloads import PAYLOADS
-from zeromon_agents.hooks.process_groups import Group
+from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number, text_of
 from zeromon_agents.observe.dispatched import Dispatched
-from zeromon_agents.observe.process_metadata import unknown_collectives
+from zeromon_agents.observe.process_metadata import overridden, unknown_collectives
 from zeromon_agents.observe.untraced import read_flight_recorder
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON
@@ -171,3 +171,22 @@ def test_collectives_of_a_newer_torch_are_named() -> None:
     assert "allreduce" in PAYLOADS
     hidden = type("Hidden", (), {"all_reduce_new": methods["allreduce"]})
     assert unknown_collectives(hidden) == ["all_reduce_new"]
+
+
+def test_a_process_group_written_in_python_is_told() -> None:
+    """Its own methods pass no hook; without a name it is watched none the less."""
+
+    class Mine(MODULE.ProcessGroup):
+        def allreduce(self, tensors: Any, options: Any) -> None: ...
+
+        def helper(self) -> None: ...
+
+    class Inherits(Mine): ...
+
+    pg = Mine(0, 1)
+    assert overridden([type(pg), Inherits, MODULE.ProcessGroup, object]) == ["Mine.allreduce"]
+    with pytest.raises(RuntimeError):
+        _ = pg.group_name
+    assert text_of(pg, "group_name") == "" and text_of(object(), "group_name") is None
+    assert describe_group(pg)["name"] == ""
+    assert sequence_number(pg) == -1

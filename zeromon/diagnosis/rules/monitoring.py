@@ -58,7 +58,7 @@ def agent_errors(run: RunSnapshot) -> Iterable[Match]:
 
 @rule("ZM007")
 def unknown_version(run: RunSnapshot) -> Iterable[Match]:
-    """DeepSpeed lacks names that the agent reads, or torch has collectives that no hook knows."""
+    """DeepSpeed lacks names that the agent reads, or a group has collectives that no hook knows."""
     for rank in run.ranks[:1]:
         if rank.unseen:
             yield Match(
@@ -67,8 +67,8 @@ def unknown_version(run: RunSnapshot) -> Iterable[Match]:
             )
         if unknown := rank.process.get("unknown_collectives"):
             yield Match(
-                f"no hook knows {', '.join(unknown)} of this version of torch's process groups: "
-                "such collectives are counted, not timed"
+                f"no hook knows {', '.join(unknown)} of the process groups: such collectives "
+                "have no times, and are counted only by the number that a group of torch's gives each"
             )
 
 
