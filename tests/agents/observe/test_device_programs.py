@@ -18,6 +18,15 @@ from zeromon_agents.runtime.hook_context import EVENT
 
 PROGRAMS_OF_A_MUTANT = 2000
 """At most; most mutants are found by one of the first twenty."""
+WAITS_LATE: Program = [
+    ("on", 1, [("issue", 0, 0, 100_000, True), ("wait", -1)]),
+    ("step", True),
+    ("on", 1, [("compute", 500_000)]),
+    ("on", 3, [("compute", 300_000), ("issue", 1, 0, 100, True)]),
+    ("on", 2, [("issue", 2, 0, 100, True)]),
+    ("wait_stream", 1),
+]
+"""A stream is waited for after the events of its last wait were read. Random programs seldom do so."""
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +304,7 @@ def kill(ring: Ring, wrong: Callable[[Result], str]) -> None:
             raise Killed(found)
 
     with pytest.raises(Killed):
+        check(WAITS_LATE)
         every_program(PROGRAMS_OF_A_MUTANT, check, Phase.generate)
 
 
