@@ -33,9 +33,9 @@ from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
 from zeromon.report.ledger import ledger as ledger_text
 from zeromon.ring.events import Phase
-from zeromon.ring.strategy import Framework, Sharding, fsdp1, fsdp2
+from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1, fsdp2
 from zeromon.snapshot import Attempt
-from zeromon.snapshot.ledger import Cause
+from zeromon.snapshot.ledger import ActivityRow, Cause
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
 from zeromon.tui.screens.rank import rank_page
@@ -713,6 +713,33 @@ def test_scripts_that_were_accepted_in_silence(
     check: Any, script: str, code: str, says: str
 ) -> None:
     assert says in said(check(HEAD + script, "train.py"), code)
+
+
+SHARDS = fsdp2(reshards=True)
+
+
+@taught("torch.load on every rank")
+@pytest.mark.parametrize(
+    ("files", "strategy", "fires"),
+    [((5, 5), SHARDS, True), ((5, 6), SHARDS, False), ((5, 0), SHARDS, False),
+     ((5, 5), Strategy(framework=Framework.DDP), False)],
+)  # fmt: skip
+def test_ranks_that_load_the_same_file_whole_are_found_live(
+    files: tuple[int, ...], strategy: Strategy, fires: bool
+) -> None:
+    """14 GB on each of two ranks; a shard of its own, and DDP, which keeps all of it, are fine."""
+    ranks = [
+        rank(n, strategy=strategy.label, strategy_fields=strategy, models=(),
+             activities=(ActivityRow(phase="checkpoint", activity="load", background=False, count=1,
+                                     seconds=9.0, longest_seconds=9.0, nbytes=14 * 10**9, last_ns=0,
+                                     file=file, file_bytes=14 * 10**9 if file else 0),))
+        for n, file in enumerate(files)
+    ]  # fmt: skip
+    said = [f for f in advise(run(*ranks)) if f.code == "ZM704"]
+    assert len(said) == fires
+    if fires:
+        assert "each of 2 ranks of this node loaded the same checkpoint of 13.0 GiB" in said[0].text
+        assert said[0].remedy is not None and "mmap=True" in said[0].remedy.diff
 
 
 @taught("FSDP scripts")

@@ -202,6 +202,8 @@ def activity_rows(state: RankState) -> tuple[ActivityRow, ...]:
             longest_seconds=totals.longest_ns / 1e9,
             nbytes=totals.nbytes,
             last_ns=totals.last_end_ns,
+            file=totals.file,
+            file_bytes=totals.file_bytes,
         )
         for (phase, activity, background), totals in state.activities.items()
     ]

@@ -141,6 +141,9 @@ class ActivityTotals:
     longest_ns: int = 0
     nbytes: int = 0
     last_end_ns: int = 0
+    file: int = 0
+    """The largest file that was loaded whole."""
+    file_bytes: int = 0
 
 
 class EndedPhase(NamedTuple):

@@ -61,6 +61,8 @@ def _count_activity(state: RankState, e: PhaseSpan) -> None:
     totals.longest_ns = max(totals.longest_ns, e.t_ns - e.start_ns)
     totals.nbytes += e.nbytes
     totals.last_end_ns = e.t_ns
+    if e.file and e.nbytes > totals.file_bytes:
+        totals.file, totals.file_bytes = e.file, e.nbytes
     if e.activity is Activity.SAVE:
         _count_save(state, e)
 

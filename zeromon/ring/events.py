@@ -214,8 +214,8 @@ class PhaseSpan(NamedTuple):
     activity: Activity = Activity.NONE
     nbytes: int = 0
     """That were saved or loaded, where the hook knows them."""
-    text: int = 0
-    """Id of a text that says what was saved, loaded or compiled, 0 for none."""
+    file: int = 0
+    """Which file was loaded whole into memory, the same number on all ranks of a host; 0: unknown."""
 
 
 @record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d")

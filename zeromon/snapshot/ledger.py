@@ -74,3 +74,6 @@ class ActivityRow:
     """That this rank saved or loaded; 0 where unknown."""
     last_ns: int
     """CLOCK_MONOTONIC of its last end."""
+    file: int = 0
+    """The largest file that was loaded whole, the same number on all ranks of a host; 0: unknown."""
+    file_bytes: int = 0

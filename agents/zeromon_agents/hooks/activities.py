@@ -68,6 +68,7 @@ _WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION)
 _LEAST_COLLECTION_NS = 200_000
 """A shorter collection belongs to the phase in which it happened."""
 _MOST_FILES = 4096
+_MOST_NUMBER = (1 << 53) - 1
 
 
 class _Begun(NamedTuple):
@@ -79,6 +80,8 @@ class _Begun(NamedTuple):
     """Whether the training thread runs it."""
     where: tuple[Any, ...] = ()
     """The arguments that may be a path or a file."""
+    maps: bool = False
+    """The file is mapped, and not read into memory."""
 
 
 class Activities(Backend):
@@ -92,7 +95,6 @@ class Activities(Backend):
         """Saved or loaded within the outermost checkpoint function."""
         self._collection_ns = 0
         self._compilation: _Begun | None = None
-        self._texts: dict[str, int] = {}
         self._forget: list[Callable[[], Any]] = []
         self.steps.evaluation.on_end = functools.partial(self._write, Phase.EVALUATION)
 
@@ -134,7 +136,8 @@ class Activities(Backend):
         if in_training and phase is Phase.GENERATION and Phase.EVALUATION in within:
             return SKIP  # a framework evaluates what the model generates
         where = tuple(filter(_is_place, (*args[:3], *kwargs.values())))
-        begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where)
+        maps = bool(kwargs.get("mmap"))
+        begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where, maps)
         if in_training:
             if not self._open:
                 self._nbytes = 0
@@ -159,7 +162,9 @@ class Activities(Backend):
         # what a function within has written is a part of what is at the outer one's path
         self._nbytes = max(self._nbytes, nbytes) if begun.where else self._nbytes + nbytes
         if not any(one.phase is begun.phase for one in self._open):
-            self._write(begun.phase, begun.start_ns, now, activity, self._nbytes)
+            loads = activity is Activity.LOAD and result is not RAISED and not begun.maps
+            file = next(filter(None, map(_file_at, begun.where)), 0) if loads else 0
+            self._write(begun.phase, begun.start_ns, now, activity, self._nbytes, 0, file)
             self._nbytes = 0
         written = getattr(result, "upload_completion", result)
         if activity is Activity.SAVE and callable(getattr(written, "add_done_callback", None)):
@@ -258,11 +263,12 @@ class Activities(Backend):
         activity: Activity = Activity.NONE,
         nbytes: int = 0,
         flags: int = 0,
+        file: int = 0,
     ) -> None:
         if not self.steps.attached_mid_step:
             # fmt: off
             self.context.write(end_ns, Kind.PHASE, activity, phase, flags, 0, 0,
-                               start_ns, nbytes, 0, 0)
+                               start_ns, nbytes, file, 0)
             # fmt: on
 
     def stop(self) -> None:
@@ -277,6 +283,15 @@ class Activities(Backend):
 def _is_place(value: Any) -> bool:
     """Whether *value* is a path, or a file that knows its position."""
     return isinstance(value, (str, os.PathLike)) or callable(getattr(value, "tell", None))
+
+
+def _file_at(place: Any) -> int:
+    """Returns a number for the file at a path; 0 for a folder, or where there is none."""
+    with suppress(OSError, ValueError):
+        if isinstance(place, (str, os.PathLike)) and Path(place).is_file():
+            status = os.stat(place)
+            return (status.st_dev << 40 ^ status.st_ino) & _MOST_NUMBER
+    return 0
 
 
 def _bytes_at(place: Any) -> int:

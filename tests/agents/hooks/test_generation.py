@@ -84,6 +84,25 @@ def test_what_an_evaluation_generates_belongs_to_it(loop: Loop) -> None:
     loop.patches.restore()
 
 
+def test_a_file_that_is_loaded_whole_has_a_number(loop: Loop, tmp_path: Path) -> None:
+    """The same for each rank; none for a file that is mapped, and none for an object."""
+    path = tmp_path / "all.pt"
+    path.write_bytes(b"x" * 1000)
+    torch: Any = ModuleType("torch")
+    torch.load = lambda *_, **__: None
+    loop.activities._watch_functions(torch)
+    torch.load(path)
+    torch.load(str(path), mmap=False)
+    torch.load(path, mmap=True)
+    torch.load(object())
+    events = [decode(raw) for raw in loop.reader.read(final=True)]
+    spans = [event for event in events if isinstance(event, PhaseSpan)]
+    assert [span.nbytes for span in spans] == [1000, 1000, 1000, 0]
+    first, second, *others = (span.file for span in spans)
+    assert first == second > 0 and others == [0, 0]
+    loop.patches.restore()
+
+
 @pytest.mark.parametrize(
     ("module", "owner"),
     [(m, f.partition(".")[0]) for m, f, (phase, _) in FUNCTIONS if phase is Phase.GENERATION],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.sharding import next_stage
+from zeromon.diagnosis.rules.sharding import is_sharding_fsdp, next_stage
 from zeromon.diagnosis.settings import setting
 from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
@@ -254,9 +254,47 @@ _MUCH = 1 << 30
 """Bytes a rank; a smaller model that every rank builds costs nothing that matters."""
 
 
+def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
+    """The ranks of this node that shard their parameters all loaded the same file, whole."""
+    shards = [
+        rank
+        for rank in run.ranks
+        if (how := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(how)
+    ]
+    loads = [
+        max(
+            (row for row in rank.activities if row.file),
+            key=lambda row: row.file_bytes,
+            default=None,
+        )
+        for rank in shards
+    ]
+    first = loads[0] if loads else None
+    if first is None or len(loads) < 2 or first.file_bytes < _MUCH:
+        return
+    if any(load is None or load.file != first.file for load in loads):
+        return
+    rank, nbytes = shards[0], first.file_bytes
+    yield Match(
+        f"each of {len(loads)} ranks of this node loaded the same checkpoint of {human_bytes(nbytes)} "
+        f"whole: {human_bytes(nbytes * len(loads))} of host memory, where all load at once",
+        rank.rank,
+        Remedy(
+            cause="torch.load reads the file into the memory of every rank, which keeps a shard of it",
+            dialect=ConfigFormat.PYTHON,
+            diff='- torch.load(path)\n+ torch.load(path, mmap=True, map_location="cpu")',
+            frees_bytes=nbytes,
+            effect="the ranks share the pages of the file; or load a sharded checkpoint "
+            "(torch.distributed.checkpoint)",
+            price="none",
+        ),
+    )
+
+
 @rule("ZM704", severity=Severity.WARNING)
 def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
-    """Every rank built the whole model before stage 3 divided it. Reported once."""
+    """Every rank built the whole model before stage 3 divided it, or loaded it. Each reported once."""
+    yield from _loaded_by_all(run)
     for rank in run.ranks:
         built = max((model.get("built_bytes", 0) for model in rank.models), default=0)
         if built < _MUCH or rank.world_size < 2:
