@@ -24,9 +24,9 @@ from support import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 SELECTED = "not nvme and not bench and not quiet and not long and not alone"
-STEPS = 12
+STEPS = 6
 SMALL = f"--steps {STEPS} --width 32 --layers 2 --heads 2 --length 32 --batch 2".split()
-EXAMPLES = ROOT / "examples"
+EXAMPLES, PROGRAMS = ROOT / "examples", ROOT / "tests" / "programs"
 LIVE = {
     **{
         name: [str(EXAMPLES / "train_gpt.py"), "--strategy", name, *SMALL]
@@ -39,8 +39,11 @@ LIVE = {
         ]
         for stage in (1, 2, 3)
     },
+    "ddp compiled": [str(PROGRAMS / "functional.py"), "{folder}", "ddp_compiled"],
+    "tp": [str(PROGRAMS / "functional.py"), "{folder}", "tp"],
+    "pp": [str(PROGRAMS / "pipelines.py"), "1F1B", "--steps", str(STEPS)],
 }  # fmt: skip
-"""The strategy that the report must tell -> the script that trains under it."""
+"""The strategy that the report must tell (its first word) -> the script that trains under it."""
 
 
 class Tested(NamedTuple):
@@ -127,7 +130,7 @@ def live(
     strategy: str, script: Sequence[str], bin_folder: Path, environment: Mapping[str, str]
 ) -> str:
     """Trains under zeromon and reads the report; returns what is wrong with it, "" for nothing."""
-    python, name = str(bin_folder / "python"), f"live-{strategy}"
+    python, name = str(bin_folder / "python"), f"live-{strategy.replace(' ', '-')}"
     zeromon = [python, "-m", "zeromon"]
     train = [
         python,
@@ -136,14 +139,14 @@ def live(
         "--standalone",
         "--nproc-per-node",
         "2",
-        *script,
+        *(word.format(folder=bin_folder.parent / name) for word in script),
     ]
     done = _finished([*zeromon, "run", "--name", name, "--", *train], environment)
     if done.returncode:
         bare = _finished(train, environment)
         return TORCH if bare.returncode else f"fails under zeromon: {done.stderr[-300:]}"
     told = _finished([*zeromon, "report", name, "--json", "--wait", "30"], environment)
-    return wrong(json.loads(told.stdout), strategy)
+    return wrong(json.loads(told.stdout), strategy.split()[0])
 
 
 def _finished(

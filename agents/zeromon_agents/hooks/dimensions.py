@@ -72,7 +72,9 @@ class Dimensions(Backend):
             return
         self._seen = seen
         found = self.dimensions()
-        if found != self._written:
+        if (
+            found and found != self._written
+        ):  # none are left where the script has destroyed its groups
             self._written = found
             self.context.add_metadata(dimensions=found)
 

@@ -79,5 +79,8 @@ class Units:
             if event is not None and (happens is None or happens(*args)):
                 self.mark(event, unit)
 
+        leave_to_python(
+            happens, and_callees=True
+        )  # before torch 2.7 a frame does not leave its callees
         hook = around(context, enter, scoped=True, active_from=ON, traced=True)
         return lambda original: leave_to_python(hook(original), and_callees=False)

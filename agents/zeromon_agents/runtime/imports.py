@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,7 +22,7 @@ class ImportWatch(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, OnModule] = {}
+        self._waiting: defaultdict[str, list[OnModule]] = defaultdict(list)
 
     def when_imported(self, name: str, callback: OnModule) -> None:
         """Runs *callback* with module *name*: now if it is loaded, otherwise after its import."""
@@ -30,7 +31,7 @@ class ImportWatch(MetaPathFinder):
         if module is not None and not getattr(spec, "_initializing", False):
             callback(module)
             return
-        self._waiting[name] = callback
+        self._waiting[name].append(callback)
         if module is not None and spec is not None and spec.loader is not None:
             return  # its import is under way: `sweep` will find it
         if self not in sys.meta_path:
@@ -42,7 +43,7 @@ class ImportWatch(MetaPathFinder):
         for name in list(self._waiting):
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
-                self._waiting.pop(name)(module)
+                self._call(name, module)
 
     def close(self) -> None:
         """Removes the finder and drops the callbacks that have not run."""
@@ -75,8 +76,10 @@ class ImportWatch(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> Any:
             execute(module)
-            callback = self._waiting.pop(fullname, None)
-            if callback is not None:
-                callback(module)
+            self._call(fullname, module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
+
+    def _call(self, name: str, module: ModuleType) -> None:
+        for callback in self._waiting.pop(name, ()):
+            callback(module)

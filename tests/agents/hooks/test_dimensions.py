@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp2_common
@@ -15,6 +17,8 @@ import torch.distributed.fsdp._init_utils as fsdp1_init
 from support import PROGRAMS, ROOT
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
+
+from zeromon_agents.hooks.dimensions import Dimensions
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +101,17 @@ def test_names_that_the_use_of_a_group_is_read_from_are_still_set() -> None:
     assert "self.bucket_bytes_cap" in inspect.getsource(DistributedDataParallel)
     assert "self.group = group" in inspect.getsource(_PipelineStageBase)
     assert "self.stage_index" in inspect.getsource(_PipelineStageBase)
+
+
+def test_dimensions_stay_when_the_script_has_destroyed_its_groups() -> None:
+    """The end of a script is a step's end, too: a pipeline's rank was then of an unknown strategy."""
+    written: list[object] = []
+    kept: Any = SimpleNamespace(
+        _new=[], _stages=[], _seen=(), _written=[], models=SimpleNamespace(modules=[], optimizers=[]),
+        collectives=SimpleNamespace(groups={1: None}), dimensions=lambda: [{"name": "pp"}],
+        context=SimpleNamespace(add_metadata=lambda **sent: written.append(sent)),
+    )  # fmt: skip
+    Dimensions.end_step(kept)
+    kept.collectives.groups, kept.dimensions = {}, list
+    Dimensions.end_step(kept)
+    assert written == [{"dimensions": [{"name": "pp"}]}]
