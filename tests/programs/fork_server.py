@@ -35,6 +35,7 @@ MODULES = (
 
 def preload(with_deepspeed: bool) -> None:
     """Imports what ranks import, and runs nothing: a thread would be missing in the ranks."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # before torch 2.7 the import starts them
     for name in MODULES:
         importlib.import_module(name)
     if with_deepspeed:
