@@ -302,6 +302,17 @@ def bf16_device(config: Config, _other: Config | None, machine: Machine) -> Iter
         yield config.problem("ZM406", "warning", path, message, "mixed_precision: fp16")
 
 
+def idle_devices(config: Config, _other: Config | None, machine: Machine) -> Iterator[Problem]:
+    """Yields fewer processes than the machines have devices: num_processes counts all machines."""
+    ranks, hosts = whole(config.get("num_processes")), whole(config.get("num_machines"))
+    each = machine.devices_per_host
+    some = config.get("gpu_ids") not in (None, "all")
+    if ranks and hosts and hosts > 1 and each and ranks < hosts * each and not some:
+        message = f"num_processes is {ranks}, for all {hosts} machines of {each} devices together"
+        path = ("num_processes",)
+        yield config.problem("ZM602", "warning", path, message, config.write(path[0], hosts * each))
+
+
 def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields fp16 at ZeRO stage 3, and training in fp32."""
     if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
@@ -429,4 +440,5 @@ CHECKS: tuple[Check, ...] = (
     dead_paths,
     whole_model_on_every_rank,
     bf16_device,
+    idle_devices,
 )

@@ -6,8 +6,18 @@ import ast
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from zeromon.check.problem import Problem
-from zeromon.check.scripts import FSDP, Check, Script, calls_of, is_open
+from zeromon.check.deepspeed.hygiene import NO_BF16
+from zeromon.check.one_rank import one_rank, one_rank_alone
+from zeromon.check.problem import Machine, Problem
+from zeromon.check.scripts import (
+    FSDP,
+    WRAPPERS,
+    Check,
+    Script,
+    calls_of,
+    is_arguments,
+    is_open,
+)
 
 _ARGUMENTS = (
     "module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
@@ -33,14 +43,14 @@ def arguments(script: Script) -> Iterator[Problem]:
             message = f"{FSDP} has no argument {word.arg}"
             yield script.problem("ZM107", "error", word.value, message, fix, word.arg)
         policy = script.argument(call, "auto_wrap_policy", 4)
-        if str(script.value(policy)).endswith(".transformer_auto_wrap_policy"):
+        for one in script.flow.values(policy) if policy is not None else ():
+            if one is None or not script.name_of(one).endswith(".transformer_auto_wrap_policy"):
+                continue
             message = (
                 "transformer_auto_wrap_policy needs the classes of the layers: it fails when called"
             )
             fix = f"auto_wrap_policy={_PARTIAL}"
-            yield script.problem(
-                "ZM107", "error", policy or call.node, message, fix, "auto_wrap_policy"
-            )
+            yield script.problem("ZM107", "error", one, message, fix, "auto_wrap_policy")
 
 
 def no_shard(script: Script) -> Iterator[Problem]:
@@ -54,18 +64,56 @@ def no_shard(script: Script) -> Iterator[Problem]:
 
 
 def unscaled(script: Script) -> Iterator[Problem]:
-    """Yields FSDP in fp16 in a script without a gradient scaler."""
-    if script.words & {"ShardedGradScaler", "GradScaler", "Accelerator", "Trainer", "Fabric"}:
+    """Yields FSDP in fp16 without the gradient scaler that it needs."""
+    if script.words & {"ShardedGradScaler", "Accelerator", "Trainer", "Fabric"}:
         return
     for name in ("MixedPrecision", "MixedPrecisionPolicy"):
         for call in calls_of(script, name):
             low = script.argument(call, "param_dtype", 0)
-            if script.value(low) in ("torch.float16", "torch.half"):
+            if script.value(low) not in ("torch.float16", "torch.half"):
+                continue
+            if "GradScaler" not in script.words:
                 message = "fp16 without a gradient scaler: small gradients become 0"
                 fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
                 yield script.problem(
                     "ZM408", "warning", low or call.node, message, fix, "param_dtype"
                 )
+            for scaler in calls_of(script, "GradScaler") if _shards_1(script, name) else ():
+                message = (
+                    "each rank looks for infinite gradients in its own shard, so the ranks skip "
+                    "different steps"
+                )
+                fix = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler()"
+                yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
+
+
+def _shards_1(script: Script, precision: str) -> bool:
+    """Returns whether all FSDP of the script is FSDP1, which shards, with the class *precision*."""
+    calls = calls_of(script, FSDP)
+    whole = [str(script.value(script.argument(call, "sharding_strategy", 2))) for call in calls]
+    shards = bool(calls) and not any(name.endswith("NO_SHARD") for name in whole)
+    return precision == "MixedPrecision" and shards and not calls_of(script, "fully_shard")
+
+
+def policy_of_the_root(script: Script) -> Iterator[Problem]:
+    """Yields blocks that FSDP2 shards without the precision that only the whole model has."""
+    calls = calls_of(script, "fully_shard")
+    if any(is_open(call) for call in calls):
+        return
+    given = {call.node: script.argument(call, "mp_policy") for call in calls}
+    blocks = [call for call in calls if script.flow.repeats(call.node)]
+    roots = [call for call in calls if call not in blocks]
+    policies = [node for call in roots if (node := given[call.node]) is not None]
+    lowers = any(
+        isinstance(one, ast.Call) and script.name_of(one.func).endswith(".MixedPrecisionPolicy")
+        for node in policies
+        for one in script.flow.values(node)
+    )
+    bare = [call for call in blocks if given[call.node] is None]
+    if lowers and len(policies) == len(roots) and bare and len(bare) == len(blocks):
+        message = "the blocks do not inherit mp_policy of the whole model: they compute in fp32"
+        fix = f"fully_shard(..., mp_policy={ast.unparse(policies[0])})"
+        yield script.problem("ZM106", "warning", bare[0].node, message, fix, "mp_policy")
 
 
 def every_module(script: Script) -> Iterator[Problem]:
@@ -113,10 +161,52 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM704", "info", node, message, fix, "torch.load")
 
 
+def loaded_on_device_0(script: Script) -> Iterator[Problem]:
+    """Yields ``torch.load(..., map_location="cuda:0")`` that all ranks run, each with its own device."""
+    wraps = any(call.short in WRAPPERS for call in script.calls)
+    if not wraps or "set_device" not in script.words:
+        return
+    for call in script.calls:
+        node = script.argument(call, "map_location", 1) if call.name == "torch.load" else None
+        if script.value(node) != "cuda:0" or one_rank(script, call.node):
+            continue
+        message = "every rank loads the whole checkpoint into the memory of device 0"
+        fix = 'map_location="cpu"'
+        yield script.problem("ZM704", "warning", call.node, message, fix, "map_location")
+
+
+def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
+    """Yields computation in bf16 on a device that emulates it."""
+    if machine.device not in NO_BF16:
+        return
+    names = {
+        "autocast": "dtype",
+        "MixedPrecision": "param_dtype",
+        "MixedPrecisionPolicy": "param_dtype",
+    }
+    for call in script.calls:
+        node = script.argument(call, names.get(call.short, ""), 0 if "Mixed" in call.short else 1)
+        is_on = call.short in names and script.value(node) == "torch.bfloat16"
+        if is_arguments(call):
+            node = script.argument(call, "bf16")
+            is_on = script.value(node) is True
+        elif call.short == "Accelerator":
+            node = script.argument(call, "mixed_precision")
+            is_on = script.value(node) == "bf16"
+        if is_on and node is not None:
+            message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
+            fix = "fp16 with a gradient scaler"
+            place = script.flow.values(node)[0] or node
+            yield script.problem("ZM406", "warning", place, message, fix, "bf16")
+
+
 CHECKS: tuple[Check, ...] = (
     arguments,
     no_shard,
     unscaled,
+    policy_of_the_root,
+    loaded_on_device_0,
+    one_rank_alone,
     every_module,
     loaded_on_every_rank,
 )

@@ -53,11 +53,13 @@ class Command:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     """Name of an option or argument -> its column in the command."""
+    file: str = _FILE
+    line: int = 1
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the option or argument *name*."""
-        place = 1, self.places.get(name, 1)
-        return problem_at(_FILE, place, code, severity, message, fix, name)
+        place = self.line, self.places.get(name, 1)
+        return problem_at(self.file, place, code, severity, message, fix, name)
 
     @property
     def ranks(self) -> int | None:
@@ -87,6 +89,12 @@ def read_command(words: Sequence[str]) -> Command:
     return Command(
         launcher=launcher, options=options, script=script, arguments=arguments, places=places
     )
+
+
+def is_launch(words: Sequence[str]) -> bool:
+    """Returns whether *words* are a command of a launcher with a script or a module."""
+    launcher, at = _launcher(words)
+    return bool(launcher) and at < len(words)
 
 
 def _launcher(words: Sequence[str]) -> tuple[str, int]:
@@ -207,6 +215,8 @@ def overrides(command: Command, file: Config) -> Iterator[Problem]:
         path = _path(name)
         theirs = file.get(*path) if path is not None else None
         if path is None or theirs is None or str(theirs).lower() == str(value).lower():
+            continue
+        if name == "machine_rank" or "$" in str(value):  # another on each machine; of the shell
             continue
         code = "ZM602" if name in ("num_processes", "gradient_accumulation_steps") else "ZM105"
         message = f"{name} is {value} here and {theirs} in {file.file}: the command wins"

@@ -159,6 +159,42 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
             )
 
 
+def same_order(script: Script) -> Iterator[Problem]:
+    """Yields a sampler that shuffles, in a script of several epochs that tells it no epoch."""
+    if script.words & {"set_epoch", "Accelerator", "Trainer", "Fabric", "LightningModule"}:
+        return
+    for call in script.calls:
+        if call.short != "DistributedSampler" or not call.name.startswith("torch."):
+            continue
+        node = script.argument(call, "shuffle", 3)
+        shuffles = node is None or script.value(node) is True
+        if shuffles and not is_open(call) and _has_epochs(script):
+            message = "without set_epoch the sampler gives the same order in every epoch"
+            fix = "loader.sampler.set_epoch(epoch) at the beginning of each epoch"
+            yield script.problem("ZM604", "warning", call.node, message, fix, "set_epoch")
+
+
+def _has_epochs(script: Script) -> bool:
+    """Returns whether a backward is in a loop over batches, in a loop of several numbered turns."""
+    for node in ast.walk(script.tree):
+        func = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(func, ast.Attribute) or func.attr != "backward":
+            continue
+        for way in script.flow.chains(node):
+            around = (outer for step in reversed(way) for outer, _ in script.flow.around(step))
+            overs = [outer.iter for outer in around if isinstance(outer, ast.For)]
+            last = _of_range(overs[-1]) if len(overs) > 1 and _of_range(overs[0]) is None else None
+            if last is not None and script.value(last) != 1:
+                return True
+    return False
+
+
+def _of_range(over: ast.expr) -> ast.expr | None:
+    """Returns the last argument of ``range(...)``; None for anything else."""
+    is_range = isinstance(over, ast.Call) and ast.unparse(over.func) == "range"
+    return over.args[-1] if isinstance(over, ast.Call) and is_range and over.args else None
+
+
 def _name_of(script: Script, call: Call) -> str:
     """Returns the variable that a loader is assigned to; "" for anything but one plain name."""
     for node in ast.walk(script.tree):
@@ -194,4 +230,11 @@ def _uses_gpu(script: Script) -> bool:
 
 Check = Callable[[Script], Iterable[Problem]]
 
-CHECKS: tuple[Check, ...] = (needs_workers, order, no_workers, not_pinned, restarted_workers)
+CHECKS: tuple[Check, ...] = (
+    needs_workers,
+    order,
+    no_workers,
+    not_pinned,
+    restarted_workers,
+    same_order,
+)

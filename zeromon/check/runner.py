@@ -13,6 +13,7 @@ from zeromon.check import (
     deepspeed,
     fsdp_scripts,
     launch,
+    launch_file,
     loaders,
     plans,
     script_configs,
@@ -72,14 +73,19 @@ def check(
 ) -> Result:
     """Returns all problems of files and folders, in order of files and lines.
 
-    *command*: the launch command, with which the files are read together.
+    *command*: the launch command, with which the files are read together; a launch file has its own.
     """
     launched = launch.read_command(command) if command else None
     machine = machine or Machine()
+    given = list(paths)
+    for path in [path for path in given if _is_launch_file(path)]:
+        read = launch_file.read_launch(_text(path), path)
+        if read.command is not None or launched is not None:
+            launched, machine = launched or read.command, read.on(machine)
+            given.remove(path)
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
     run = _Run(machine)
-    given = list(paths)
     for path in given:
         run.path(path)
     found: list[Figure] = []
@@ -95,6 +101,18 @@ def check(
         key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
     return Result(len(run.checked), tuple(ordered), tuple(found))
+
+
+def _is_launch_file(path: str) -> bool:
+    place = Path(path)
+    return place.suffix in launch_file.SUFFIXES and place.is_file()
+
+
+def _text(path: str) -> str:
+    try:
+        return read_text(Path(path))
+    except UnreadableError:  # the check of the file reports it
+        return ""
 
 
 def codes(text: str) -> frozenset[str]:
@@ -269,6 +287,7 @@ class _Run:
         checks = (*scripts.CHECKS, *training_loop.CHECKS, *fsdp_scripts.CHECKS, *loaders.CHECKS)
         for test in checks:
             self.problems += test(script)
+        self.problems += fsdp_scripts.bf16_device(script, self.machine)
         for call in filter(scripts.is_arguments, script.calls):
             fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))
             for fsdp_check in trainer.CHECKS:

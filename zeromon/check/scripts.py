@@ -1,6 +1,6 @@
 """Checks of a training script by its syntax tree; the script is never executed.
 
-A check uses literals, and names that the whole file assigns only once, to a literal. Each check is
+A check uses literals, and names that :mod:`zeromon.check.flow` follows to one literal. Each check is
 one function, and one line in :data:`CHECKS`.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zeromon.check.flow import LOOPS, Flow, read_flow
 from zeromon.check.problem import AUTO, Config, Path, Problem, number, problem_at
 
 FRAMEWORKS = (
@@ -45,8 +46,6 @@ class Call:
     node: ast.Call
     loops: int
     """Number of loops and comprehensions around the call."""
-    parameters: frozenset[str]
-    """Parameter names of the functions around the call."""
 
     @property
     def short(self) -> str:
@@ -61,8 +60,8 @@ class Script:
     file: str
     tree: ast.Module
     calls: tuple[Call, ...]
-    literals: Mapping[str, Any]
-    """Variable -> its value, for variables with one literal value in the whole file."""
+    flow: Flow
+    """Where its names get their values."""
     names: Mapping[str, str]
     """Imported name -> its dotted name."""
     words: frozenset[str]
@@ -82,11 +81,18 @@ class Script:
         """Returns the literal of *node*, or its dotted name in a framework; else :data:`UNKNOWN`."""
         if node is None:
             return UNKNOWN
+        found = [self._literal(one) for one in self.flow.values(node)]
+        first = found[0]
+        return first if all(type(v) is type(first) and v == first for v in found) else UNKNOWN
+
+    def _literal(self, node: ast.expr | None) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.Name) and node.id in self.literals:
-            return self.literals[node.id]
-        return resolved(node, self.names) or UNKNOWN
+        return resolved(node, self.names) or UNKNOWN if node is not None else UNKNOWN
+
+    def name_of(self, node: ast.expr) -> str:
+        """Returns the dotted name of a framework that *node* is; else ""."""
+        return resolved(node, self.names)
 
     def problem(
         self, code: str, severity: str, node: ast.AST, message: str, fix: str, key: str = ""
@@ -112,7 +118,7 @@ def read_script(file: str, tree: ast.Module) -> Script:
         file=file,
         tree=tree,
         calls=tuple(_calls(tree, names)),
-        literals=_literals(tree),
+        flow=read_flow(tree),
         names=names,
         words=frozenset(words),
     )
@@ -141,58 +147,18 @@ def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
     return name if name.partition(".")[0] in FRAMEWORKS else ""
 
 
-def _literals(tree: ast.Module) -> dict[str, Any]:
-    """Returns the variables that are bound once, to a constant (its value) or a dict (its node)."""
-    values: dict[str, list[Any]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Name):
-                values.setdefault(target.id, []).append(node.value)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            values.setdefault(node.id, [])
-        elif isinstance(node, ast.arg):
-            values.setdefault(node.arg, []).append(None)
-    stores: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            stores[node.id] = stores.get(node.id, 0) + 1
-    literals: dict[str, Any] = {}
-    for name, nodes in values.items():
-        if len(nodes) == 1 and stores.get(name) == 1:
-            if isinstance(nodes[0], ast.Constant):
-                literals[name] = nodes[0].value
-            elif isinstance(nodes[0], ast.Dict):
-                literals[name] = nodes[0]
-    return literals
-
-
-_LOOPS = (
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.ListComp,
-    ast.SetComp,
-    ast.GeneratorExp,
-    ast.DictComp,
-)
-
-
 def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
-    """Yields all calls of frameworks, with their loops and parameters; iterative, for deep trees."""
-    stack: list[tuple[ast.AST, int, frozenset[str]]] = [(tree, 0, frozenset())]
+    """Yields all calls of frameworks, with their loops; iterative, for deep trees."""
+    stack: list[tuple[ast.AST, int]] = [(tree, 0)]
     while stack:
-        node, loops, parameters = stack.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            parameters = parameters | {argument.arg for argument in arguments}
-        if isinstance(node, _LOOPS):
+        node, loops = stack.pop()
+        if isinstance(node, LOOPS):
             loops += 1
         if isinstance(node, ast.Call):
             name = resolved(node.func, names)
             if name:
-                yield Call(name=name, node=node, loops=loops, parameters=parameters)
-        stack.extend((child, loops, parameters) for child in ast.iter_child_nodes(node))
+                yield Call(name=name, node=node, loops=loops)
+        stack.extend((child, loops) for child in ast.iter_child_nodes(node))
 
 
 def is_training(script: Script) -> bool:
@@ -244,34 +210,93 @@ def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
 
 
 def config_at(script: Script, node: ast.expr) -> Config | str | None:
-    """Returns the configuration of a dict or of a variable for a dict, or the path of a JSON file."""
-    literal = node
-    if isinstance(node, ast.Name) and isinstance(script.literals.get(node.id), ast.Dict):
-        literal = script.literals[node.id]
-    if isinstance(literal, ast.Dict):
-        places: dict[Path, tuple[int, int]] = {(): (literal.lineno, literal.col_offset + 1)}
-        data = _data(script, literal, (), places)
+    """Returns the configuration of a dict that the script makes, or the path of a JSON file."""
+    places: dict[Path, tuple[int, int]] = {(): (node.lineno, node.col_offset + 1)}
+    data = _data(script, node, (), places)
+    if data is not None:
         return Config(file=script.file, data=data, places=places, dialect="python")
     value = script.value(node)
     return value if isinstance(value, str) and value.endswith(".json") else None
 
 
 def _data(
-    script: Script, node: ast.Dict, path: Path, places: dict[Path, tuple[int, int]]
-) -> dict[str, Any]:
-    """Returns a dict display as data, with "auto" for computed values."""
-    data: dict[str, Any] = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        name = script.value(key) if key is not None else None
-        if not isinstance(name, str) or key is None:
-            continue
-        here = (*path, name)
-        places[here] = key.lineno, key.col_offset + 1
-        if isinstance(value, ast.Dict):
-            data[name] = _data(script, value, here, places)
-        else:
-            data[name] = _plain(script, value)
+    script: Script,
+    node: ast.expr,
+    path: Path,
+    places: dict[Path, tuple[int, int]],
+    depth: int = 12,
+) -> dict[str, Any] | None:
+    """Returns a dict as data, with "auto" for computed values; None where *node* is no known dict.
+
+    A dict is a display, a call of ``dict``, a union, a variable with what is assigned to its keys, a
+    copy, or what a function of the file returns.
+    """
+    if isinstance(node, ast.Dict):
+        return _display(script, zip(node.keys, node.values, strict=True), path, places)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _display(script, ((None, node.left), (None, node.right)), path, places)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        words = [(_text(word), word.value) for word in node.keywords]
+        return _display(script, [*((None, arg) for arg in node.args), *words], path, places)
+    after = script.flow.step(node) if depth else []
+    one = after[0] if len(after) == 1 else None
+    if one is None or one is node:
+        return None
+    data = _data(script, one, path, places, depth - 1)
+    variable = script.flow.owner(node)
+    stores = script.flow.stores.get(variable, []) if variable is not None else []
+    for keys, value, place in stores if data is not None else ():
+        _store(script, data, (path, keys), value, place, places)
     return data
+
+
+def _display(
+    script: Script,
+    items: Iterable[tuple[ast.expr | None, ast.expr]],
+    path: Path,
+    places: dict[Path, tuple[int, int]],
+) -> dict[str, Any] | None:
+    data: dict[str, Any] = {}
+    for key, value in items:
+        if key is None:
+            other = _data(script, value, path, places)
+            if other is None:
+                return None
+            data |= other
+            continue
+        name = script.value(key)
+        if isinstance(name, str):
+            here = (*path, name)
+            places[here] = key.lineno, key.col_offset + 1
+            part = _data(script, value, here, places)
+            data[name] = _plain(script, value) if part is None else part
+    return data
+
+
+def _text(word: ast.keyword) -> ast.expr | None:
+    return None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word)
+
+
+def _store(
+    script: Script,
+    data: dict[str, Any] | None,
+    keys: tuple[Path, Path],
+    value: ast.expr | None,
+    place: ast.expr,
+    places: dict[Path, tuple[int, int]],
+) -> None:
+    """Does ``data[keys...] = value``; a value that is not certain is "auto"."""
+    above, inner = keys
+    for name in inner[:-1]:
+        below = data.get(name) if data is not None else None
+        data = below if isinstance(below, dict) else None
+    if data is None or not inner:
+        return
+    here = (*above, *inner)
+    places[here] = place.lineno, place.col_offset + 1
+    part = _data(script, value, here, places) if value is not None else None
+    plain = AUTO if value is None else _plain(script, value)
+    data[inner[-1]] = plain if part is None else part
 
 
 def _plain(script: Script, node: ast.expr) -> Any:
@@ -330,13 +355,13 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
     for call in fsdp if apart and not helpers else ():
         policy = script.value(script.argument(call, "auto_wrap_policy", 4))
         given = script.argument(call, "auto_wrap_policy", 4) is not None
-        alone = not (call.loops or is_open(call) or _is_parameter(call))
+        alone = not (is_open(call) or _may_be_a_part(script, call))
         if (not given or policy is None) and alone:
             message = "FSDP without auto_wrap_policy makes the whole model one unit"
             fix = "auto_wrap_policy=ModuleWrapPolicy({TransformerBlock})"
             yield script.problem("ZM206", "warning", call.node, message, fix, "auto_wrap_policy")
     shards = calls_of(script, "fully_shard")
-    if len(shards) == 1 and not shards[0].loops and not _is_parameter(shards[0]):
+    if len(shards) == 1 and not _may_be_a_part(script, shards[0]):
         first = shards[0].node.args[0] if shards[0].node.args else None
         if isinstance(first, ast.Name):
             message = "fully_shard is called on the whole model alone, which makes it one unit"
@@ -344,10 +369,16 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM206", "warning", shards[0].node, message, fix, "fully_shard")
 
 
-def _is_parameter(call: Call) -> bool:
-    """Returns whether the module is a parameter of the function: a caller may pass each block."""
+def _may_be_a_part(script: Script, call: Call) -> bool:
+    """Returns whether a loop, or a caller of the function, may pass each block as the module."""
     first = call.node.args[0] if call.node.args else None
-    return isinstance(first, ast.Name) and first.id in call.parameters
+    if call.loops or script.flow.repeats(call.node):
+        return True
+    if first is None:
+        return False
+    variable = script.flow.identity(first)
+    bound = script.flow.bindings.get(variable, [])
+    return any(one is None or isinstance(one, ast.arg) for one in bound)
 
 
 def fp32_reduction(script: Script) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from zeromon.check.flow import Variable
 from zeromon.check.problem import Problem
 from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of
 
@@ -16,22 +17,21 @@ _SYNC_NAMES = {
 
 def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
     """Yields optimizers that a function makes before it shards their model."""
-    scopes = _scopes(script.tree)
-    made = [(call, _parameters_of(call.node)) for call in script.calls if _is_optimizer(call)]
+    made = [(call, _models_of(script, call.node)) for call in script.calls if _is_optimizer(call)]
     for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
-        model = ast.unparse(shards.node.args[0]) if shards.node.args else ""
-        of_model = [
-            call
-            for call, models in made
-            if model in models and scopes[call.node] is scopes[shards.node]
-        ]
-        if of_model and all(call.node.lineno < shards.node.lineno for call in of_model):
+        if not shards.node.args:
+            continue
+        model = script.flow.identity(shards.node.args[0])
+        of_model = [call.node for call, models in made if model in models]
+        pairs = [pair for node in of_model if (pair := script.flow.parting(node, shards.node))]
+        lines = [[getattr(node, "lineno", 1) for node in pair] for pair in pairs]
+        if lines and all(first < then for first, then in lines):
             message = (
-                f"the optimizer is made before {shards.short} shards {model}: it keeps the whole "
+                f"the optimizer is made before {shards.short} shards {model.name}: it keeps the whole "
                 "parameters, and the shards are never updated"
             )
-            fix = f"make the optimizer after line {shards.node.lineno}"
-            yield script.problem("ZM108", "error", of_model[0].node, message, fix, shards.short)
+            fix = f"make the optimizer after line {lines[0][1]}"
+            yield script.problem("ZM108", "error", pairs[0][0], message, fix, shards.short)
             return
 
 
@@ -51,18 +51,17 @@ def _parameters_of(node: ast.Call) -> set[str]:
     }
 
 
-def _scopes(tree: ast.Module) -> dict[ast.AST, ast.AST]:
-    """Returns the innermost function of every node, or the module."""
-    scopes: dict[ast.AST, ast.AST] = {}
-    stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
-    while stack:
-        node, scope = stack.pop()
-        scopes[node] = scope
-        inner = (
-            node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else scope
-        )
-        stack.extend((child, inner) for child in ast.iter_child_nodes(node))
-    return scopes
+def _models_of(script: Script, node: ast.Call) -> set[Variable]:
+    """Returns the models whose parameters an optimizer gets, also through variables and helpers."""
+    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "params")]
+    return {
+        script.flow.identity(inner.func.value)
+        for start in given
+        for inner in script.flow.reach(start)
+        if isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Attribute)
+        and inner.func.attr in ("parameters", "named_parameters")
+    }
 
 
 def norm_of_a_shard(script: Script) -> Iterator[Problem]:

@@ -1,0 +1,373 @@
+"""Where the names of a script get their values: assignments, parameters, and what functions return.
+
+A call of a function of the file counts as its body at the place of the call. Parameters are followed
+only in a program: the functions of a library have callers elsewhere. What is not certain is None.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Values: TypeAlias = "list[ast.expr | None]"
+"""The expressions that a value may come from; None stands for one that is not known."""
+
+LOOPS = (
+    ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp,
+)  # fmt: skip
+_BRANCHES = (*LOOPS, ast.If, ast.Try, ast.With, ast.ExceptHandler)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COPIES = ("deepcopy", "copy")
+_DEPTH = 12
+_MOST = 16
+
+
+class Variable(NamedTuple):
+    """A name in its function, class or module; an attribute of ``self`` belongs to the class."""
+
+    scope: ast.AST
+    name: str
+
+
+class Store(NamedTuple):
+    """``variable[keys...] = value``; the value is None where it is not certain."""
+
+    keys: tuple[str, ...]
+    value: ast.expr | None
+    place: ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The names and calls of one script."""
+
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    scopes: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    """Node -> its innermost function, class or module."""
+    bindings: dict[Variable, list[ast.AST | None]] = field(default_factory=dict)
+    stores: dict[Variable, list[Store]] = field(default_factory=dict)
+    callers: dict[ast.AST, list[ast.Call]] = field(default_factory=dict)
+    """Function -> its calls; a function that is also used as a value has none."""
+    shared: set[str] = field(default_factory=set)
+    """Names that a function declares ``global`` or ``nonlocal``."""
+
+    # ---- values -----------------------------------------------------------------------------------
+
+    def values(self, node: ast.expr, depth: int = _DEPTH) -> Values:
+        """Returns the expressions that *node* may stand for, as far back as they can be followed."""
+        after = self.step(node)
+        if after == [node] or depth == 0:
+            return after if depth else [None]
+        found: Values = []
+        for one in after:
+            known = one is not None and one is not node
+            found += self.values(one, depth - 1) if known and one is not None else [one]
+        return found if len(found) <= _MOST else [None]
+
+    def step(self, node: ast.expr) -> Values:
+        """Returns the expressions that *node* stands for, one assignment, argument or return back."""
+        if isinstance(node, ast.IfExp):
+            return [node.body, node.orelse]
+        if isinstance(node, ast.Call):
+            function = self.function(node.func)
+            if function is not None and not isinstance(node.func, ast.Attribute):
+                return self._returned(function) if function.name != "__init__" else [node]
+            return [_copied(node) or node]
+        variable = self.owner(node)
+        if variable is None:
+            return [node]
+        if variable.name in self.shared:
+            return [None]
+        found: Values = []
+        for bound in self.bindings[variable]:
+            if isinstance(bound, ast.arg):
+                found += self._given(variable.scope, bound.arg)
+            elif isinstance(bound, ast.alias):
+                found.append(node)
+            else:
+                found.append(bound if isinstance(bound, ast.expr) else None)
+        return found
+
+    def owner(self, node: ast.expr) -> Variable | None:
+        """Returns the variable that *node* reads; None for other expressions and unbound names."""
+        scope = self.scopes.get(node)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            variable = Variable(self._class(scope) or self.tree, f"self.{node.attr}")
+            return variable if variable in self.bindings else None
+        while isinstance(node, ast.Name) and scope is not None:
+            if (found := Variable(scope, node.id)) in self.bindings:
+                return found
+            scope = self.scopes.get(scope)
+            while isinstance(scope, ast.ClassDef):  # a method does not see the names of its class
+                scope = self.scopes.get(scope)
+        return None
+
+    def identity(self, node: ast.expr, depth: int = _DEPTH) -> Variable:
+        """Returns the variable that *node* is, in the function that passed it where one call does."""
+        variable = self.owner(node)
+        if variable is None:
+            return Variable(self.scopes.get(node, self.tree), ast.unparse(node))
+        bound = self.bindings[variable]
+        if depth and any(isinstance(one, ast.arg) for one in bound):
+            given = self._given(variable.scope, variable.name)
+            if len(given) == 1 and given[0] is not None:
+                return self.identity(given[0], depth - 1)
+        return variable
+
+    def reach(self, node: ast.expr) -> Iterator[ast.AST]:
+        """Yields the nodes of *node*, and of the expressions that its names stand for."""
+        stack, seen = [node], set[ast.AST]()
+        while stack and len(seen) < 100:
+            if (top := stack.pop()) in seen:
+                continue
+            seen.add(top)
+            for inner in ast.walk(top):
+                yield inner
+                if isinstance(inner, (ast.Name, ast.Call)):
+                    stack += [one for one in self.step(inner) if one is not None]
+
+    def _given(self, function: ast.AST, name: str) -> Values:
+        calls = self.callers.get(function, [])
+        if not calls or not isinstance(function, _FUNCTIONS):
+            return [None]
+        return [_argument(function, call, name) for call in calls]
+
+    def _returned(self, function: Function) -> Values:
+        found: Values = []
+        for node in self._inside(function):
+            if isinstance(node, (ast.Yield, ast.YieldFrom)):
+                return [None]
+            if isinstance(node, ast.Return):
+                found.append(node.value)
+        last = function.body[-1]
+        ends = (ast.Return, ast.Raise, ast.If, ast.With, ast.Try)
+        through = not isinstance(last, ends) or (isinstance(last, ast.If) and not last.orelse)
+        return [*found, None] if through or not found or function.decorator_list else found
+
+    def _inside(self, function: ast.AST) -> Iterator[ast.AST]:
+        return (n for n in ast.walk(function) if self.scopes.get(n) is function)
+
+    # ---- calls ------------------------------------------------------------------------------------
+
+    def function(self, node: ast.expr) -> Function | None:
+        """Returns the function of the file that a call of *node* runs; None for any other."""
+        bound: list[ast.AST | None] = []
+        if isinstance(node, ast.Name):
+            variable = self.owner(node)
+            bound = self.bindings[variable] if variable is not None else []
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            inside = self._class(self.scopes.get(node))
+            bound = self.bindings.get(Variable(inside, node.attr), []) if inside else []
+        if len(bound) == 1 and isinstance(bound[0], ast.ClassDef):
+            bound = self.bindings.get(Variable(bound[0], "__init__"), [])
+        one = bound[0] if len(bound) == 1 else None
+        return one if isinstance(one, _FUNCTIONS) else None
+
+    def chains(self, node: ast.AST, depth: int = _DEPTH) -> list[tuple[ast.AST, ...]]:
+        """Returns the calls from where the program begins to *node*, for each way there."""
+        scope = self.scopes.get(node, self.tree)
+        calls = self.callers.get(scope, []) if depth else []
+        ways = [(*way, node) for call in calls for way in self.chains(call, depth - 1)]
+        return ways[:_MOST] or [(node,)]
+
+    def parting(self, first: ast.AST, second: ast.AST) -> tuple[ast.AST, ast.AST] | None:
+        """Returns the two statements of one function, in their order there, that lead to the nodes.
+
+        None where the two nodes have no function in common, or more than one order.
+        """
+        ways = [(a, b) for a in self.chains(first) for b in self.chains(second)]
+        pairs = [
+            next(((x, y) for x, y in zip(a, b, strict=False) if x is not y), None) for a, b in ways
+        ]
+        orders = {self._order(*pair) if pair is not None else None for pair in pairs}
+        return pairs[0] if len(orders) == 1 and None not in orders else None
+
+    def _order(self, first: ast.AST, second: ast.AST) -> bool | None:
+        same = self.scopes.get(first) is self.scopes.get(second)
+        lines = getattr(first, "lineno", 0), getattr(second, "lineno", 0)
+        return lines[0] < lines[1] if same and lines[0] != lines[1] else None
+
+    def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yields the statements and expressions around *node* in its function, each with its child."""
+        scope = self.scopes.get(node)
+        while (parent := self.parents.get(node)) is not None and parent is not scope:
+            yield parent, node
+            node = parent
+
+    def repeats(self, node: ast.AST) -> bool:
+        """Returns whether a loop is around *node*, or around a call on a way there."""
+        steps = (step for way in self.chains(node) for step in way)
+        return any(isinstance(parent, LOOPS) for step in steps for parent, _ in self.around(step))
+
+    def _class(self, scope: ast.AST | None) -> ast.AST | None:
+        while scope is not None and not isinstance(scope, ast.ClassDef):
+            scope = self.scopes.get(scope)
+        return scope
+
+
+def _copied(call: ast.Call) -> ast.expr | None:
+    """Returns what ``copy.deepcopy(x)`` or ``x.copy()`` copies; None for other calls."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    name = call.func.id if isinstance(call.func, ast.Name) else name
+    if name not in _COPIES or call.keywords:
+        return None
+    if len(call.args) == 1:
+        return call.args[0]
+    is_method = isinstance(call.func, ast.Attribute) and not call.args
+    return call.func.value if is_method and isinstance(call.func, ast.Attribute) else None
+
+
+def _argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
+    """Returns what *call* passes as *name*, or its default; None where that is not certain."""
+    has_star = any(isinstance(arg, ast.Starred) for arg in call.args)
+    if has_star or any(word.arg is None for word in call.keywords):
+        return None
+    for word in call.keywords:
+        if word.arg == name:
+            return word.value
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    names = [one.arg for one in parameters]
+    defaults = [None] * (len(names) - len(function.args.defaults)) + function.args.defaults
+    if name in names:
+        at = names.index(name)
+        place = at - 1 if names[:1] == ["self"] else at
+        return call.args[place] if 0 <= place < len(call.args) else defaults[at]
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return next((default for one, default in pairs if one.arg == name), None)
+
+
+# ---- reading ----------------------------------------------------------------------------------------
+
+
+def read_flow(tree: ast.Module) -> Flow:
+    """Returns the names, calls and scopes of a syntax tree; iterative, for deep trees."""
+    flow = Flow(tree)
+    stack: list[tuple[ast.AST, ast.AST]] = [(child, tree) for child in ast.iter_child_nodes(tree)]
+    flow.parents.update((child, tree) for child, _ in stack)
+    bound: set[ast.AST] = set()
+    while stack:
+        node, scope = stack.pop()
+        flow.scopes[node] = scope
+        for name, value in _bound(node, bound):
+            inside = flow._class(scope) if name.startswith("self.") else scope
+            flow.bindings.setdefault(Variable(inside or scope, name), []).append(value)
+            if isinstance(value, ast.expr):
+                flow.scopes.setdefault(value, scope)
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            flow.shared.update(node.names)
+        if isinstance(node, ast.arguments):  # of the function, not of what is around it
+            scope = flow.parents[node]
+        inner = node if isinstance(node, _SCOPES) else scope
+        for child in ast.iter_child_nodes(node):
+            flow.parents[child] = node
+            outside = isinstance(node, _FUNCTIONS) and child in node.decorator_list
+            stack.append((child, scope if outside else inner))
+    _read_stores(flow)
+    if _is_program(flow):
+        _read_calls(flow)
+    return flow
+
+
+def _bound(node: ast.AST, done: set[ast.AST]) -> Iterator[tuple[str, ast.AST | None]]:
+    """Yields the names that *node* binds, and to what; adds the targets to *done*."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        yield node.name, node
+    elif isinstance(node, ast.arg):
+        yield node.arg, node
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((one.asname or one.name.partition(".")[0], one) for one in node.names)
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _unpacked(target, node.value, done)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+        if node.value is not None:
+            yield from _unpacked(node.target, node.value, done)
+        done.add(node.target)
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name, None
+    elif isinstance(node, (ast.Name, ast.Attribute)) and node not in done:
+        is_set = isinstance(node.ctx, (ast.Store, ast.Del))
+        yield from ((name, None) for name in (_name(node),) if is_set and name)
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    is_self = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    return f"self.{node.attr}" if is_self and isinstance(node, ast.Attribute) else ""
+
+
+def _unpacked(
+    target: ast.expr, value: ast.expr, done: set[ast.AST]
+) -> Iterator[tuple[str, ast.AST | None]]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        stars = [n for n, one in enumerate(target.elts) if isinstance(one, ast.Starred)]
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) and not stars else None
+        if parts is not None and len(parts) != len(target.elts):
+            return
+        for n, one in enumerate(target.elts[: stars[0]] if stars else target.elts):
+            item = ast.copy_location(ast.Subscript(value, ast.Constant(n), ast.Load()), value)
+            yield from _unpacked(one, parts[n] if parts is not None else item, done)
+    elif name := _name(target):
+        done.add(target)
+        yield name, value
+
+
+def _read_stores(flow: Flow) -> None:
+    """Reads ``name["key"] = value``; a value below a condition, and a removed key, are not certain."""
+    for node in list(flow.scopes):
+        if not isinstance(node, ast.Subscript) or isinstance(node.ctx, ast.Load):
+            continue
+        keys: list[str] = []
+        base: ast.expr = node
+        while isinstance(base, ast.Subscript) and isinstance(base.slice, ast.Constant):
+            keys.insert(0, str(base.slice.value))
+            base = base.value
+        parent = flow.parents.get(node)
+        plain = isinstance(parent, ast.Assign) and node in parent.targets
+        value = parent.value if plain and isinstance(parent, ast.Assign) else None
+        if any(isinstance(outer, _BRANCHES) for outer, _ in flow.around(node)):
+            value = None
+        variable = flow.owner(base)
+        if variable is not None:
+            flow.stores.setdefault(variable, []).append(Store(tuple(keys), value, node))
+    for stores in flow.stores.values():
+        stores.sort(key=lambda store: store.place.lineno)
+
+
+def _is_program(flow: Flow) -> bool:
+    """Returns whether the file is run: it names ``__main__``, or calls its own functions at the top."""
+    for node in flow.tree.body:
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            return True
+    calls = (node for node, scope in flow.scopes.items() if scope is flow.tree)
+    return any(isinstance(node, ast.Call) and flow.function(node.func) for node in calls)
+
+
+def _read_calls(flow: Flow) -> None:
+    used: set[ast.AST] = set()
+    for node in list(flow.scopes):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        function = flow.function(node)
+        parent = flow.parents.get(node)
+        if function is None:
+            continue
+        if isinstance(parent, ast.Call) and parent.func is node:
+            flow.callers.setdefault(function, []).append(parent)
+        else:
+            used.add(function)
+    attributes = {n.attr for n in flow.scopes if isinstance(n, ast.Attribute) and not _name(n)}
+    for called in list(flow.callers):
+        is_method = isinstance(flow.scopes.get(called), ast.ClassDef)
+        name = getattr(called, "name", "")
+        decorated = bool(getattr(called, "decorator_list", []))
+        if called in used or decorated or (is_method and name in attributes):
+            del flow.callers[called]
+    for calls in flow.callers.values():
+        calls.sort(key=lambda call: (call.lineno, call.col_offset))
