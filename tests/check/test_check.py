@@ -296,7 +296,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecis
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp import FullStateDictConfig, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.utils.data import DataLoader, DistributedSampler
 from accelerate import DeepSpeedPlugin
 from transformers import TrainingArguments
 from transformers.trainer_utils import FSDPOption
@@ -312,7 +314,110 @@ for i, x in enumerate(data):
         optimizer.step()
 """
 BLOCKS = "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)"
+MIXED = "mixed = MixedPrecision(param_dtype=torch.float16)\nFSDP(m, auto_wrap_policy=p)\n"
+POLICY = "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
+RESUME = "torch.cuda.set_device(local)\nDDP(model)\n"
+EPOCHS = """
+loader = DataLoader(data, sampler=DistributedSampler(data{shuffle}))
+def epoch_of(model):
+    for batch in loader:
+        model(batch).backward()
+for epoch in range({epochs}):
+    {line}
+    epoch_of(model)
+"""
+STATE = """
+fully_shard(model.a)
+def main_rank():
+    return torch.distributed.get_rank() == 0
+def save(model):
+    {guard}
+        return
+    get_model_state_dict(model)
+save(model)
+"""
+ENGINE = """
+class Saver:
+    def __init__(self, engine):
+        self.engine = engine
+    def save(self):
+        {guard}
+            self.engine.save_checkpoint('x')
+engine, *_ = deepspeed.initialize(model=m)
+Saver({given}).save()
+"""
+HELPERS = """
+def shard(model, policy):
+    return fully_shard(model, mp_policy=policy)
+def optimizer_of(model):
+    return torch.optim.AdamW([p for p in model.parameters()])
+{first}
+{second}
+"""
+OFFLOAD = """
+import copy
+CPU = {{'device': 'cpu'}}
+ZERO = dict(overlap_comm=True, offload_param=CPU)
+def config(micro):
+    made = copy.deepcopy({{'zero_optimization': {{**ZERO, 'stage': {stage}}}}})
+    made['bf16'] = {{'enabled': True}}
+    made['train_micro_batch_size_per_gpu'] = micro
+    {line}
+    return made
+deepspeed.initialize(model=m, config=config(2))
+"""
 SCRIPTS = [
+    (MIXED + "scaler = torch.amp.GradScaler('cuda')", MIXED + "scaler = ShardedGradScaler()", "ZM408",
+     "error"),
+    (MIXED + "scaler = torch.amp.GradScaler('cuda')",
+     "MixedPrecisionPolicy(torch.float16)\nfully_shard(m.a)\ntorch.amp.GradScaler('cuda')", "ZM408",
+     "error"),
+    (POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
+     POLICY.format("fully_shard(block, mp_policy=policy)", "fully_shard(model, mp_policy=policy)"),
+     "ZM106", "warning"),
+    (POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
+     POLICY.format("fully_shard(block, **options)", "fully_shard(model, mp_policy=policy)"),
+     "ZM106", "warning"),
+    (RESUME + "torch.load('x', map_location='cuda:0')",
+     RESUME + "torch.load('x', map_location=f'cuda:{local}')", "ZM704", "warning"),
+    (RESUME + "torch.load('x', map_location='cuda:0')",
+     RESUME + "if rank == 0:\n    torch.load('x', map_location='cuda:0')", "ZM704", "warning"),
+    (EPOCHS.format(epochs="n", line="pass", shuffle=""),
+     EPOCHS.format(epochs="n", line="loader.sampler.set_epoch(epoch)", shuffle=""), "ZM604", "warning"),
+    (EPOCHS.format(epochs="n", line="pass", shuffle=""),
+     EPOCHS.format(epochs="1", line="pass", shuffle=""), "ZM604", "warning"),
+    (EPOCHS.format(epochs="n", line="pass", shuffle=""),
+     EPOCHS.format(epochs="n", line="pass", shuffle=", shuffle=False"), "ZM604", "warning"),
+    (STATE.format(guard="if not main_rank():"), STATE.format(guard="if model is None:"), "ZM003",
+     "error"),
+    (STATE.format(guard="if torch.distributed.get_rank() != 0 or skip:"),
+     STATE.format(guard="if torch.distributed.get_rank() != 0 and skip:"), "ZM003", "error"),
+    (STATE.format(guard="if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:"),
+     STATE.format(guard="if torch.distributed.is_initialized() and done:"), "ZM003", "error"),
+    (ENGINE.format(guard="if is_main_process:", given="engine"),
+     ENGINE.format(guard="if True:", given="engine"), "ZM003", "error"),
+    (ENGINE.format(guard="if rank == 0 and due:", given="engine"),
+     ENGINE.format(guard="if rank == 0 or due:", given="engine"), "ZM003", "error"),
+    (ENGINE.format(guard="if rank == 0:", given="engine"),
+     ENGINE.format(guard="if rank == 0:", given="other"), "ZM003", "error"),
+    (HELPERS.format(first="o = optimizer_of(model)", second="shard(model, p)"),
+     HELPERS.format(first="shard(model, p)", second="o = optimizer_of(model)"), "ZM108", "error"),
+    (HELPERS.format(first="o = optimizer_of(model)", second="shard(model, p)"),
+     HELPERS.format(first="o = optimizer_of(other)", second="shard(model, p)"), "ZM108", "error"),
+    (HELPERS.format(first="model = build()", second="shard(model, p)"),
+     HELPERS.format(first="for block in model.layers:", second="    shard(block, p)"), "ZM206",
+     "warning"),
+    (HELPERS.format(first="model = build()", second="shard(model, p)"),
+     HELPERS.format(first="model = build()", second="model.apply(shard)"), "ZM206", "warning"),
+    (OFFLOAD.format(stage=2, line="pass"), OFFLOAD.format(stage=3, line="pass"), "ZM106", "info"),
+    (OFFLOAD.format(stage=2, line="pass"),
+     OFFLOAD.format(stage=2, line="made['zero_optimization']['stage'] = args.stage"), "ZM106", "info"),
+    (OFFLOAD.format(stage=3, line="made['zero_optimization']['stage'] = 2"),
+     OFFLOAD.format(stage=3, line="if small: made['zero_optimization']['stage'] = 2"), "ZM106", "info"),
+    ("def policy(name):\n    if name:\n        return transformer_auto_wrap_policy\n    return other\n"
+     "FSDP(model, auto_wrap_policy=policy(n))",
+     "def policy(name):\n    if name:\n        return partial(transformer_auto_wrap_policy, x=y)\n"
+     "    return other\nFSDP(model, auto_wrap_policy=policy(n))", "ZM107", "error"),
     ("FSDP(model, transformer_layer_cls={Block})", "FSDP(model, auto_wrap_policy=policy)", "ZM107",
      "error"),
     ("FSDP(model, sharding_strategy=ShardingStrategy.NO_SHARD)", "DDP(model)", "ZM104", "warning"),

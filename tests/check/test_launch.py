@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from zeromon.check.launch import read_command
+from zeromon.check.launch_file import read_launch
 from zeromon.check.runner import Result
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
@@ -175,3 +176,53 @@ def test_the_verb_prints_the_figures(files: Path, capsys: pytest.CaptureFixture[
         "name": "ranks", "value": 4, "source": "the command", "others": [[8, "a.yaml"]],
     }  # fmt: skip
     assert main(["check"]) == 2
+
+
+TORCHRUN = "torchrun --nproc_per_node 8 \\\n  train.py --x 1\n"
+
+
+@pytest.mark.parametrize(
+    ("comment", "device", "devices_per_host"),
+    [
+        ("# runs on p3.16xlarge", "v100", 8),
+        ("# g4dn.12xlarge, 4x T4", "t4", None),
+        ("# 8x V100-32GB", "v100", None),
+        ("# two p4d.24xlarge (8x A100 40GB per node)", "a100", 8),
+        ("# p4de.24xlarge (was p3.16xlarge)", "", None),
+        ("# m5.xlarge", "", None),
+        ("", "", None),
+    ],
+)
+def test_a_launch_file_names_the_machine(
+    comment: str, device: str, devices_per_host: int | None
+) -> None:
+    found = read_launch(f"{comment}\n{TORCHRUN}", "launch.txt")
+    assert (found.device, found.devices_per_host) == (device, devices_per_host)
+    assert found.command is not None
+    assert (found.command.script, found.command.ranks, found.command.line) == ("train.py", 8, 2)
+
+
+def test_a_launch_file_with_several_commands_or_none_has_no_command() -> None:
+    assert read_launch(TORCHRUN * 2, "run.sh").command is None
+    assert read_launch("echo 'open\npip install x\n", "run.sh").command is None
+
+
+def test_a_launch_file_stands_for_the_command(files: Path) -> None:
+    launch_file = files / "launch.sh"
+    launch_file.write_text("#!/bin/sh\n# 8x V100\ntorchrun --standalone train.py\n")
+    (files / "train.py").write_text(
+        "import torch\nHALF = torch.bfloat16\nwith torch.autocast('cuda', HALF):\n    pass\n"
+    )
+    found = {(p.code, Path(p.file).name, p.line) for p in check_files([str(launch_file)]).problems}
+    assert ("ZM602", "launch.sh", 3) in found
+    found = {(p.code, Path(p.file).name, p.line)
+             for p in check_files([str(launch_file), str(files / "train.py")]).problems}  # fmt: skip
+    assert ("ZM406", "train.py", 2) in found
+
+
+def test_a_rank_of_the_machine_and_a_variable_of_the_shell_replace_nothing(files: Path) -> None:
+    (files / "a.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_processes: 8\nmachine_rank: 0\n"
+    )
+    command = "accelerate launch --config_file a.yaml --machine_rank 1 --num_processes $N t.py"
+    assert check_files([str(files / "a.yaml")], None, command.split()).problems == ()

@@ -5,6 +5,7 @@ configurations are checked. With a model and a machine, the strategy itself is c
 
   zeromon check ds_config.json accelerate.yaml train.py
   zeromon check a.yaml ds.json -- accelerate launch --config_file a.yaml train.py    with the command
+  zeromon check train.py launch.sh              the same; comments of a .sh or .txt file name the machine
   zeromon check configs/ --ignore ZM208,ZM7
   zeromon check ds_z3.json --model 7B --devices 8 --memory h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors

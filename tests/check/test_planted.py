@@ -1,0 +1,56 @@
+"""Twenty trainings with one mistake each, and five without: what zeromon check says of each folder.
+
+The scripts look like those of users: helper functions, constants, dicts that are merged, and launch
+files whose comments name the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from zeromon.check.problem import Problem
+from zeromon.check.runner import check
+
+PLANTED = ROOT / "tests" / "data" / "planted"
+CASES = [json.loads(line) for line in (PLANTED / "index.jsonl").read_text().splitlines()]
+LEAST = 18
+"""Mistakes that must be found, by rule and line."""
+
+NOT_TRAINING = {"hostfile"}
+REVIEWED = {("clean1", "ZM104")}
+"""DeepSpeed has renamed a key of aio that clean1 has, and ignores the old name: the finding is true."""
+
+
+def problems_of(folder: Path) -> tuple[Problem, ...]:
+    files = [str(file) for file in sorted(folder.iterdir()) if file.name not in NOT_TRAINING]
+    return check(files).problems
+
+
+def test_the_planted_mistakes_are_found() -> None:
+    missed = []
+    for case in CASES:
+        found = {
+            (p.code, f"{Path(p.file).name}:{p.line}") for p in problems_of(PLANTED / case["case"])
+        }
+        if not found & {(case["rule"], place) for place in case["places"]}:
+            missed.append((case["case"], case["mistake"], sorted(found)))
+    assert len(CASES) == 20
+    assert len(CASES) - len(missed) >= LEAST, missed
+
+
+@pytest.mark.parametrize("name", [case["case"] for case in CASES])
+def test_a_planted_file_has_no_other_error(name: str) -> None:
+    """Each folder has one mistake: what is said beside it is information."""
+    rule = next(case["rule"] for case in CASES if case["case"] == name)
+    others = {p for p in problems_of(PLANTED / name) if p.severity != "info" and p.code != rule}
+    assert others == set()
+
+
+@pytest.mark.parametrize("folder", sorted(PLANTED.glob("clean*")), ids=lambda path: path.name)
+def test_a_folder_without_a_mistake_has_none(folder: Path) -> None:
+    found = {(folder.name, p.code) for p in problems_of(folder) if p.severity != "info"}
+    assert found == found & REVIEWED
