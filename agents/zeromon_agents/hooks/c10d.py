@@ -197,7 +197,7 @@ class Collectives:
                 here = group.on_device and payload is not None and payload.device.type == timed
                 if here and self._device.captures():
                     pass  # nothing runs, so nothing would end the record
-                elif mode == ON and not (apart and group.on_device):
+                elif not group.on_device if apart else mode == ON:
                     if asks:
                         try:
                             called_async = args[-1].asyncOp

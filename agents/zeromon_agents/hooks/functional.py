@@ -201,7 +201,7 @@ class Functional:
                     here = group.on_device and first.device.type == timed
                     if here and self._device.captures():
                         pass  # nothing runs, so nothing would end the record
-                    elif mode == ON and not (apart and group.on_device):
+                    elif not group.on_device if apart else mode == ON:
                         word, at = own_word | context.head_word, group.id | context.unit << 16
                         engine = context.engine
                         if apart:
