@@ -314,7 +314,10 @@ for i, x in enumerate(data):
         optimizer.step()
 """
 BLOCKS = "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)"
-MIXED = "mixed = MixedPrecision(param_dtype=torch.float16)\nFSDP(m, auto_wrap_policy=p)\n"
+MIXED = (
+    "mixed = MixedPrecision(param_dtype=torch.float16)\n"
+    "FSDP(m, auto_wrap_policy=p, mixed_precision=mixed)\n"
+)
 POLICY = "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
 RESUME = "torch.cuda.set_device(local)\nDDP(model)\n"
 EPOCHS = """
@@ -1024,6 +1027,26 @@ def test_the_parsers_position_is_kept(tmp_path: Path) -> None:
 )
 def test_odd_yaml_is_no_crash(tmp_path: Path, text: str) -> None:
     found_in(tmp_path, text, "a.yaml", MACHINE)
+
+
+ENDLESS = [
+    "A = {'zero_optimization': A, 'b': A, **A}\ndeepspeed.initialize(config=A)",
+    "c = {}\n" + "".join(f"c['a{i}'] = c\n" for i in range(12)) + "deepspeed.initialize(config=c)",
+    "a = b\nb = a\ndeepspeed.initialize(config=a)\nfully_shard(a)",
+    "def f(x):\n" + "    f(x + 1)\n" * 10 + "    fully_shard(x)\n    return f(x)\nFSDP(f(m))",
+    "a0 = {'b': 1}\n"
+    + "".join(f"a{i + 1} = dict({', '.join(f'k{j}=a{i}' for j in range(9))})\n" for i in range(9))
+    + "deepspeed.initialize(config=a9)",
+    "".join(f"def f{i}(x):\n" + f"    f{i + 1}(x)\n" * 4 for i in range(12))
+    + "def f12(x):\n    fully_shard(x)\n    torch.optim.SGD(x.parameters())\nf0(m)",
+]
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_a_script_that_leads_back_to_itself_is_no_crash_and_takes_no_time(
+    tmp_path: Path, text: str
+) -> None:
+    assert "ZM101" not in {code for code, _ in found_in(tmp_path, HEAD + text, "t.py")}
 
 
 ODD = [None, True, -1, 1e999, "auto", "x", [], {}, [1], {"device": []}, {"enabled": {}}, 10**30]

@@ -23,7 +23,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COPIES = ("deepcopy", "copy")
 _DEPTH = 12
-_MOST = 16
+_MOST = 30
 
 
 class Variable(NamedTuple):
@@ -58,16 +58,19 @@ class Flow:
 
     # ---- values -----------------------------------------------------------------------------------
 
-    def values(self, node: ast.expr, depth: int = _DEPTH) -> Values:
+    def values(self, node: ast.expr) -> Values:
         """Returns the expressions that *node* may stand for, as far back as they can be followed."""
-        after = self.step(node)
-        if after == [node] or depth == 0:
-            return after if depth else [None]
         found: Values = []
-        for one in after:
-            known = one is not None and one is not node
-            found += self.values(one, depth - 1) if known and one is not None else [one]
-        return found if len(found) <= _MOST else [None]
+        stack, seen = [node], {node}
+        while stack:
+            top = stack.pop()
+            for one in self.step(top):
+                if one is None or one is top:
+                    found.append(one)
+                elif one not in seen:  # a cycle adds no value
+                    seen.add(one)
+                    stack.append(one)
+        return found if found and len(seen) <= _MOST else [None]
 
     def step(self, node: ast.expr) -> Values:
         """Returns the expressions that *node* stands for, one assignment, argument or return back."""
@@ -96,8 +99,8 @@ class Flow:
     def owner(self, node: ast.expr) -> Variable | None:
         """Returns the variable that *node* reads; None for other expressions and unbound names."""
         scope = self.scopes.get(node)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
-            variable = Variable(self._class(scope) or self.tree, f"self.{node.attr}")
+        if _is_own(node):
+            variable = Variable(self._class(scope) or self.tree, _name(node))
             return variable if variable in self.bindings else None
         while isinstance(node, ast.Name) and scope is not None:
             if (found := Variable(scope, node.id)) in self.bindings:
@@ -160,20 +163,26 @@ class Flow:
         if isinstance(node, ast.Name):
             variable = self.owner(node)
             bound = self.bindings[variable] if variable is not None else []
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
-            inside = self._class(self.scopes.get(node))
-            bound = self.bindings.get(Variable(inside, node.attr), []) if inside else []
+        elif _is_own(node):
+            inside, name = self._class(self.scopes.get(node)), _name(node).removeprefix("self.")
+            bound = self.bindings.get(Variable(inside, name), []) if inside else []
         if len(bound) == 1 and isinstance(bound[0], ast.ClassDef):
             bound = self.bindings.get(Variable(bound[0], "__init__"), [])
         one = bound[0] if len(bound) == 1 else None
         return one if isinstance(one, _FUNCTIONS) else None
 
-    def chains(self, node: ast.AST, depth: int = _DEPTH) -> list[tuple[ast.AST, ...]]:
-        """Returns the calls from where the program begins to *node*, for each way there."""
-        scope = self.scopes.get(node, self.tree)
-        calls = self.callers.get(scope, []) if depth else []
-        ways = [(*way, node) for call in calls for way in self.chains(call, depth - 1)]
-        return ways[:_MOST] or [(node,)]
+    def chains(self, node: ast.AST) -> list[tuple[ast.AST, ...]]:
+        """Returns the calls from where the program begins to *node*, for each way; none for too many."""
+        found: list[tuple[ast.AST, ...]] = []
+        ways: list[tuple[ast.AST, ...]] = [(node,)]
+        while ways:
+            way = ways.pop()
+            calls = self.callers.get(self.scopes.get(way[0], self.tree), [])
+            ways += [(call, *way) for call in calls if call not in way]
+            found += [] if calls else [way]
+            if len(ways) + len(found) > _MOST or len(way) > _DEPTH:
+                return []
+        return found
 
     def parting(self, first: ast.AST, second: ast.AST) -> tuple[ast.AST, ast.AST] | None:
         """Returns the two statements of one function, in their order there, that lead to the nodes.
@@ -200,9 +209,12 @@ class Flow:
             node = parent
 
     def repeats(self, node: ast.AST) -> bool:
-        """Returns whether a loop is around *node*, or around a call on a way there."""
-        steps = (step for way in self.chains(node) for step in way)
-        return any(isinstance(parent, LOOPS) for step in steps for parent, _ in self.around(step))
+        """Returns whether a loop may be around *node*, or around a call on a way there."""
+        ways = self.chains(node)
+        steps = (step for way in ways for step in way)
+        return not ways or any(
+            isinstance(parent, LOOPS) for step in steps for parent, _ in self.around(step)
+        )
 
     def _class(self, scope: ast.AST | None) -> ast.AST | None:
         while scope is not None and not isinstance(scope, ast.ClassDef):
@@ -295,11 +307,17 @@ def _bound(node: ast.AST, done: set[ast.AST]) -> Iterator[tuple[str, ast.AST | N
         yield from ((name, None) for name in (_name(node),) if is_set and name)
 
 
+def _is_own(node: ast.AST) -> bool:
+    """Returns whether *node* is an attribute of ``self``."""
+    value = node.value if isinstance(node, ast.Attribute) else None
+    return isinstance(value, ast.Name) and value.id == "self"
+
+
 def _name(node: ast.expr) -> str:
+    """Returns the name of a variable, or ``self.name`` of an attribute; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
-    is_self = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
-    return f"self.{node.attr}" if is_self and isinstance(node, ast.Attribute) else ""
+    return f"self.{node.attr}" if isinstance(node, ast.Attribute) and _is_own(node) else ""
 
 
 def _unpacked(

@@ -12,6 +12,7 @@ from zeromon.check.problem import Machine, Problem
 from zeromon.check.scripts import (
     FSDP,
     WRAPPERS,
+    Call,
     Check,
     Script,
     calls_of,
@@ -78,7 +79,7 @@ def unscaled(script: Script) -> Iterator[Problem]:
                 yield script.problem(
                     "ZM408", "warning", low or call.node, message, fix, "param_dtype"
                 )
-            for scaler in calls_of(script, "GradScaler") if _shards_1(script, name) else ():
+            for scaler in calls_of(script, "GradScaler") if _shards_by(script, call) else ():
                 message = (
                     "each rank looks for infinite gradients in its own shard, so the ranks skip "
                     "different steps"
@@ -87,12 +88,15 @@ def unscaled(script: Script) -> Iterator[Problem]:
                 yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
 
 
-def _shards_1(script: Script, precision: str) -> bool:
-    """Returns whether all FSDP of the script is FSDP1, which shards, with the class *precision*."""
-    calls = calls_of(script, FSDP)
-    whole = [str(script.value(script.argument(call, "sharding_strategy", 2))) for call in calls]
-    shards = bool(calls) and not any(name.endswith("NO_SHARD") for name in whole)
-    return precision == "MixedPrecision" and shards and not calls_of(script, "fully_shard")
+def _shards_by(script: Script, precision: Call) -> bool:
+    """Returns whether FSDP1 shards a model with *precision*."""
+    for call in calls_of(script, FSDP):
+        strategy = str(script.value(script.argument(call, "sharding_strategy", 2)))
+        given = script.argument(call, "mixed_precision", 6)
+        takes = given is not None and precision.node in script.flow.values(given)
+        if takes and not strategy.endswith("NO_SHARD"):
+            return True
+    return False
 
 
 def policy_of_the_root(script: Script) -> Iterator[Problem]:
@@ -177,7 +181,7 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
 
 def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields computation in bf16 on a device that emulates it."""
-    if machine.device not in NO_BF16:
+    if machine.device not in NO_BF16 or "is_bf16_supported" in script.words:
         return
     names = {
         "autocast": "dtype",

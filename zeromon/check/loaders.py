@@ -167,7 +167,9 @@ def same_order(script: Script) -> Iterator[Problem]:
         if call.short != "DistributedSampler" or not call.name.startswith("torch."):
             continue
         node = script.argument(call, "shuffle", 3)
-        shuffles = node is None or script.value(node) is True
+        of = ast.unparse(call.node.args[0]).lower() if call.node.args else ""
+        trains = not any(word in of for word in ("val", "eval", "test"))
+        shuffles = trains and (node is None or script.value(node) is True)
         if shuffles and not is_open(call) and _has_epochs(script):
             message = "without set_epoch the sampler gives the same order in every epoch"
             fix = "loader.sampler.set_epoch(epoch) at the beginning of each epoch"

@@ -30,6 +30,10 @@ NONEXISTENT = {
 """Names that no framework has though scripts use them -> the replacement."""
 
 
+_MOST_KEYS = 2000
+"""A configuration has fewer keys; a script may refer to dicts so that they have endlessly many."""
+
+
 class Unknown:
     """A value that is known only when the script runs."""
 
@@ -231,14 +235,18 @@ def _data(
     A dict is a display, a call of ``dict``, a union, a variable with what is assigned to its keys, a
     copy, or what a function of the file returns.
     """
+    if depth == 0 or len(places) > _MOST_KEYS:
+        return None
     if isinstance(node, ast.Dict):
-        return _display(script, zip(node.keys, node.values, strict=True), path, places)
+        items = list(zip(node.keys, node.values, strict=True))
+        return _display(script, items, path, places, depth - 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _display(script, ((None, node.left), (None, node.right)), path, places)
+        return _display(script, ((None, node.left), (None, node.right)), path, places, depth - 1)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
         words = [(_text(word), word.value) for word in node.keywords]
-        return _display(script, [*((None, arg) for arg in node.args), *words], path, places)
-    after = script.flow.step(node) if depth else []
+        items = [*((None, arg) for arg in node.args), *words]
+        return _display(script, items, path, places, depth - 1)
+    after = script.flow.step(node)
     one = after[0] if len(after) == 1 else None
     if one is None or one is node:
         return None
@@ -246,7 +254,7 @@ def _data(
     variable = script.flow.owner(node)
     stores = script.flow.stores.get(variable, []) if variable is not None else []
     for keys, value, place in stores if data is not None else ():
-        _store(script, data, (path, keys), value, place, places)
+        _store(script, data, (path, keys), value, place, places, depth - 1)
     return data
 
 
@@ -255,11 +263,12 @@ def _display(
     items: Iterable[tuple[ast.expr | None, ast.expr]],
     path: Path,
     places: dict[Path, tuple[int, int]],
+    depth: int,
 ) -> dict[str, Any] | None:
     data: dict[str, Any] = {}
     for key, value in items:
         if key is None:
-            other = _data(script, value, path, places)
+            other = _data(script, value, path, places, depth)
             if other is None:
                 return None
             data |= other
@@ -268,7 +277,7 @@ def _display(
         if isinstance(name, str):
             here = (*path, name)
             places[here] = key.lineno, key.col_offset + 1
-            part = _data(script, value, here, places)
+            part = _data(script, value, here, places, depth)
             data[name] = _plain(script, value) if part is None else part
     return data
 
@@ -284,6 +293,7 @@ def _store(
     value: ast.expr | None,
     place: ast.expr,
     places: dict[Path, tuple[int, int]],
+    depth: int,
 ) -> None:
     """Does ``data[keys...] = value``; a value that is not certain is "auto"."""
     above, inner = keys
@@ -294,7 +304,7 @@ def _store(
         return
     here = (*above, *inner)
     places[here] = place.lineno, place.col_offset + 1
-    part = _data(script, value, here, places) if value is not None else None
+    part = _data(script, value, here, places, depth) if value is not None else None
     plain = AUTO if value is None else _plain(script, value)
     data[inner[-1]] = plain if part is None else part
 
