@@ -318,7 +318,9 @@ MIXED = (
     "mixed = MixedPrecision(param_dtype=torch.float16)\n"
     "FSDP(m, auto_wrap_policy=p, mixed_precision=mixed)\n"
 )
-POLICY = "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
+ROOT_POLICY = (
+    "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
+)
 RESUME = "torch.cuda.set_device(local)\nDDP(model)\n"
 EPOCHS = """
 loader = DataLoader(data, sampler=DistributedSampler(data{shuffle}))
@@ -375,11 +377,11 @@ SCRIPTS = [
     (MIXED + "scaler = torch.amp.GradScaler('cuda')",
      "MixedPrecisionPolicy(torch.float16)\nfully_shard(m.a)\ntorch.amp.GradScaler('cuda')", "ZM408",
      "error"),
-    (POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
-     POLICY.format("fully_shard(block, mp_policy=policy)", "fully_shard(model, mp_policy=policy)"),
+    (ROOT_POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
+     ROOT_POLICY.format("fully_shard(block, mp_policy=policy)", "fully_shard(model, mp_policy=policy)"),
      "ZM106", "warning"),
-    (POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
-     POLICY.format("fully_shard(block, **options)", "fully_shard(model, mp_policy=policy)"),
+    (ROOT_POLICY.format("fully_shard(block)", "fully_shard(model, mp_policy=policy)"),
+     ROOT_POLICY.format("fully_shard(block, **options)", "fully_shard(model, mp_policy=policy)"),
      "ZM106", "warning"),
     (RESUME + "torch.load('x', map_location='cuda:0')",
      RESUME + "torch.load('x', map_location=f'cuda:{local}')", "ZM704", "warning"),
@@ -403,6 +405,11 @@ SCRIPTS = [
      ENGINE.format(guard="if rank == 0 or due:", given="engine"), "ZM003", "error"),
     (ENGINE.format(guard="if rank == 0:", given="engine"),
      ENGINE.format(guard="if rank == 0:", given="other"), "ZM003", "error"),
+    ("def wrap(m):\n    return FSDP(m, auto_wrap_policy=p)\ndef clip(m):\n"
+     "    torch.nn.utils.clip_grad_norm_(m.parameters(), 1)\nmodel = wrap(m)\nclip(model)",
+     "def wrap(m):\n    return FSDP(m, auto_wrap_policy=p)\ndef clip(m):\n"
+     "    torch.nn.utils.clip_grad_norm_(m.parameters(), 1)\nmodel = wrap(m)\nclip(other)", "ZM109",
+     "error"),
     (HELPERS.format(first="o = optimizer_of(model)", second="shard(model, p)"),
      HELPERS.format(first="shard(model, p)", second="o = optimizer_of(model)"), "ZM108", "error"),
     (HELPERS.format(first="o = optimizer_of(model)", second="shard(model, p)"),
@@ -581,6 +588,9 @@ SCRIPTS += [
     (f"model = FSDP(m, {POLICY})\n{CLIP}", f"model = FSDP(m, {POLICY})\nmodel.clip_grad_norm_(1.0)",
      "ZM109", "error"),
     (f"model = FSDP(m, {POLICY})\n{CLIP}", f"{SHARDED}{CLIP}", "ZM109", "error"),
+    (f"model = FSDP(m, {POLICY})\n{CLIP}",
+     f"model = FSDP(m, {POLICY})\nif fsdp:\n    model.clip_grad_norm_(1.0)\nelse:\n    {CLIP}", "ZM109",
+     "error"),
     (f"model = FSDP(m, {POLICY})\n{CLIP}",
      f"model = FSDP(m, sharding_strategy=ShardingStrategy.NO_SHARD, {POLICY})\n{CLIP}", "ZM109",
      "error"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from zeromon.check.flow import Variable
 from zeromon.check.problem import Problem
 from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of
 
@@ -17,7 +16,11 @@ _SYNC_NAMES = {
 
 def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
     """Yields optimizers that a function makes before it shards their model."""
-    made = [(call, _models_of(script, call.node)) for call in script.calls if _is_optimizer(call)]
+    made = [
+        (call, set(map(script.flow.identity, _parameters_of(script, call.node))))
+        for call in script.calls
+        if _is_optimizer(call)
+    ]
     for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
         if not shards.node.args:
             continue
@@ -40,28 +43,18 @@ def _is_optimizer(call: Call) -> bool:
     return rest != call.name and rest[:1].isupper()
 
 
-def _parameters_of(node: ast.Call) -> set[str]:
-    """Returns the models whose ``parameters()`` or ``named_parameters()`` are in the arguments."""
-    return {
-        ast.unparse(inner.func.value)
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Call)
-        and isinstance(inner.func, ast.Attribute)
-        and inner.func.attr in ("parameters", "named_parameters")
-    }
-
-
-def _models_of(script: Script, node: ast.Call) -> set[Variable]:
-    """Returns the models whose parameters an optimizer gets, also through variables and helpers."""
-    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "params")]
-    return {
-        script.flow.identity(inner.func.value)
+def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
+    """Returns the models whose parameters are the first argument, also through names and helpers."""
+    names = ("params", "parameters")
+    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg in names)]
+    return [
+        inner.func.value
         for start in given
         for inner in script.flow.reach(start)
         if isinstance(inner, ast.Call)
         and isinstance(inner.func, ast.Attribute)
         and inner.func.attr in ("parameters", "named_parameters")
-    }
+    ]
 
 
 def norm_of_a_shard(script: Script) -> Iterator[Problem]:
@@ -72,16 +65,17 @@ def norm_of_a_shard(script: Script) -> Iterator[Problem]:
         if str(script.value(script.argument(call, "sharding_strategy", 2))).endswith("NO_SHARD")
     }
     fsdp = {call.node for call in calls_of(script, FSDP)} - whole
-    wrapped = {
-        ast.unparse(node.targets[0])
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Assign) and node.value in fsdp
-    }
     for call in calls_of(script, "clip_grad_norm_"):
-        models = sorted(_parameters_of(call.node) & wrapped)
-        if models:
+        models = [model for model in _parameters_of(script, call.node)
+                  if not fsdp.isdisjoint(script.flow.values(model))]  # fmt: skip
+        own = {ast.unparse(node.func.value) for node in ast.walk(script.tree)
+               if _calls_method(node, "clip_grad_norm_") and isinstance(node, ast.Call)
+               and isinstance(node.func, ast.Attribute)}  # fmt: skip
+        if models and not own & set(
+            map(ast.unparse, models)
+        ):  # else this one is of another strategy
             message = "each rank clips by the norm of its own shard, so the ranks clip differently"
-            fix = f"{models[0]}.clip_grad_norm_(max_norm)"
+            fix = f"{ast.unparse(models[0])}.clip_grad_norm_(max_norm)"
             yield script.problem("ZM109", "error", call.node, message, fix, "clip_grad_norm_")
 
 
