@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from zeromon.diagnosis.hangs import hangs
 from zeromon.fold.communication import CollectiveStats
@@ -23,8 +23,10 @@ from zeromon.ring.events import (
     PhaseSpan,
     StepMark,
 )
+from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
+    BatchRow,
     Cause,
     Device,
     DeviceMemory,
@@ -126,6 +128,16 @@ def summary(number: int, **facts: Any) -> StepSummary:
         rss_bytes=1 << 30,
     )
     return replace(base, **facts)
+
+
+def received(samples: int, length: int = 0, steps: int = 10, **facts: int) -> BatchRow:
+    """What a model got in *steps* steps of *samples* each."""
+    positions = steps * samples * length
+    row = BatchRow(
+        steps=steps, samples=steps * samples, tokens=positions, positions=positions,
+        pairs=positions * length, padding=0,
+    )  # fmt: skip
+    return replace(row, **facts)
 
 
 def rank(number: int = 0, **facts: Any) -> RankSnapshot:
@@ -273,7 +285,7 @@ def pipelined(**facts: float) -> PipelineRow:
 def full_run() -> RunSnapshot:
     """A run in which every metric has a value."""
     device = Device(
-        name="X", used_bytes=1, total_bytes=2, own_bytes=1, utilization_ratio=0.5, power_watts=1.0,
+        name="h100", used_bytes=1, total_bytes=2, own_bytes=1, utilization_ratio=0.5, power_watts=1.0,
         sm_active_ratio=0.5, tensor_active_ratio=0.5, dram_active_ratio=0.5, energy_joules=9.0,
         temperature_celsius=50.0, pcie_receive_bytes_per_second=1.0,
         pcie_transmit_bytes_per_second=1.0, nvlink_receive_bytes_per_second=1.0,
@@ -286,7 +298,8 @@ def full_run() -> RunSnapshot:
         pinned_bytes=5,
         risks=(Risk(pool="device", ratio=0.5, cause="growth", steps_left=9.0),),
         host=HostMemory(limit_bytes=9, headroom_bytes=5, oom_kills=0),
-        wait_seconds=0.1, late_seconds=0.0, pipeline=pipelined(), unsaved_seconds=3.0,
+        wait_seconds=0.1, late_seconds=0.0, unsaved_seconds=3.0,
+        pipeline=replace(pipelined(), stage_ranks=(0,)),
         ledger_totals={"compute": 1.0, "checkpoint": 0.5},
         activities=(
             ActivityRow(
@@ -295,9 +308,13 @@ def full_run() -> RunSnapshot:
             ),
         ),
         pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0.0),
+        batches=received(samples=2, length=8), goal={"steps": 100, "before": 0, "by": "Trainer"},
         scalars=(ScalarRow(name="loss", value=2.5, step=9, nonfinite=1, first_nonfinite_step=3),),
     )  # fmt: skip
     one = replace(one, **deepspeed_facts())
+    model: dict[str, Any] = {"matrix_numel": 9, "attention": 9, "compute_dtype": "bfloat16"}
+    steps = tuple(replace(each, samples=2, tokens=16) for each in one.recent)
+    one = replace(one, models=(cast(ModelMetadata, model),), recent=steps)
     stuck = InFlight(
         op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4,
         issued_ns=-(10**12), group_id="world//0",

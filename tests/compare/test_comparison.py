@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import device_memory, noisy, rank, run, series, summary
+from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +52,7 @@ def traffic(op: str, nbytes: float, size: int = 4) -> CollectiveStatsRow:
 def finished(**facts: Any) -> RankSnapshot:
     """A rank that has finished, and told its model."""
     base = {"models": (MODEL,), "traffic": (traffic("all_reduce", 8 * MIB),), "ended": "finished",
-            "world_size": 4}  # fmt: skip
+            "world_size": 4, "batches": received(samples=16)}  # fmt: skip
     return rank(0, **(base | {"alive": False} | facts))
 
 
@@ -85,24 +85,13 @@ def test_times_and_rates_are_of_the_steps_after_the_warm_up() -> None:
     # 8 samples at once, two backwards a step, four ranks
     assert of(m, "samples_per_second").value == pytest.approx(64 / mean)
     assert (
-        of(m, "tokens_per_second")
-        == "the first tensor of a batch has no tokens, or a varying number"
+        of(m, "tokens_per_second") == "batches hold no tokens: the model got no input_ids and no "
+        "matrix of integers"
     )
-    told = one([0.1] * 100, loader={"batch_size": 99, "length": 128})
+    told = one([0.1] * 100, batches=received(samples=16, length=128))
     assert of(told, "tokens_per_second").value == pytest.approx(64 * 128 / 0.1)
-
-
-def test_a_loaders_batch_counts_where_no_engine_tells_one() -> None:
-    without = {k: v for k, v in MODEL.items() if k != "micro_batch"}
-    m = one([0.1] * 100, models=(without,), loader={"batch_size": 3, "length": 0})
-    assert of(m, "samples_per_second").value == pytest.approx(3 * 2 * 4 / 0.1)
-    untold = one([0.1] * 100, models=(without,), loader={})
-    assert (
-        of(untold, "samples_per_second")
-        == "neither an engine nor a DataLoader reported its batch size"
-    )
-    hostile = one([0.1] * 100, models=(without,), loader={"batch_size": "9", "length": [1]})
-    assert isinstance(of(hostile, "samples_per_second"), str)
+    untold = one([0.1] * 100, batches=None)
+    assert "has told its batches" in str(of(untold, "samples_per_second"))
 
 
 def test_shares_are_of_timed_steps_and_weighted_by_their_length() -> None:
@@ -610,7 +599,7 @@ def test_what_is_no_limit_is_an_error_that_lists_what_is_allowed(limit: str, hin
 @pytest.mark.parametrize(
     ("limit", "facts", "text"),
     [
-        ("tokens_per_second<-5%", {}, "the first tensor of a batch has no tokens"),
+        ("tokens_per_second<-5%", {}, "batches hold no tokens"),
         ("peak_reserved>70GiB", {}, "judged for B (new): the run used no device"),
         ("step_time>+5%", {"seconds": [0.1] * 20}, "B (new) has too few steps"),
     ],

@@ -512,7 +512,9 @@ def loader_facts() -> dict:
 
 def sequence_lengths() -> dict:
     """By kinds of batches."""
-    from zeromon_agents.observe.step import sequence_length
+    from zeromon_agents.observe.batches import Batches
+
+    sequence_length = Batches(None).loaded
 
     tokens = torch.zeros(2, 5, dtype=torch.long)
     return {

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import collective, folded, rank, run, state, step
+from builders import collective, folded, rank, received, run, state, step
 from evidence import found, one, row, units
 
-from zeromon.compare.figures import figures_of, samples_per_step
 from zeromon.export.prometheus.metrics import METRICS, rows_of
 from zeromon.fold.summarize import summarize
 from zeromon.readout.dimensions import (
@@ -19,10 +18,10 @@ from zeromon.readout.dimensions import (
     is_worth_showing,
     untimed_dimensions,
 )
+from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.report.render import render
 from zeromon.ring.dimensions import Dim, dim_of, dimension_metadata, name_of
 from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
-from zeromon.storage.step_history import NAMES
 from zeromon.tui.screens.communication import added
 
 
@@ -110,29 +109,22 @@ def test_of_a_label_alone_the_size_of_tensor_parallelism_is_unknown() -> None:
     assert rank(0, strategy="fsdp2 + tp", world_size=4).data_parallel_ranks is None
 
 
-MODEL = {
-    "framework": "fsdp2", "stage": 3, "ranks": 8, "numel": 8, "trainable": 8, "shard_numel": 1,
-    "trainable_shard_numel": 1, "param_bytes": 4, "compute_bytes": 4, "grad_bytes": 4,
-}  # fmt: skip
-
-
-def batch(strategy: str, *dimensions: Dimension, **facts: Any) -> float | str:
-    """The samples of a step of eight ranks that load two each."""
-    member = rank(
-        0, strategy=strategy, world_size=8, loader={"batch_size": 2, "length": 5},
-        dimensions=dimensions, **facts,
-    )  # fmt: skip
-    return samples_per_step(figures_of(run(member), {name: [] for name in NAMES}))
+def batch(strategy: str, *dimensions: Dimension) -> tuple[float | str, float | str]:
+    """The samples and tokens of a step of eight ranks whose models get two of five tokens each."""
+    member = rank(0, strategy=strategy, world_size=8, batches=received(2, 5), dimensions=dimensions)
+    return samples_per_step(run(member)), tokens_per_step(run(member))
 
 
 def test_a_batch_counts_the_data_parallel_ranks_only() -> None:
+    """Tokens also those of context parallelism, whose ranks have parts of the same samples."""
     tp, dp = Dimension(name="tp", size=4, used=True), Dimension(name="dp", size=2, used=True)
-    assert batch("fsdp2", dp, models=(MODEL,)) == 16
-    assert batch("fsdp2 + tp", tp, dp, models=(MODEL,)) == 4
-    assert batch("tp", tp) == 4
-    assert batch("fsdp2", models=(MODEL,)) == 16  # a record without dimensions
+    cp = Dimension(name="cp", size=4, used=True)
+    assert batch("fsdp2", dp) == (16, 80)
+    assert batch("fsdp2 + tp", tp, dp) == (4, 20)
+    assert batch("tp", tp) == (2 * 2, 10 * 2)
+    assert batch("fsdp2 + cp", cp, dp) == (4, 80)
+    assert batch("pp", Dimension(name="pp", size=8, used=True)) == (2, 10)
     assert "how the ranks divide a batch" in str(batch("unknown"))
-    assert "pipeline" in str(batch("pp", Dimension(name="pp", size=8, used=True)))
 
 
 TP = Dimension(name="tp", size=2, nodes=1, used=True)

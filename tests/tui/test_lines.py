@@ -37,6 +37,7 @@ from zeromon.tui.styles import HEAT_LEVELS, style
 from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.view_model import ViewModel, scrubber, status
+from zeromon.units import human_ratio
 
 HOSTILE = (
     "name\x1b[31m\x07\n\ttab",
@@ -560,18 +561,19 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
     facts = {
         "framework": "fsdp2", "stage": 3, "ranks": 2, "numel": 7_000_000_000, "trainable": 7_000_000_000,
         "shard_numel": 3_500_000_000, "trainable_shard_numel": 3_500_000_000, "param_bytes": 4,
-        "compute_bytes": 2, "grad_bytes": 4,
+        "compute_bytes": 2, "grad_bytes": 4, "matrix_numel": 6_500_000_000, "attention": 0,
     }  # fmt: skip
     ranks = tuple(replace(r, models=(facts,), step_mean_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
     assert {n: v for n, v, _ in status_text.figures(made, DisplayOptions())}["MFU"] == "n/a"
     told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)
     assert status_text.tokens_per_second(made, told) == 16384
-    assert status_text.mfu(made, told) == pytest.approx(6 * 7e9 * 16384 / (2 * 989e12))
+    used = 6 * 6.5e9 * 16384 / (2 * 989e12)
+    assert {n: v for n, v, _ in status_text.figures(made, told)}["MFU"] == human_ratio(used)
     wrong = replace(told, peak_flops=1e12)
     assert "over 100 %" in {n: v for n, v, _ in status_text.figures(made, wrong)}["MFU"]
     two = run(*(replace(r, models=(facts, facts)) for r in ranks))
-    assert status_text.mfu(two, told) is None
+    assert {n: v for n, v, _ in status_text.figures(two, told)}["MFU"] == "n/a"
 
 
 def test_units() -> None:

@@ -55,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to keep the list of all nodes' collectors in, for Prometheus's file_sd",
     )
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N",
+        help="steps that the run will take, for its progress where no trainer says so",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
@@ -113,7 +117,8 @@ def _prepare(
 
     root = paths.choose_root()
     folder = _new_folder(root, name, given=bool(options.name))
-    _describe(folder, command, job=options.name or os.environ.get("ZEROMON_RUN", ""))
+    job = options.name or os.environ.get("ZEROMON_RUN", "")
+    _describe(folder, command, job=job, steps=options.steps)
     environment = child_environment(os.environ, folder)
     if options.port is not None:
         environment["ZEROMON_PORT"] = str(options.port)
@@ -175,11 +180,12 @@ def _is_running(folder: Path) -> bool:
         return False
 
 
-def _describe(folder: Path, command: list[str], *, job: str) -> None:
+def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None:
     facts = {
         "run": folder.name,
         "command": command,
         "job": job,
+        "steps": max(0, steps),
         "started": time.time(),
         "mono_ns": time.monotonic_ns(),
         "pid": os.getpid(),

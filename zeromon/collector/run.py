@@ -265,6 +265,7 @@ class RunFollower:
             nodes_note=self.cluster.note,
             attempts=attempts.earlier(by_attempt),
             job=self._job(followers),
+            planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
             energy=self._used(followers, ranks, now),
             revision=self._revision.of(

@@ -23,8 +23,6 @@ from zeromon.compare.figures import (
     RunFigures,
     died,
     peak_memory,
-    samples_per_step,
-    tokens_per_step,
 )
 from zeromon.compare.machine import Machine, doubt, machine_of, slack, span
 from zeromon.errors import CompareError
@@ -32,6 +30,7 @@ from zeromon.memory import plan
 from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.whole import whole_numel
 from zeromon.readout.text import verdict
+from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.stats.noise import Estimate, half_width, pooled
 from zeromon.units import human_bytes, human_count, human_params, human_ratio
@@ -209,15 +208,21 @@ def _cell(
     )
 
 
+def _batch(m: RunFigures) -> tuple[object, ...]:
+    """What repeats have in common; tokens and the last batch of an epoch may vary."""
+    rank = m.rank
+    return m.micro_steps, *((micro_batch(rank), rank.loader.get("length")) if rank else ())
+
+
 def _column(runs: Sequence[RunFigures]) -> Column:
     first = runs[0]
-    alike = {(_strategy(m), m.data_parallel, samples_per_step(m), tokens_per_step(m)) for m in runs}
+    alike = {(_strategy(m), m.data_parallel, *_batch(m)) for m in runs}
     if len(alike) > 1:
         names = ", ".join(run.snapshot.run for run in runs)
         text = "Repeats have one strategy, batch and number of ranks."
         raise CompareError(f"{names} are not repeats of one program", text)
     dead = [run for run in runs if died(run.snapshot)]
-    samples, tokens = samples_per_step(first), tokens_per_step(first)
+    samples, tokens = samples_per_step(first.snapshot), tokens_per_step(first.snapshot)
     return Column(
         runs=tuple(run.snapshot.run for run in runs),
         strategy=_strategy(first),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import Described, micro_batch, read_facts, role_bytes
-from zeromon.ring.dimensions import Dim
+from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import NOT_TIMED
@@ -138,39 +138,16 @@ def died(run: RunSnapshot) -> bool:
 # ---- figures: time ---------------------------------------------------------------------------------
 
 
-def samples_per_step(m: RunFigures) -> float | str:
-    """Returns the effective batch in samples, or the reason why it is unknown."""
-    size = micro_batch(m.rank) if m.rank is not None else None
-    if size is None:
-        return "neither an engine nor a DataLoader reported its batch size"
-    if m.data_parallel is None:
-        return "no wrapper and no device mesh says how the ranks divide a batch"
-    if m.rank is not None and Dim.PP in m.rank.sharding_strategy.parts:
-        return "a pipeline runs several backward passes for each batch"
-    return size * max(1, m.micro_steps) * m.data_parallel
-
-
-def tokens_per_step(m: RunFigures) -> float | str:
-    """Returns the tokens of an effective batch, or the reason why they are unknown."""
-    samples = samples_per_step(m)
-    length = m.rank.loader.get("length") if m.rank is not None else None
-    if isinstance(samples, str):
-        return samples
-    if not isinstance(length, int) or length < 1:
-        return "the first tensor of a batch has no tokens, or a varying number"
-    return samples * length
-
-
 def _step_time(m: RunFigures) -> Figure:
     estimated = typical(m.seconds) if m.seconds else None
     return estimated if estimated is not None and estimated.value > 0 else _NO_STEP
 
 
-def _per_second(work: Callable[[RunFigures], float | str]) -> Callable[[RunFigures], Figure]:
+def _per_second(work: Callable[[RunSnapshot], float | str]) -> Callable[[RunFigures], Figure]:
     """Returns a function for the rate of *work*, by the mean step time, which includes pauses."""
 
     def find(m: RunFigures) -> Figure:
-        amount = work(m)
+        amount = work(m.snapshot)
         if isinstance(amount, str) or not sum(m.seconds):
             return amount if isinstance(amount, str) else _NO_STEP
         return estimate(m.seconds, statistics.fmean).inverted().scaled(amount)

@@ -15,6 +15,7 @@ import msgspec
 
 from zeromon.fold.state import (
     ActivityTotals,
+    BatchTotals,
     EngineTotals,
     LedgerSums,
     OpTotals,
@@ -53,6 +54,7 @@ class Checkpoint(msgspec.Struct):
     """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size, waits."""
     ledger: LedgerSums
     scalars: dict[Scalar, ScalarTotals]
+    batches: BatchTotals
     setup_ns: list[int]
     activities: list[tuple[Phase, Activity, bool, ActivityTotals]]
     first_roles: dict[Role, int]
@@ -89,6 +91,7 @@ def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoin
         ],
         ledger=state.ledger,
         scalars=state.scalars,
+        batches=state.batches,
         setup_ns=state.setup_ns,
         activities=[(*key, totals) for key, totals in state.activities.items()],
         first_roles=state.first_roles,
@@ -115,6 +118,7 @@ def restore(state: RankState, totals: Checkpoint) -> None:
         # in place: rows of traffic refer to the object
         _copy(known, state.ops[op, group])
     state.ledger, state.setup_ns[:] = totals.ledger, totals.setup_ns
+    state.batches = totals.batches
     for of, activity, background, sums in totals.activities:
         state.activities[of, activity, background] = sums
     for (

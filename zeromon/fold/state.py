@@ -178,6 +178,20 @@ class Window:
     micro_steps: int = 0
     scalars: dict[str, float | None] = field(default_factory=dict)
     """Label of a scalar -> its value in the step; None where it is not finite."""
+    samples: int = -1
+    tokens: int = -1
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """What the model of a rank was called with; see :class:`zeromon.ring.events.BatchMark`."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    positions: int = 0
+    pairs: int = 0
+    padding: int = 0
 
 
 @dataclass(slots=True)
@@ -277,6 +291,7 @@ class RankState:
     """(phase, what it did, in the background?) -> totals, set-up included."""
     ledger: LedgerSums = field(default_factory=LedgerSums)
     scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
+    batches: BatchTotals = field(default_factory=BatchTotals)
     setup_ns: list[int] = field(default_factory=_by_phase)
     """Of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)

@@ -16,7 +16,17 @@ from zeromon.fold.state import (
     recent_busbw,
 )
 from zeromon.fold.units import reshard_all
-from zeromon.ring.events import Activity, Flag, Outcome, Phase, PhaseSpan, Scalar, Start, StepMark
+from zeromon.ring.events import (
+    Activity,
+    BatchMark,
+    Flag,
+    Outcome,
+    Phase,
+    PhaseSpan,
+    Scalar,
+    Start,
+    StepMark,
+)
 from zeromon.snapshot import StepSummary
 from zeromon.stats.intervals import intersection, length, union
 
@@ -88,6 +98,18 @@ def _fold_start(state: RankState, e: Start) -> None:
     state.window = Window()
     for row in state.traffic.values():
         row.forget()
+
+
+@folds(BatchMark)
+def _fold_batch(state: RankState, e: BatchMark) -> None:
+    state.window.samples, state.window.tokens = e.samples, e.tokens
+    totals = state.batches
+    totals.steps += 1
+    totals.samples += e.samples
+    totals.tokens += max(0, e.tokens)
+    totals.positions += e.positions
+    totals.pairs += e.pairs
+    totals.padding = max(totals.padding, e.padding)
 
 
 @folds(StepMark)
@@ -173,6 +195,8 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         late_gather_ns=window.late_ns,
         other_bytes=_other_bytes(state),
         untimed=max(0, window.collectives - window.timed),
+        samples=window.samples,
+        tokens=window.tokens,
         **{"learning_rate": _newest(state, Scalar.LEARNING_RATE), **window.scalars},
     )
 
@@ -215,6 +239,8 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
         other_bytes=max(first.other_bytes, second.other_bytes),
         untimed=first.untimed + second.untimed,
+        samples=max(first.samples, second.samples),
+        tokens=max(first.tokens, second.tokens),
         loss=second.loss if second.loss is not None else first.loss,
         grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,
         learning_rate=first.learning_rate,

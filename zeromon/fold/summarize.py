@@ -23,11 +23,13 @@ from zeromon.fold.state import (
     group_size,
     recent_busbw,
 )
+from zeromon.fold.training import batch_row, first_batches, scalar_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Flag, Op, Path, Phase
 from zeromon.ring.model_metadata import (
     ModelMetadata,
     compiled_metadata,
+    goal_metadata,
     loader_metadata,
     model_metadata,
     process_metadata,
@@ -48,7 +50,6 @@ from zeromon.snapshot import (
     RankCapture,
     RankSnapshot,
     RoleRow,
-    ScalarRow,
     Setting,
     TransferRow,
     UnitRow,
@@ -162,8 +163,10 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
         checkpoints=state.ledger.checkpoints,
         engines=_engine_rows(state),
-        scalars=_scalar_rows(state),
-        first_batches=_first_batches(state),
+        scalars=scalar_rows(state),
+        first_batches=first_batches(state),
+        batches=batch_row(state),
+        goal=goal_metadata(state.meta.get("goal")),
         settings=_settings(state),
         gathers=tuple(
             GatherRow(
@@ -263,24 +266,6 @@ def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
         )
         for number, totals in sorted(state.engines.items())
     )
-
-
-def _scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
-    return tuple(
-        ScalarRow(
-            name=scalar.label,
-            value=_finite(known.value),
-            step=known.step,
-            nonfinite=known.nonfinite,
-            first_nonfinite_step=known.first_nonfinite_step,
-        )
-        for scalar, known in sorted(state.scalars.items())
-    )
-
-
-def _first_batches(state: RankState) -> tuple[int, ...]:
-    marks = state.meta.get("batches")
-    return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
 
 
 def _finite(value: float | None) -> float | None:

@@ -127,3 +127,18 @@ def device_named(text: str) -> Device | None:
         return DEVICES["a100-40"]
     found = [name for name in DEVICES if name in said]
     return DEVICES[max(found, key=len)] if found else None
+
+
+_HALVES = ("bfloat16", "float16")
+
+
+def peak_flops(device: str, dtype: str) -> float | str:
+    """Returns the dense peak of *device* for matrices of *dtype*, FLOP/s, or why it is unknown."""
+    known = device_named(device) if device else None
+    if known is None:
+        return f"no peak is known of {device or 'the device'}"
+    if dtype == "bfloat16" and known in (DEVICES["v100"], DEVICES["v100-16"], DEVICES["t4"]):
+        return f"{device} has no bf16"
+    if dtype not in (*_HALVES, "float32"):
+        return f"no peak of {device} is known for {dtype or 'the unknown dtype of the model'}"
+    return known.half_flops if dtype in _HALVES else known.single_flops

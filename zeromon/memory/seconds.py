@@ -100,8 +100,27 @@ def forward_flops(model: ModelSpec, batch: Batch) -> tuple[float, float]:
     if t is None:
         return (2.0 * model.params * tokens,) * 2
     matrices = t.hidden * (2 * t.attention_width + 2 * t.kv_width + (3 if t.gated else 2) * t.ffn)
-    layers = t.layers * (matrices + 2 * batch.length * t.attention_width)
-    return 2.0 * (layers + t.hidden * t.vocab) * tokens, 2.0 * layers * tokens
+    layers = token_flops(t.layers * matrices, t.layers * t.attention_width, batch.length)
+    return (layers + 2.0 * t.hidden * t.vocab) * tokens, layers * tokens
+
+
+def token_flops(weights: float, attention: float, length: float) -> float:
+    """Returns the FLOPs of a token's forward: 2 a weight, and 4 s h a layer for the scores.
+
+    *attention*: layers times the width of the queries. The scores count in full, also where a mask
+    makes half of them superfluous (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Kaplan et al.
+    2020, arXiv 2001.08361, section 2.1).
+    """
+    return 2.0 * weights + 4.0 * attention * length
+
+
+def training_flops(weights: float, trained: float, attention: float, length: float) -> float:
+    """Returns the FLOPs that a token's training needs; what checkpointing repeats does not count.
+
+    Backward computes the gradients of what a layer got, and those of its *trained* weights: 6 a
+    weight and 12 s h a layer in all where every weight is trained.
+    """
+    return 3.0 * token_flops(0, attention, length) + 4.0 * weights + 2.0 * trained
 
 
 def step_time(

@@ -7,7 +7,6 @@ knows those of the other stages: they are added up here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 from zeromon.ring.dimensions import Dim, dim_of
@@ -16,7 +15,7 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 
 _ADDED = (
     "numel", "trainable", "shard_numel", "trainable_shard_numel", "factored_numel", "kept_numel",
-    "buffer_bytes", "whole_numel",
+    "buffer_bytes", "whole_numel", "matrix_numel", "attention",
 )  # fmt: skip
 
 
@@ -49,31 +48,36 @@ def largest_part(run: RunSnapshot) -> RankSnapshot | None:
 
 def whole_numel(run: RunSnapshot) -> tuple[int | None, str]:
     """Parameters of the whole model; None, and why, where a part of it is unknown."""
+    parts, why = whole_parts(run)
+    return (sum(model.get("whole_numel", model.get("numel", 0)) for model in parts) or None), why
+
+
+def whole_parts(run: RunSnapshot) -> tuple[tuple[ModelMetadata, ...], str]:
+    """The models of all stages of the whole model; () and why, where a part of it is unknown."""
     first = next((rank for rank in run.ranks if rank.models), None)
     if first is None:
-        return None, "no rank reported its model"
+        return (), "no rank reported its model"
     stages = _stage_ranks(first)
     if len(set(stages)) < ranks_of_dim(first, Dim.PP):
-        return None, "it is not known which ranks the pipeline has"
+        return (), "it is not known which ranks the pipeline has"
     by_rank = {rank.rank: rank for rank in run.ranks if rank.models}
     away = [number for number in stages if number not in by_rank]
     if away:
-        return None, f"rank {away[0]} of the pipeline has not told its part to this node"
-    return _added(by_rank[number] for number in sorted(set(stages)))
+        return (), f"rank {away[0]} of the pipeline has not told its part to this node"
+    ranks = [by_rank[number] for number in sorted(set(stages))]
+    why = next((text for rank in ranks if (text := _unknown_part(rank))), "")
+    return (() if why else tuple(model_of(rank) or ModelMetadata() for rank in ranks)), why
 
 
-def _added(ranks: Iterable[RankSnapshot]) -> tuple[int | None, str]:
-    total = 0
-    for rank in ranks:
-        model = model_of(rank) or ModelMetadata()
-        own = model.get("numel", 0)
-        whole = model.get("whole_numel", own)
-        if Dim.EP in rank.sharding_strategy.parts:
-            return None, "each rank has experts of its own, and does not say how many there are"
-        if ranks_of_dim(rank, Dim.TP) > 1 and whole <= own:
-            return None, "the shards of tensor parallelism do not say how large the whole is"
-        total += whole
-    return total, ""
+def _unknown_part(rank: RankSnapshot) -> str:
+    """Why the whole of what *rank* holds a part of is unknown; "" where it is known."""
+    model = model_of(rank) or ModelMetadata()
+    own = model.get("numel", 0)
+    if Dim.EP in rank.sharding_strategy.parts:
+        return "each rank has experts of its own, and does not say how many there are"
+    if ranks_of_dim(rank, Dim.TP) > 1 and model.get("whole_numel", own) <= own:
+        return "the shards of tensor parallelism do not say how large the whole is"
+    return ""
 
 
 def _stage_ranks(rank: RankSnapshot) -> tuple[int, ...]:

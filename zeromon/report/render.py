@@ -17,6 +17,7 @@ from zeromon.readout.text import (
     state_text,
     verdict,
 )
+from zeromon.readout.throughput import progress, progress_text, throughput_text
 from zeromon.readout.training import telling, training_text
 from zeromon.report.communication import (
     checked,
@@ -103,6 +104,9 @@ def _ranks(run: RunSnapshot) -> str:
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     tail += _why_unknown(_shown(run))
+    tail += "\n" + _wrapped(throughput_text(run))
+    if progress(run) is not None:
+        tail += "\n" + _wrapped(progress_text(run))
     if (teller := telling(run)) is not None:
         tail += "\n" + _wrapped(f"training, by rank {teller.rank}: {training_text(teller)}")
     title = f"Steps (mean of the last {WINDOW} timed steps, without the first)"

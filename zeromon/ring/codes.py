@@ -80,6 +80,16 @@ class Scalar(_Labelled):
     """Of the optimizer's first group of parameters."""
 
 
+class Padding(IntEnum):
+    """Whether the tokens of a batch include its padding."""
+
+    NO_MASK = 0
+    """The model got no attention mask: every position counts."""
+    LEFT_OUT = 1
+    INCLUDED = 2
+    """The attention mask is on a device, where reading it would wait."""
+
+
 class UnitEvent(IntEnum):
     """What happened to an FSDP unit."""
 
@@ -234,3 +244,4 @@ class Kind(IntEnum):
     START = 21
     STAGE = 22
     SCALAR = 23
+    BATCH = 24

@@ -35,6 +35,7 @@ from zeromon.ring.codes import Flag as Flag
 from zeromon.ring.codes import Kind as Kind
 from zeromon.ring.codes import Op as Op
 from zeromon.ring.codes import Outcome as Outcome
+from zeromon.ring.codes import Padding as Padding
 from zeromon.ring.codes import Path as Path
 from zeromon.ring.codes import Phase as Phase
 from zeromon.ring.codes import Role as Role
@@ -457,3 +458,18 @@ class ScalarValue(NamedTuple):
     value: float
     """May be infinite or NaN."""
     step: int
+
+
+@record(Kind.BATCH, "t, a, b, c, d, Padding(op)")
+class BatchMark(NamedTuple):
+    """What the model was called with in the step that ends, all micro-steps together."""
+
+    t_ns: int
+    samples: int
+    tokens: int
+    """Without padding where :attr:`padding` says so; -1 where batches hold no tokens."""
+    positions: int
+    """Tokens with padding."""
+    pairs: int
+    """The sum of positions times the length of their sequence, which attention computes."""
+    padding: Padding

@@ -29,6 +29,11 @@ class ModelMetadata(TypedDict, total=False):
     """With what tensor parallelism (DTensor) leaves to other ranks; absent where that is unknown."""
     trainable: int
     """Elements that require gradients."""
+    matrix_numel: int
+    """Elements of the matrices that a token is multiplied with, of all tensor-parallel ranks: no lookup
+    tables, norms or biases; of experts as many as a token uses. Absent where unknown."""
+    attention: int
+    """Layers times the width of their queries; 0 where unknown."""
     shard_numel: int
     """Elements that one rank keeps, padding included."""
     trainable_shard_numel: int
@@ -111,6 +116,19 @@ class LoaderMetadata(TypedDict, total=False):
     """Tokens of a sequence; 0 where batches hold none, or sequences of several lengths."""
     sampler: str
     """The name of the sampler's class; "" without one."""
+
+
+class GoalMetadata(TypedDict, total=False):
+    """How long a rank trains; empty where nothing says so."""
+
+    steps: int
+    """In all; of a trainer."""
+    batches: int
+    """Of the epoch, where only a DataLoader is known."""
+    before: int
+    """What to add to the number of the agent's step: steps before it; negative: of earlier epochs."""
+    by: str
+    """``Trainer``, ``Lightning``, ``DataLoader``."""
 
 
 class CompiledMetadata(TypedDict, total=False):
@@ -197,6 +215,11 @@ def process_metadata(raw: Any) -> ProcessMetadata:
     return cast(ProcessMetadata, _valid(raw, _PROCESS))
 
 
+def goal_metadata(raw: Any) -> GoalMetadata:
+    """The same of how long it trains."""
+    return cast(GoalMetadata, _valid(raw, _GOAL))
+
+
 def compiled_metadata(raw: Any) -> CompiledMetadata:
     """The same of what torch.compile has done."""
     return cast(CompiledMetadata, _valid(raw, _COMPILED))
@@ -222,4 +245,5 @@ def _is(value: Any, kind: Any) -> bool:
 _MODEL = get_type_hints(ModelMetadata)
 _LOADER = get_type_hints(LoaderMetadata)
 _PROCESS = get_type_hints(ProcessMetadata)
+_GOAL = get_type_hints(GoalMetadata)
 _COMPILED = get_type_hints(CompiledMetadata)

@@ -191,6 +191,9 @@ from zeromon.snapshot.step import (
     RECENT_STEPS as RECENT_STEPS,
 )
 from zeromon.snapshot.step import (
+    BatchRow as BatchRow,
+)
+from zeromon.snapshot.step import (
     ScalarRow as ScalarRow,
 )
 from zeromon.snapshot.step import (

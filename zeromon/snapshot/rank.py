@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zeromon.ring.dimensions import DATA_PARALLEL, SAME_BATCH, dim_of
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
+    GoalMetadata,
     LoaderMetadata,
     ModelMetadata,
     ProcessMetadata,
@@ -39,7 +40,7 @@ from zeromon.snapshot.memory import (
 )
 from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
-from zeromon.snapshot.step import ScalarRow, StepSummary
+from zeromon.snapshot.step import BatchRow, ScalarRow, StepSummary
 
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
@@ -200,6 +201,10 @@ class RankSnapshot:
     """That the training thread was seen to save; several files without a step between them are one."""
     scalars: tuple[ScalarRow, ...] = ()
     """Those that the host knows."""
+    batches: BatchRow | None = None
+    """What its model was called with; None where nothing tells it."""
+    goal: GoalMetadata = field(default_factory=GoalMetadata)
+    """How many steps the run will take; empty where nothing in the process says so."""
     first_batches: tuple[int, ...] = ()
     """Checksums of the first batches of training; () where unknown, and on a device."""
     pipeline: PipelineRow | None = None

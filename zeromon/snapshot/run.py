@@ -52,6 +52,8 @@ class RunSnapshot:
     """Earlier attempts whose ranks reported; after each the launcher started the ranks again."""
     job: str = ""
     """What it has in common with the other runs of its job: a name, or a scheduler's id."""
+    planned_steps: int = 0
+    """How many steps it will take, by ``zeromon run --steps``; 0 where that was not said."""
     revision: str = ""
     """The git commit of the script, ``-dirty`` with changes; "" where unknown."""
     driver: str = ""

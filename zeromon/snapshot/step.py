@@ -52,6 +52,11 @@ class StepSummary:
     untimed: int = 0
     """How many of the collectives were not timed, such as those that C++ or compiled code issues."""
 
+    samples: int = -1
+    """That the model of this rank was called with; -1 where unknown."""
+    tokens: int = -1
+    """Likewise; -1 also where batches hold none."""
+
     loss: float | None = None
     """As a logger got it; None where the host does not know it, and where it is not finite."""
     grad_norm: float | None = None
@@ -72,6 +77,23 @@ class StepSummary:
     def overlap(self) -> float | None:
         """|C ∩ K| / |C|, None without timed communication."""
         return None if not self.timed else overlap_ratio(self.communication_ns, self.exposed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """What the model of a rank was called with in training, in all."""
+
+    steps: int
+    """Steps in which it was seen."""
+    samples: int
+    tokens: int
+    """0 where batches hold none."""
+    positions: int
+    """Tokens with padding."""
+    pairs: int
+    """The sum of positions times the length of their sequence."""
+    padding: int
+    """A :class:`~zeromon.ring.events.Padding`: whether :attr:`tokens` include it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from statistics import median
 
 from zeromon.focus import first_failed, nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
-from zeromon.memory.whole import whole_numel
+from zeromon.readout import throughput
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
@@ -27,9 +27,6 @@ from zeromon.snapshot import HangKind, RankSnapshot, Risk, RiskCause, RunSnapsho
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
 from zeromon.units import human_count, human_ratio, human_seconds
-
-_FLOPS_A_PARAMETER = 6
-"""FLOPs a parameter and token: forward 2, backward 4; attention is not counted."""
 
 
 def tone_of(value: float | None, level: Level) -> str:
@@ -132,26 +129,12 @@ def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
     return median(known) if known else None
 
 
-def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | None:
-    """Tokens a second of all ranks; None without ``--tokens-per-step`` and while no step ends."""
+def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | str:
+    """Tokens a second of all ranks, or why they are unknown; by ``--tokens-per-step`` where given."""
+    if not look.tokens_per_step:
+        return throughput.tokens_per_second(run)
     each = step_seconds(run.ranks) if pause_seconds(run) is None else None
-    return look.tokens_per_step / each if look.tokens_per_step and each else None
-
-
-def mfu(run: RunSnapshot, look: DisplayOptions) -> float | None:
-    """Model FLOPs utilization: 6 FLOPs a parameter and token over the devices' peak.
-
-    None without the tokens and the peak, which only the user knows, or for several models.
-    """
-    rate, first = tokens_per_second(run, look), next(iter(run.ranks), None)
-    if rate is None or not look.peak_flops or first is None:
-        return None
-    if len(first.models) != 1 and first.pipeline is None:
-        return None
-    params, _ = whole_numel(run)
-    if params is None:
-        return None
-    return _FLOPS_A_PARAMETER * params * rate / (look.peak_flops * first.world_size)
+    return look.tokens_per_step / each if each else "no step ends"
 
 
 def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]]:
@@ -163,7 +146,8 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
     if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
         overlap = spreads["overlap_ratio"].least
     worst = nearest_oom(ranks)
-    rate, used = tokens_per_second(run, look), mfu(run, look)
+    rate = tokens_per_second(run, look)
+    used = throughput.mfu(run, rate, look.peak_flops)
     moves = each is not None and pause_seconds(run) is None
     made = [
         ("step", human_seconds(each) if each else "n/a", "bold" if moves else "dim"),
@@ -172,18 +156,21 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
         ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(worst[1].ratio if worst else None),
          tone_of(worst[1].ratio if worst else None, OOM)),
-        ("tokens/s", human_count(rate) if rate else "n/a", "" if rate else "dim"),
-        ("MFU", _mfu_text(used), "" if used is not None and used <= 1 else "dim"),
+        ("tokens/s", *_known(rate, human_count)),
+        ("MFU", *_known(used, human_ratio)),
     ]  # fmt: skip
+    if throughput.progress(run) is not None:
+        made.append(("progress", throughput.progress_text(run), ""))
     if (cost := overhead_text(ranks)) != "n/a":
         made.append(("agent's cost", cost, "dim"))
     return made
 
 
-def _mfu_text(used: float | None) -> str:
-    if used is None:
-        return "n/a"
-    return human_ratio(used) if used <= 1 else "over 100 %: look at --peak-tflops"
+def _known(value: float | str, text: Callable[[float], str]) -> tuple[str, str]:
+    """A figure and its tone; of an unknown one only an error says more than n/a."""
+    if isinstance(value, float):
+        return text(value), ""
+    return value if value.startswith("error") else "n/a", "dim"
 
 
 def _off(ranks: Sequence[RankSnapshot]) -> str:

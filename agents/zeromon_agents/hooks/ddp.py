@@ -163,9 +163,9 @@ class Ddp(Backend):
                 (Op.BROADCAST, Phase.OTHER, 1, _EXTENT_BYTES * extents),
             ]
 
-    def _forward_begins(self, *_: Any, **__: Any) -> None:
+    def _forward_begins(self, ddp: Any, *args: Any, **kwargs: Any) -> None:
         self.device.mark_compute_stream()
-        self.steps.forward_begins()
+        self.steps.forward_begins(ddp, args, kwargs)
 
     def _forward_ends(self, _: None, __: Any, ddp: Any, *___: Any) -> None:
         self.steps.forward_ends()

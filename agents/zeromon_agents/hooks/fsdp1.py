@@ -103,13 +103,13 @@ class Fsdp1(Backend):
         if result is not RAISED:
             self._made.append(weakref.ref(wrapper))
 
-    def _forward_begins(self, fsdp: Any, *_: Any, **__: Any) -> object:
+    def _forward_begins(self, fsdp: Any, *args: Any, **kwargs: Any) -> object:
         """Starts the forward phase of the root; returns SKIP for the wrappers inside."""
         if fsdp._is_root is False:
             return SKIP
         self.device.mark_compute_stream()
         self._register(fsdp)
-        self.steps.forward_begins()
+        self.steps.forward_begins(fsdp, args, kwargs)
         return None
 
     def _forward_ends(self, *_: Any) -> None:

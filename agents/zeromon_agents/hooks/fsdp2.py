@@ -84,12 +84,14 @@ class Fsdp2(Backend):
 
     # ---- hooks --------------------------------------------------------------------------------
 
-    def _root_pre_forward(self, fsdp_state: Any, module: Any, *_: Any, **__: Any) -> None:
+    def _root_pre_forward(
+        self, fsdp_state: Any, module: Any, args: Any = (), kwargs: Any = None, *_: Any, **__: Any
+    ) -> None:
         if fsdp_state._state_ctx.iter_forward_root is not None:
             return
         self.models.register_module(module)
         self.device.mark_compute_stream()
-        self.steps.forward_begins()
+        self.steps.forward_begins(module, args, kwargs)
         if not self._wrote_strategy:
             self._wrote_strategy = True
             self.context.add_metadata(**strategy_of(fsdp_state).metadata())

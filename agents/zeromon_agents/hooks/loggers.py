@@ -32,6 +32,13 @@ class Loggers(Backend):
                 None,
                 self._lightning,
             ),
+            self._hook(
+                "transformers.trainer_callback", "CallbackHandler.on_train_begin", self._hf_begins
+            ),
+            *(
+                self._hook(f"{name}.loops.fit_loop", "_FitLoop.on_run_start", self._fit_begins)
+                for name in ("lightning.pytorch", "pytorch_lightning")
+            ),
             self._hook("torch.utils.tensorboard.writer", "SummaryWriter.add_scalar", self._tag),
             self._hook("tensorboardX.writer", "SummaryWriter.add_scalar", self._tag),
             self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
@@ -72,6 +79,17 @@ class Loggers(Backend):
         for key, scalar in _TRAINER_KEYS.items():
             if isinstance(logs, Mapping) and key in logs:
                 self.scalars.give(scalar, logs[key], "Trainer")
+
+    def _hf_begins(self, _: Any, __: Any, state: Any, *___: Any, **____: Any) -> None:
+        self.steps.goal.tell(int(state.max_steps), int(state.global_step), "Trainer")
+
+    def _fit_begins(self, loop: Any) -> None:
+        trainer = loop.trainer
+        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+        batches, epochs = trainer.num_training_batches, trainer.max_epochs or 0
+        if 0 < batches < math.inf and epochs > 0:
+            limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)
+        self.steps.goal.tell(min(limits, default=0), trainer.global_step, "Lightning")
 
     def _lightning(self, _: None, result: Any, *__: Any) -> None:
         if result is not RAISED:

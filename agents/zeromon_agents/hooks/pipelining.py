@@ -81,8 +81,8 @@ class Pipelining(Backend):
 
     # ---- one call of a schedule ----------------------------------------------------------------
 
-    def _call_begins(self, schedule: Any, *_: Any, **__: Any) -> object:
-        self.steps.pipeline_begins()
+    def _call_begins(self, schedule: Any, *args: Any, **kwargs: Any) -> object:
+        self.steps.pipeline_begins(schedule, args, kwargs)
         if not schedule._has_backward:  # an evaluation
             return None
         described = describe(schedule)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from zeromon.ring.model_metadata import ModelMetadata
+from zeromon_agents.observe import matrices
 from zeromon_agents.observe.census import LARGE
 from zeromon_agents.observe.torch_roles import inner, local_of, param_groups
 
@@ -34,7 +35,7 @@ def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMeta
 
 def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of an FSDP1 root with the flat parameters of *handles*."""
-    return _complete(_fsdp1(module, handles), module, optimizers)
+    return _complete(_fsdp1(module, handles), module, optimizers, handles)
 
 
 def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
@@ -42,11 +43,14 @@ def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
     return _complete(_whole(module), module, optimizers)
 
 
-def _complete(sizes: ModelMetadata, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
+def _complete(
+    sizes: ModelMetadata, module: Any, optimizers: list[Any], handles: Sequence[Any] = ()
+) -> ModelMetadata | None:
     """Adds layers, buffers and optimizer to *sizes*; None where the model has no parameters."""
     if not sizes["numel"]:
         return None
     sizes["blocks"] = blocks(module)
+    sizes.update(matrices.facts(module, handles, sizes["blocks"][0]))
     sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
     sizes["recomputes"] = recomputes(module)
     mine = {id(p) for p in module.parameters()}
@@ -294,6 +298,7 @@ def of_deepspeed(
         "sub_group_numel": int(getattr(zero, "sub_group_size", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
         "buffer_bytes": sum(map(_nbytes, module.buffers())),
+        **matrices.facts(module, (), blocks(module)[0]),
     }
 
 

@@ -28,8 +28,10 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
+from zeromon_agents.observe.batches import Batches
 from zeromon_agents.observe.beginnings import Beginnings
 from zeromon_agents.observe.evaluation import Evaluation
+from zeromon_agents.observe.goal import Goal
 from zeromon_agents.observe.process_metadata import autocast_dtype
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.guard import Guard
@@ -97,6 +99,7 @@ class Steps:
         self._before_first_step = before_first_step
         self._before_step_mark = before_step_mark
         self.evaluation, self.beginnings = Evaluation(context), Beginnings(context)
+        self.batches, self.goal = Batches(context), Goal(context)
         now = time.monotonic_ns()
         self.step_start_ns = now
         self._free_since = 0
@@ -169,10 +172,14 @@ class Steps:
 
     # ---- forward ------------------------------------------------------------------------------
 
-    def forward_begins(self) -> None:
-        """Starts the forward phase: the outermost wrapped module was called."""
+    def forward_begins(
+        self, module: Any = None, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
+        if module is not None and not (self._in_pipeline or self.evaluation.is_open):
+            self.batches.received(id(module), args, kwargs)
         self._close_forward()
         self.autocast = self.autocast or autocast_dtype(self._device_type)
         self._has_wrapper = True
@@ -212,6 +219,7 @@ class Steps:
         if self._loader_settings:
             self._write_loader()
             self.beginnings.batch_trained()
+            self.goal.batch_trained(self._loader())
         now = time.monotonic_ns()
         self._context.thread = threading.get_ident()
         self.evaluation.backward_begins()
@@ -243,9 +251,15 @@ class Steps:
 
     # ---- pipeline -----------------------------------------------------------------------------
 
-    def pipeline_begins(self) -> None:
-        """Starts a micro-step that a pipeline's schedule cuts into many forwards and backwards."""
+    def pipeline_begins(self, schedule: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Starts a micro-step that a pipeline's *schedule* cuts into many forwards and backwards.
+
+        Its first stage alone is called with the batch.
+        """
         if self._context.mode != OFF:
+            self.batches.whole = True
+            if args and not self.evaluation.is_open:
+                self.batches.received(id(schedule), args, kwargs)
             self._close_forward()
             self._has_wrapper, self._in_pipeline, self._counted = True, True, False
             self._may_start(time.monotonic_ns())
@@ -357,6 +371,7 @@ class Steps:
             self._last_micro_steps = self.micro_steps
         else:  # no backward since the last optimizer: a second optimizer of the same step
             flags |= Flag.CONTINUED
+        self.batches.write(now)
         # fmt: off
         context.write(now, Kind.STEP, outcome, 0, flags, 0, 0,
                        context.step, self.step_start_ns, self._last_micro_steps, engine)
@@ -385,6 +400,7 @@ class Steps:
         context.add_metadata(steps_before=taken)
         self._before_first_step()
         self.micro_steps = self._forward_from = self._optimizer_from = 0
+        self.batches.forget()
         self.step_start_ns = self._free_since = now
         context.phase, context.unit, context.mode = Phase.OTHER, 0, ON
 
@@ -444,11 +460,13 @@ class Steps:
             self._describe_loader(iterator)
         self.data_begins()
 
-    def _next_ends(self, _: None, batch: Any, __: Any) -> None:
+    def _next_ends(self, _: None, batch: Any, iterator: Any) -> None:
         self.data_ends()
-        if batch is not RAISED:
-            self._length = sequence_length(batch)
+        if batch is RAISED:
+            self.goal.iterator_ended(iterator)
+        else:
             if not self.evaluation.is_open:
+                self._length = self.batches.loaded(batch)
                 self.beginnings.batch_arrived(batch)
 
     def _describe_loader(self, iterator: Any) -> None:
@@ -478,18 +496,3 @@ class Steps:
             self._loader_written = loader
             self._loader_records += 1
             self._context.add_metadata(loader=loader)
-
-
-def sequence_length(batch: Any) -> int:
-    """Returns the tokens of each sequence in *batch*; 0 where it is no batch of token ids.
-
-    Token ids are the first tensor, or the one under ``input_ids``, if it is a matrix of integers.
-    """
-    first: Any = batch
-    if isinstance(batch, Mapping):
-        first = batch.get("input_ids")
-    elif isinstance(batch, (list, tuple)) and batch:
-        first = batch[0]
-    is_float = getattr(first, "is_floating_point", None)
-    is_tokens = is_float is not None and not is_float() and len(first.shape) == 2
-    return int(first.shape[1]) if is_tokens else 0

@@ -20,9 +20,15 @@ from zeromon.readout.text import (
     pause_seconds,
     pause_text,
 )
+from zeromon.readout.throughput import (
+    progress,
+    progress_text,
+    throughput_text,
+    tokens_per_second,
+)
 from zeromon.readout.training import telling, training_text, value_text
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_ratio, human_seconds
+from zeromon.units import human_count, human_ratio, human_seconds
 from zeromon_dashboard import charts, snapshot_figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -45,7 +51,14 @@ def content(known: Known) -> Page:
     return Page(
         {
             "cards": {
-                "children": [risk_card(run), _waits(run), _steps(run), *_training(run), _agent(run)]
+                "children": [
+                    risk_card(run),
+                    _waits(run),
+                    _steps(run),
+                    _throughput(run),
+                    *_training(run),
+                    _agent(run),
+                ]
             },
             "breakdown": {"figure": snapshot_figures.breakdown(run)},
             "ledger": {"figure": snapshot_figures.ledger(run)},
@@ -122,6 +135,12 @@ def _steps(run: RunSnapshot) -> Any:
     slowest, pause = max(known), pause_seconds(run)
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
     return card("Step time", human_seconds(slowest), f"{rate}; mean of the last steps")
+
+
+def _throughput(run: RunSnapshot) -> Any:
+    rate, note = tokens_per_second(run), throughput_text(run)
+    note += f"; {progress_text(run)}" if progress(run) is not None else ""
+    return card("Tokens/s", human_count(rate) if isinstance(rate, float) else "n/a", note)
 
 
 def _training(run: RunSnapshot) -> list[Any]:

@@ -14,9 +14,10 @@ from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts, unattributed
 from support import ENDED_WELL, ROOT, Node, Result, train_command
 from trace_format import checked
 
-from zeromon.compare.figures import METRIC, figures_of, samples_per_step, tokens_per_step
+from zeromon.compare.figures import METRIC, figures_of
 from zeromon.export import chrome_trace, ring_slices
 from zeromon.export.files import Progress
+from zeromon.readout.throughput import flops_per_token, mfu, samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Strategy
 from zeromon.stats.noise import Estimate
 from zeromon.storage.step_history import pieces, steps
@@ -131,7 +132,13 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
         run.result.snapshot,
         steps(shared_node.store.history(run.result.run)).to_dict(as_series=False),
     )
-    assert (samples_per_step(found), tokens_per_step(found)) == (2 * ranks, 2 * ranks * 32)
+    snapshot = run.result.snapshot
+    assert (samples_per_step(snapshot), tokens_per_step(snapshot)) == (2 * ranks, 2 * ranks * 32)
+    # the closed formula of this model, whatever shards it: head, layers, scores
+    width, layers, length = 32, 3, 32
+    weights = 256 * width + layers * 12 * width**2
+    assert flops_per_token(snapshot) == 6 * weights + 12 * layers * length * width
+    assert mfu(snapshot) == "no peak is known of cpu"
     sent = METRIC["sent_bytes"].find(found)
     assert isinstance(sent, Estimate)
     share = (ranks - 1) / ranks

@@ -59,12 +59,12 @@ class EngineSteps:
         )
         self._context.add_metadata(planned=planned)
 
-    def forward_begins(self, engine: Any, *_: Any, **__: Any) -> None:
+    def forward_begins(self, engine: Any, *args: Any, **kwargs: Any) -> None:
         """Starts the forward phase; registers the engine at its first forward."""
         known = self._engines.of(engine)
         self._context.engine, known.bucket = known.number, 0
         self._device.mark_compute_stream()
-        self._steps.forward_begins()
+        self._steps.forward_begins(engine, args, kwargs)
 
     def forward_ends(self, *_: Any) -> None:
         """Ends the forward phase."""

@@ -1,0 +1,134 @@
+"""Counts the samples and tokens of the batches that a model receives in training, by their shapes.
+
+Only shapes are read, and an attention mask on the CPU. No tensor is kept. A forward of an evaluation,
+one without gradients (a reference model) and one that a checkpoint repeats do not count. Where no
+forward of a wrapped model was seen in a step, the batches of the DataLoader count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from zeromon.ring.events import Kind, Padding
+from zeromon_agents.runtime.hook_context import HookContext
+
+_IDS, _EMBEDDED, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+_NOT_INPUTS = frozenset((_MASK, "labels", "target", "targets", "position_ids", "token_type_ids"))
+_MOST_MODELS = 8
+
+
+class Count:
+    """What was received since the last step."""
+
+    __slots__ = ("padding", "pairs", "positions", "samples", "tokens")
+
+    def __init__(self) -> None:
+        self.samples = self.tokens = self.positions = self.pairs = 0
+        self.padding = Padding.NO_MASK
+
+    def add(self, sizes: tuple[int, int], mask: Any) -> None:
+        """Adds a batch of *sizes*: samples, and tokens of each, 0 where it holds none."""
+        samples, length = sizes
+        positions = tokens = samples * length
+        if length and getattr(mask, "shape", None) == (samples, length):
+            if mask.device.type == "cpu":
+                tokens = int(torch.count_nonzero(mask))
+                self.padding = max(self.padding, Padding.LEFT_OUT)
+            else:
+                self.padding = Padding.INCLUDED
+        self.samples += samples
+        self.tokens += tokens
+        self.positions += positions
+        self.pairs += positions * length
+
+
+class Batches:
+    """The batches of the step under way, by the model that received them."""
+
+    def __init__(self, context: HookContext) -> None:
+        self._context = context
+        self._of_models: dict[int, Count] = {}
+        self._of_loader = Count()
+        self.whole = False
+        """A pipeline's schedule divides batches: what its stages and loaders have does not count."""
+
+    def received(self, model: int, args: Any, kwargs: Mapping[str, Any] | None) -> None:
+        """Counts what the model with the id *model* is called with."""
+        if not torch.is_grad_enabled():
+            return
+        found = sizes_of(args, kwargs or {})
+        if found is not None and (model in self._of_models or len(self._of_models) < _MOST_MODELS):
+            self._of_models.setdefault(model, Count()).add(found, _mask(args, kwargs or {}))
+
+    def loaded(self, batch: Any) -> int:
+        """Counts a batch of a DataLoader; returns its tokens a sequence, 0 where it holds none.
+
+        Of a tuple the first part counts, because targets follow.
+        """
+        inputs = batch[:1] if isinstance(batch, (list, tuple)) else (batch,)
+        found = sizes_of(inputs, {})
+        if found is None:
+            return 0
+        self._of_loader.add(found, _mask(inputs, {}))
+        return found[1]
+
+    def forget(self) -> None:
+        """Forgets what was counted since the last step."""
+        self._of_models.clear()
+        self._of_loader = Count()
+
+    def write(self, now: int) -> None:
+        """Writes the count of the step that ends: that of the model which received most."""
+        counts = self._of_models.values()
+        most = max(counts, key=lambda one: (one.positions, one.samples), default=None)
+        count = most or self._of_loader
+        if count.samples and (most is not None or not self.whole):
+            # fmt: off
+            self._context.write(now, Kind.BATCH, count.padding, 0, 0, 0, 0,
+                                count.samples, count.tokens if count.positions else -1,
+                                count.positions, count.pairs)
+            # fmt: on
+        self.forget()
+
+
+def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns samples, and tokens of each or 0, of what a model is called with; None for no tensor.
+
+    Token ids are ``input_ids``, else the first matrix of integers; ``inputs_embeds`` has a vector for
+    each token. Without those, the first dimension of the first tensor counts samples.
+    """
+    first = None
+    for name, value in _inputs(args, kwargs):
+        shape = getattr(value, "shape", None)
+        if name in _NOT_INPUTS or not shape or not hasattr(value, "is_floating_point"):
+            continue
+        is_ids = len(shape) == 2 and not (value.is_floating_point() or value.dtype is torch.bool)
+        if is_ids or (name == _EMBEDDED and len(shape) == 3):
+            return int(shape[0]), int(shape[1])
+        first = shape if first is None else first
+    return None if first is None else (int(first[0]), 0)
+
+
+def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields names and values, what is in mappings and lists included; ``input_ids`` first."""
+    for held in (kwargs, *(value for value in args if isinstance(value, Mapping))):
+        if held.get(_IDS) is not None:
+            yield _IDS, held[_IDS]
+    for value in args:
+        if isinstance(value, Mapping):
+            yield from value.items()
+        elif isinstance(value, (list, tuple)):
+            yield from (("", part) for part in value)
+        else:
+            yield "", value
+    yield from kwargs.items()
+
+
+def _mask(args: Any, kwargs: Mapping[str, Any]) -> Any:
+    for held in (kwargs, *args):
+        if isinstance(held, Mapping) and held.get(_MASK) is not None:
+            return held[_MASK]
+    return None
