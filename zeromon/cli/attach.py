@@ -70,11 +70,11 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-step", type=int, default=0, metavar="N",
-        help="tokens per step of all ranks together: shows tokens/s",
+        help="tokens per step of all ranks together, in place of those measured",
     )  # fmt: skip
     parser.add_argument(
         "--peak-tflops", type=float, default=0.0, metavar="X",
-        help="dense peak of one device in the training data type: with --tokens-per-step, shows MFU",
+        help="dense peak of one device in the training data type, for MFU",
     )  # fmt: skip
 
 
