@@ -510,24 +510,6 @@ def loader_facts() -> dict:
     return facts
 
 
-def sequence_lengths() -> dict:
-    """By kinds of batches."""
-    from zeromon_agents.observe.batches import Batches
-
-    sequence_length = Batches(None).loaded
-
-    tokens = torch.zeros(2, 5, dtype=torch.long)
-    return {
-        "tuple": sequence_length((tokens, tokens)),
-        "dict": sequence_length({"labels": torch.zeros(2, 9), "input_ids": tokens}),
-        "tensor": sequence_length(tokens),
-        "images": sequence_length([torch.zeros(2, 3, 4, 4), tokens]),
-        "floats": sequence_length((torch.zeros(2, 5),)),
-        "nothing": sequence_length(None) + sequence_length([]) + sequence_length({}),
-        "text": sequence_length(["a", "b"]),
-    }
-
-
 def stopped_and_started_again() -> dict:
     begin()
     for _ in range(2):

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps", type=int, default=0, metavar="N",
-        help="steps that the run will take, for its progress where no trainer says so",
+        help="steps that the run will take, for its progress",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")

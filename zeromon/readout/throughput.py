@@ -60,12 +60,13 @@ def tokens_per_second(run: RunSnapshot) -> float | str:
     return _of_all(run, token_ranks, lambda r: _rate(r, lambda s: s.tokens), _no_tokens(run))
 
 
-def share_of(rank: RankSnapshot, count: int, *, tokens: bool) -> float | None:
-    """The part of *count* that is the rank's own: ranks that get the same batch divide it."""
+def own_part(rank: RankSnapshot, name: str) -> float | None:
+    """The rank's own part of all ``samples`` or ``tokens``: ranks that get the same batch divide it."""
+    count = getattr(rank.batches, name, 0)
     if rank.data_parallel_ranks is None or not count:
         return None
-    same = ranks_of_dim(rank, Dim.TP) * (1 if tokens else ranks_of_dim(rank, Dim.CP))
-    return count / same
+    same = ranks_of_dim(rank, Dim.TP)
+    return count / (same if name == "tokens" else same * ranks_of_dim(rank, Dim.CP))
 
 
 def _no_tokens(run: RunSnapshot) -> str:
@@ -156,6 +157,12 @@ def mfu(run: RunSnapshot, rate: float | str | None = None, peak: float = 0.0) ->
     if used <= 1:
         return used
     return f"error: it would be over 100 % of {human_count(of_device / 1e12)} TFLOP/s a device"
+
+
+def mfu_ratio(run: RunSnapshot) -> float | None:
+    """Model FLOPs utilization; None where it is unknown."""
+    used = mfu(run)
+    return used if isinstance(used, float) else None
 
 
 def throughput_text(run: RunSnapshot) -> str:

@@ -68,10 +68,6 @@ def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> 
         ("end_without_options", {"end_known_before_wait": True, "errors": 0}),
         ("early_import", {"started": True}),
         ("subclass", {"calls": ["theirs"], "errors": 0}),
-        (
-            "sequence_lengths",
-            {"tuple": 5, "dict": 5, "tensor": 5, "images": 0, "floats": 0, "nothing": 0, "text": 0},
-        ),
     ],
 )
 def test_odd_turns_are_survived(shared_node: Node, name: str, expected: dict[str, Any]) -> None:

@@ -44,6 +44,17 @@ def test_sizes_of_arguments(args: Any, kwargs: Any, sizes: tuple[int, int] | Non
     assert sizes_of(args, kwargs) == sizes
 
 
+@pytest.mark.parametrize(
+    ("batch", "length"),
+    [
+        ((IDS, IDS), 5), ({"labels": HIDDEN, "input_ids": IDS}, 5), (IDS, 5), ([IMAGES, IDS], 0),
+        ((HIDDEN,), 0), (None, 0), ([], 0), ({}, 0), (["a", "b"], 0),
+    ],
+)  # fmt: skip
+def test_the_first_part_of_a_loaders_batch_decides(batch: Any, length: int) -> None:
+    assert Batches(Written()).loaded(batch) == length  # type: ignore[arg-type]
+
+
 class Written:
     """Stands for the context, and keeps what is written."""
 

@@ -23,7 +23,7 @@ from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
-from zeromon.readout.throughput import mfu, planned_steps, share_of
+from zeromon.readout.throughput import mfu_ratio, own_part, planned_steps
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -98,22 +98,6 @@ def _device(read: Callable[[Device], float | None]) -> Rows:
 
 def _known(value: int) -> int | None:
     return value if value >= 0 else None
-
-
-def _batches(name: str) -> Rows:
-    """What the rank's own part of all batches holds."""
-    return _one(
-        lambda r: (
-            share_of(r, getattr(r.batches, name), tokens=name == "tokens")
-            if r.batches is not None
-            else None
-        )
-    )
-
-
-def _mfu(run: RunSnapshot) -> float | None:
-    used = mfu(run)
-    return used if isinstance(used, float) else None
 
 
 def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
@@ -318,8 +302,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.exposed_ratio)),
     Spec("zeromon_exposed_communication_error_ratio", "gauge", "ratio", "Relative error of the live exposed time against the last trace on demand of the same steps; absent without a trace.",
          (), _one(lambda r: r.check.error_ratio if r.check else None)),
-    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.",
-         (), _in_flight),
+    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.", (), _in_flight),
     Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one(lambda r: r.wait_seconds)),
     Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one(lambda r: r.late_seconds)),
     Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective, none while a missing rank is in an expected pause: role waiting, missing or dead; kind as in zeromon doctor.",
@@ -340,11 +323,10 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engines(lambda e: e.grad_norm)),
     Spec("zeromon_training_scalar", "gauge", "", "Newest loss, gradient norm (before clipping) and learning rate, where a logger of the process or the optimizer has them on the host; absent while infinite or NaN.",
          ("name",), lambda run, r: (((s.name,), s.value) for s in r.scalars)),
-    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.",
-         ("name",), lambda run, r: (((s.name,), s.nonfinite) for s in r.scalars)),
-    Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _batches("samples")),
-    Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _batches("tokens")),
-    Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run(_mfu)),
+    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), lambda run, r: (((s.name,), s.nonfinite) for s in r.scalars)),
+    Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _one(lambda r: own_part(r, "samples"))),
+    Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _one(lambda r: own_part(r, "tokens"))),
+    Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run(mfu_ratio)),
     Spec("zeromon_planned_steps", "gauge", "steps", "Steps after which the run ends, by its trainer or zeromon run --steps; with the length of an epoch alone, the last step of the epoch.", (), lambda run, r: (((), planned_steps(run, r)),)),
     Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engines(lambda e: e.nonfinite)),
     Spec("zeromon_setting_info", "info", "", "A setting of the configuration: effective value, and written value (empty: default); from the lowest rank of the node. The value is always 1.",
