@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, device_memory, noisy, rank, run, series, summary
+from builders import MS, device_memory, noisy, rank, received, run, series, summary
 from command_line import zeromon
 
 from zeromon.cli.compare import as_text, find
@@ -38,7 +38,10 @@ def recorded(home: Path, name: str, ms: float, *, rss: int = 1 << 30, **facts: A
         writer.append([row_of(number, one, 0) for number in range(2)])
         now = end
     writer.close()
-    told = {"models": (MODEL,), "loader": {"batch_size": 4, "length": 64}, "ended": "finished"}
+    told = {
+        "models": (MODEL,), "loader": {"batch_size": 4, "length": 64}, "ended": "finished",
+        "batches": received(samples=4, length=64),
+    }  # fmt: skip
     ranks = [rank(n, **(told | {"alive": False} | facts)) for n in range(2)]
     snapshot = run(*ranks, run=name, ended=True)
     store.save(snapshot)

@@ -82,7 +82,7 @@ def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, Ring
 def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingReader]) -> None:
     """Forwards and backwards alternate, and a forward does not begin the first step again."""
     steps, reader = loop
-    steps.pipeline_begins()
+    steps.pipeline_begins(None, (), {})
     for _ in range(2):
         steps.forward_begins()
         time.sleep(PAUSE_S)
