@@ -38,6 +38,7 @@ NOT_HERE = {
     },
     "needs a run that goes wrong": {"Ranks of a hang", "Steps until out of memory"},
     "needs fp16": {"Loss scale"},
+    "needs a script that logs its loss": {"Loss"},
 }  # fmt: skip
 """Panels that ranks on the host which train in bf16 without a fault cannot fill, and why."""
 
