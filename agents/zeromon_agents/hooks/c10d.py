@@ -30,7 +30,9 @@ from zeromon_agents.runtime.hook_context import (
     END,
     EVENT,
     HELD_NS,
+    IDLE,
     ISSUED_NS,
+    OFF,
     ON,
     WORD,
     Entry,
@@ -161,7 +163,7 @@ class Collectives:
                     return original(pg, args[0], args[1])
                 return original(pg, *args, **kwargs)
             entry: Any = None
-            before, called_async = -1, None
+            before, called_async, here = -1, None, False
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:
@@ -192,22 +194,23 @@ class Collectives:
                     group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
-                trains = context.thread
-                apart = trains and caller() != trains and self.is_apart(group)
-                here = group.on_device and payload is not None and payload.device.type == timed
-                if here and self._device.captures():
-                    pass  # nothing runs, so nothing would end the record
-                elif not group.on_device if apart else mode == ON:
+                word, at, engine = context.head_word, group.id | context.unit << 16, context.engine
+                if caller() != context.thread and self.is_apart(group):
+                    word, at, engine = 0, context.place_apart(group.id), 0
+                    mode = IDLE if group.on_device else ON
+                if group.on_device:
+                    here = payload is not None and payload.device.type == timed
+                    if here and self._device.captures():
+                        mode = OFF  # nothing runs, so nothing would end the record
+                if mode == ON:
                     if asks:
                         try:
                             called_async = args[-1].asyncOp
                         except (AttributeError, IndexError):  # an overload without options
                             called_async = None
-                    word = context.head_word | is_async if called_async else context.head_word
-                    at, engine, started = group.id | context.unit << 16, context.engine, now()
-                    if apart:
-                        word, at, engine = word & is_async, context.place_apart(group.id), 0
-                    n = following()
+                    if called_async:
+                        word |= is_async
+                    started, n = now(), following()
                     # fmt: off
                     pack(records, (n & mask) * RECORD_SIZE, n, started, issued | word, at,
                          nbytes, sequence, dtype, engine, n)
@@ -219,7 +222,7 @@ class Collectives:
                     if here:
                         entry = _entry(entry)
                         self._device.issued(entry)
-                else:
+                elif mode:
                     self.count(group.id, op, nbytes, dtype)
                 if name not in group.even:
                     extra = group.extras.get(name)

@@ -34,7 +34,9 @@ from zeromon_agents.runtime.hook_context import (
     END,
     EVENT,
     HELD_NS,
+    IDLE,
     ISSUED_NS,
+    OFF,
     ON,
     WORD,
     Entry,
@@ -181,11 +183,13 @@ class Functional:
                         pg = args[group_at]
                     except IndexError:
                         pg = kwargs[GROUP]
-                    group = names.get(pg) if type(pg) is str else groups.get(id(pg))
-                    if group is None:
+                    try:
+                        group = names[pg] if type(pg) is str else groups[id(pg)]
+                    except KeyError:
                         group = self._group_of(pg)
                     nbytes = payload.nbytes if single else total_bytes(payload)
-                    nbytes *= group.size if per_rank else 1
+                    if per_rank:
+                        nbytes *= group.size
                     group.issued = number = group.issued + 1
                     if counts_calls:
                         sequence = number - group.point_to_point
@@ -196,18 +200,17 @@ class Functional:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
                     dtype = dtypes[first.dtype]
-                    trains = context.thread
-                    apart = trains and caller() != trains and collectives.is_apart(group)
-                    here = group.on_device and first.device.type == timed
-                    if here and self._device.captures():
-                        pass  # nothing runs, so nothing would end the record
-                    elif not group.on_device if apart else mode == ON:
-                        word, at = own_word | context.head_word, group.id | context.unit << 16
-                        engine = context.engine
-                        if apart:
-                            word, at, engine = own_word, context.place_apart(group.id), 0
-                        began = now()
-                        n = following()
+                    word, at = own_word | context.head_word, group.id | context.unit << 16
+                    engine, here = context.engine, False
+                    if caller() != context.thread and collectives.is_apart(group):
+                        word, at, engine = own_word, context.place_apart(group.id), 0
+                        mode = IDLE if group.on_device else ON
+                    if group.on_device:
+                        here = first.device.type == timed
+                        if here and self._device.captures():
+                            mode = OFF  # nothing runs, so nothing would end the record
+                    if mode == ON:
+                        began, n = now(), following()
                         # fmt: off
                         pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
                              nbytes, sequence, dtype, engine, n)
@@ -216,7 +219,7 @@ class Functional:
                             entry = [word, at, nbytes, began, sequence, 0, None, 0]
                             self._device.issued(entry)
                             event = entry[EVENT]
-                    else:
+                    elif mode:
                         collectives.count(group.id, op, nbytes, dtype)
                     if qualified not in group.even:
                         extra = group.extras.get(qualified)
