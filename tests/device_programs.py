@@ -224,10 +224,7 @@ class _Arguments:
 
 def _issue_on(group: Group, _: Any, options: _Arguments) -> Work | None:
     work, options.collective = group.issue(
-        options.number,
-        peers=options.peers,
-        duration=options.duration,
-        asynchronous=options.asyncOp,
+        options.number, peers=options.peers, duration=options.duration, asynchronous=options.asyncOp
     )
     return work
 

@@ -50,11 +50,7 @@ CORE = frozenset(
 )
 """About 20 series a rank, without the buckets of the step's histogram."""
 
-NO_BUCKETS = {
-    "source_labels": ["__name__"],
-    "regex": "zeromon_.*_bucket",
-    "action": "drop",
-}
+NO_BUCKETS = {"source_labels": ["__name__"], "regex": "zeromon_.*_bucket", "action": "drop"}
 """A metric_relabel_config."""
 
 

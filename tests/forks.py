@@ -96,8 +96,7 @@ class ForkServer:
         mine, theirs = os.pipe()
         descriptors = array.array("i", [output, errors, theirs])
         self._control.sendmsg(
-            [json.dumps(request).encode()],
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)],
+            [json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         )
         os.close(theirs)
         return Launcher(int(self._control.recv(64)), mine)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
-from zeromon.snapshot import (
-    Health,
-    RunSnapshot,
-)
+from zeromon.snapshot import Health, RunSnapshot
 
 
 class Fixed:

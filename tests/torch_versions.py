@@ -153,13 +153,7 @@ def _finished(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=300
     )
 
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 
-from zeromon_virtual.clock import Clock, Link, Stream
-from zeromon_virtual.clock import Work as Entry
+from zeromon_virtual.clock import Clock, Link, Stream, Work as Entry
 from zeromon_virtual.cost import bus_factor
 from zeromon_virtual.device import NAME
 

@@ -22,11 +22,7 @@ from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon_dashboard import charts, snapshot_figures
 from zeromon_dashboard.charts import MOST_POINTS, Chart, Series
 
-_SEVERITIES = {
-    Severity.CRITICAL: "#D55E00",
-    Severity.WARNING: "#E69F00",
-    Severity.INFO: "#0072B2",
-}
+_SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d0d7de; --soft: #f6f8fa; --dim: #59636e;

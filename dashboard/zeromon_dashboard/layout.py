@@ -12,13 +12,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.readout.text import (
-    has_died,
-    pause_seconds,
-    pause_text,
-    stall_finding,
-    verdict,
-)
+from zeromon.readout.text import has_died, pause_seconds, pause_text, stall_finding, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_count, human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock

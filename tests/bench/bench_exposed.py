@@ -23,11 +23,7 @@ from zeromon.errors import CaptureRefused
 from zeromon.snapshot import CollectiveStatsRow, RunSnapshot
 
 STEPS, ROUNDS, LINK = 120, 3, "2gbit"
-CASES = {
-    "fsdp2": "FSDP2, prefetch",
-    "ddp": "DDP, small buckets",
-    "zero2": "ZeRO-2, overlap_comm",
-}
+CASES = {"fsdp2": "FSDP2, prefetch", "ddp": "DDP, small buckets", "zero2": "ZeRO-2, overlap_comm"}
 
 
 class RunFigures(NamedTuple):

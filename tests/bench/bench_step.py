@@ -32,11 +32,7 @@ PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
 SMALL = ["--width", "64", "--layers", "4", "--batch", "2", "--length", "64"]
 ZERO_3 = ["--config", str(ROOT / "examples/deepspeed/zero3.json"), "--no-compile"]
-PROGRAMS = {
-    "fsdp2": ["--strategy", "fsdp2"],
-    "ddp": ["--strategy", "ddp"],
-    "zero3": ZERO_3,
-}
+PROGRAMS = {"fsdp2": ["--strategy", "fsdp2"], "ddp": ["--strategy", "ddp"], "zero3": ZERO_3}
 
 
 def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:

@@ -10,8 +10,7 @@ import pytest
 
 from zeromon.check.launch import read_command
 from zeromon.check.launch_file import read_launch
-from zeromon.check.runner import Result
-from zeromon.check.runner import check as check_files
+from zeromon.check.runner import Result, check as check_files
 from zeromon.cli import main
 
 YAML = """\

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from builders import MS, arrival, rank, run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.collector.cluster import (
     Clock,

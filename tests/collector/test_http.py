@@ -13,14 +13,8 @@ from builders import rank, run
 from served import Fixed, get
 
 from zeromon.collector.http import start_server
-from zeromon.errors import (
-    CaptureRefused,
-    CollectorError,
-)
-from zeromon.snapshot import (
-    Capture,
-    RunSnapshot,
-)
+from zeromon.errors import CaptureRefused, CollectorError
+from zeromon.snapshot import Capture, RunSnapshot
 
 
 class Tracing(Fixed):

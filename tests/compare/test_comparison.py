@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from builders import device_memory, noisy, rank, received, run, series, summary
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from zeromon.compare.comparison import Advice, Column, Comparison, advise, compare, row_of
 from zeromon.compare.figures import METRIC, METRICS, Figure, RunFigures, figures_of

@@ -11,8 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 from builders import MS, device_memory, rank, run, summary
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tui.snapshots import FleetSource, fleet_picture
 
 from zeromon.errors import RunNotFound, SourceError

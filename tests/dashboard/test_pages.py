@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import device_memory, rank, run, summary
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.cli import main
 from zeromon.report.render import render

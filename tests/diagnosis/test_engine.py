@@ -7,15 +7,7 @@ from dataclasses import replace
 from builders import MS, deepspeed_facts, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.snapshot import (
-    Disk,
-    EngineRow,
-    GatherRow,
-    InFlight,
-    Risk,
-    RoleRow,
-    Setting,
-)
+from zeromon.snapshot import Disk, EngineRow, GatherRow, InFlight, Risk, RoleRow, Setting
 
 GIB = 1 << 30
 

@@ -102,12 +102,7 @@ def test_every_rule_has_its_page() -> None:
     assert {code: names.get(code) for code in rules} == rules
     for code, page in pages().items():
         assert page.summary.endswith("."), code
-        for part in (
-            "## Why",
-            "## What to change",
-            "## What it costs",
-            "## Sources",
-        ):
+        for part in ("## Why", "## What to change", "## What it costs", "## Sources"):
             assert part in page.text, (code, part)
 
 
@@ -317,10 +312,7 @@ def test_the_ranks_of_a_node_share_its_memory() -> None:
     [
         ({}, '"device": "nvme"'),
         ({"optimizer_on": "device", "stage": 1}, '+ "stage": 2'),
-        (
-            {"framework": "fsdp2", "stage": 3, "params_on": "host", "param_bytes": 4},
-            "CPUOffload",
-        ),
+        ({"framework": "fsdp2", "stage": 3, "params_on": "host", "param_bytes": 4}, "CPUOffload"),
     ],
 )
 def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> None:

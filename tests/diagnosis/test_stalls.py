@@ -145,8 +145,7 @@ def starting(**fields: Any) -> RankSnapshot:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "severity"),
-    [(119, None), (121, Severity.WARNING), (1801, Severity.CRITICAL)],
+    ("seconds", "severity"), [(119, None), (121, Severity.WARNING), (1801, Severity.CRITICAL)]
 )
 def test_a_start_that_takes_long_is_a_warning_first(
     seconds: float, severity: Severity | None

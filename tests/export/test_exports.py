@@ -18,8 +18,7 @@ from typing import Any
 import polars as pl
 import pytest
 from builders import MS, rank, run, summary
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support import ROOT
 from trace_format import checked
 

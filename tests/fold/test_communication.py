@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import MS, collective, folded, rank, run, state, step
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.communication import (

@@ -179,11 +179,7 @@ def test_counted_collectives_are_known_but_not_timed() -> None:
 
 def test_ddps_own_timing_belongs_to_the_step_before() -> None:
     """Communication from 40 to 90 ms, computed until 80: 10 ms exposed."""
-    events = [
-        step(1, 0, 100),
-        BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4),
-        step(2, 100, 200),
-    ]
+    events = [step(1, 0, 100), BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200)]
     first, second = summarize(folded(events)).recent
     assert (first.communication_ns, first.exposed_ns) == (50 * MS, 10 * MS)
     assert (second.communication_ns, second.exposed_ns) == (0, 0)
@@ -191,11 +187,7 @@ def test_ddps_own_timing_belongs_to_the_step_before() -> None:
 
 def test_a_second_optimizer_extends_the_step() -> None:
     """One step of 120 ms, not two."""
-    events = [
-        step(1, 0, 100, micro=2),
-        *collective(101, 110, 9),
-        step(1, 100, 120, Flag.CONTINUED),
-    ]
+    events = [step(1, 0, 100, micro=2), *collective(101, 110, 9), step(1, 100, 120, Flag.CONTINUED)]
     rank = summarize(folded(events))
     assert rank.steps == 1
     (one,) = rank.recent

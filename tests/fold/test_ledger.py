@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import MS, span
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.fold.fold import fold
 from zeromon.fold.ledger import ledger_rows, ledger_totals, lose

@@ -9,9 +9,7 @@ from builders import device_memory, rank, run, summary
 
 from zeromon.memory.forecast import host_capacity, host_risk, rank_risks
 from zeromon.readout.text import risk_text
-from zeromon.snapshot import (
-    HostMemory,
-)
+from zeromon.snapshot import HostMemory
 from zeromon.tui.status_text import risk as sentence
 
 GIB = 1 << 30

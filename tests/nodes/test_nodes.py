@@ -23,9 +23,7 @@ from nodes.hosts import TOKEN, Hosts, possible, train
 from support import PROGRAMS
 
 MISSING = possible()
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing"),
-]
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing")]
 
 Snapshot = dict[str, Any]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from builders import rank, run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.readout.text import energy_text, mean_watts

@@ -232,12 +232,7 @@ def loss_scale_settings() -> None:
     run_fp16({"initial_scale_power": 20, "loss_scale_window": 1000 if AFTER else 10})
 
 
-DEEPSPEED = (
-    stage_too_high,
-    tiny_buckets,
-    overflow_storm,
-    loss_scale_settings,
-)
+DEEPSPEED = (stage_too_high, tiny_buckets, overflow_storm, loss_scale_settings)
 if globals()[CASE] in DEEPSPEED:
     import deepspeed
     from deepspeed.ops import __compatible_ops__

@@ -18,11 +18,7 @@ import torch.distributed._functional_collectives as functional
 from leave import leave
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 RANKS, STEPS, WIDTH, ROWS = 2, 6, 32, 16
 TRANSFER, COMPUTE = 0.020, 0.008

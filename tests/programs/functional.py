@@ -20,11 +20,7 @@ import torch.distributed._functional_collectives as functional
 from leave import leave
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 STEPS, WIDTH, ROWS = 6, 64, 32
 spent = defaultdict(float)

@@ -38,10 +38,7 @@ WATCHED = (
     ("deepspeed.runtime.engine", "DeepSpeedEngine"),
     ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3"),
     ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer"),
-    (
-        "deepspeed.runtime.zero.partitioned_param_coordinator",
-        "PartitionedParameterCoordinator",
-    ),
+    ("deepspeed.runtime.zero.partitioned_param_coordinator", "PartitionedParameterCoordinator"),
 )
 
 

@@ -9,13 +9,7 @@ from builders import deepspeed_facts, device_memory, rank, run, summary
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import verdict
 from zeromon.report.render import render
-from zeromon.snapshot import (
-    InFlight,
-    OutOfMemory,
-    RoleRow,
-    Setting,
-    StepRange,
-)
+from zeromon.snapshot import InFlight, OutOfMemory, RoleRow, Setting, StepRange
 
 GIB = 1 << 30
 

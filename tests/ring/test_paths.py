@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import (
-    RingError,
-)
+from zeromon.errors import RingError
 from zeromon.ring import paths
 
 

@@ -10,11 +10,7 @@ from builders import full_run, rank, run
 from served import Fixed
 
 from zeromon.collector.http import start_server
-from zeromon.errors import (
-    RunAmbiguous,
-    RunNotFound,
-    SourceError,
-)
+from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
 from zeromon.sources.live import LiveSource, find, only, runs_at
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from builders import MS, device_memory, rank, run, summary
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.collector.http import start_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError

@@ -23,9 +23,7 @@ MOST_LAYERS = 14
 MOST_MODULE_LINES = 500
 MOST_FUNCTION_LINES = 60
 
-TABLES = {
-    "zeromon/ring/events.py": "one declaration a record",
-}
+TABLES = {"zeromon/ring/events.py": "one declaration a record"}
 """Modules that are a table: they may be longer."""
 
 LONG_FUNCTIONS = {

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 from builders import MS, rank, run, summary
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tui.snapshots import GIB, snapshot
 
 from zeromon.diagnosis.engine import advise

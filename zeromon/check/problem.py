@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from zeromon.diagnosis.pages import pages
-from zeromon.memory.config_values import AUTO as AUTO
-from zeromon.memory.config_values import is_on as is_on
-from zeromon.memory.config_values import number as number
-from zeromon.memory.config_values import whole as whole
+from zeromon.memory.config_values import (
+    AUTO as AUTO,
+    is_on as is_on,
+    number as number,
+    whole as whole,
+)
 from zeromon.memory.spec import ModelSpec
 
 Path = tuple[str, ...]

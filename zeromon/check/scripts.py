@@ -224,11 +224,7 @@ def config_at(script: Script, node: ast.expr) -> Config | str | None:
 
 
 def _data(
-    script: Script,
-    node: ast.expr,
-    path: Path,
-    places: dict[Path, tuple[int, int]],
-    depth: int = 12,
+    script: Script, node: ast.expr, path: Path, places: dict[Path, tuple[int, int]], depth: int = 12
 ) -> dict[str, Any] | None:
     """Returns a dict as data, with "auto" for computed values; None where *node* is no known dict.
 

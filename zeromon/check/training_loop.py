@@ -153,8 +153,4 @@ def _every(script: Script, node: ast.AST) -> int:
     return 0
 
 
-CHECKS: tuple[Check, ...] = (
-    optimizer_before_sharding,
-    norm_of_a_shard,
-    accumulation_communicates,
-)
+CHECKS: tuple[Check, ...] = (optimizer_before_sharding, norm_of_a_shard, accumulation_communicates)

@@ -293,13 +293,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def start_server(
-    view: View,
-    host: str,
-    port: int,
-    token: str = "",
-    *,
-    strict_port: bool = False,
-    key: str = "",
+    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False, key: str = ""
 ) -> WSGIServer:
     """Serves *view* from a thread of its own. *key*: the token of POST requests without *token*.
 

@@ -23,9 +23,12 @@ from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
 from zeromon.errors import RingError
-from zeromon.fold.checkpoint import Checkpoint, checkpoint_of
-from zeromon.fold.checkpoint import decode as decode_totals
-from zeromon.fold.checkpoint import encode as encode_totals
+from zeromon.fold.checkpoint import (
+    Checkpoint,
+    checkpoint_of,
+    decode as decode_totals,
+    encode as encode_totals,
+)
 from zeromon.fold.observed import Observed, Vitals
 from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize

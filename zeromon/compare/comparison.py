@@ -266,9 +266,7 @@ def names_of(columns: Sequence[Column]) -> list[str]:
 
 
 def advise(
-    columns: Sequence[Column],
-    figures: Mapping[str, Sequence[Figure]],
-    machines: Sequence[Machine],
+    columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]], machines: Sequence[Machine]
 ) -> Advice:
     """Returns the recommended column: one that finished and whose advantage exceeds the noise."""
     names = names_of(columns)

@@ -64,11 +64,7 @@ def _needed(module: str, package: str) -> Any:
 
 
 def write_tensorboard(
-    pieces: Sequence[pl.LazyFrame],
-    folder: Path,
-    progress: Progress,
-    *,
-    force: bool,
+    pieces: Sequence[pl.LazyFrame], folder: Path, progress: Progress, *, force: bool
 ) -> None:
     """Writes an event file for each rank, in a folder of its own, which TensorBoard shows as a run."""
     events = _needed("tensorboard.compat.proto.event_pb2", "tensorboard")

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from zeromon.fold.communication import (
-    BUSY,
-    CALLS,
-    EXPOSED,
-    NBYTES,
-    TIMED_BYTES,
-    size_bucket,
-)
+from zeromon.fold.communication import BUSY, CALLS, EXPOSED, NBYTES, TIMED_BYTES, size_bucket
 from zeromon.fold.registry import folds
-from zeromon.fold.state import (
-    MOST_IN_FLIGHT,
-    NONE_ISSUED,
-    Arrival,
-    RankState,
-    stats_row,
-)
+from zeromon.fold.state import MOST_IN_FLIGHT, NONE_ISSUED, Arrival, RankState, stats_row
 from zeromon.ring.events import (
     Counted,
     Done,

@@ -6,12 +6,7 @@ from dataclasses import replace
 
 from zeromon.fold.communication import BUSY, CALLS, EXPOSED, NBYTES, TIMED_BYTES, serial_spans
 from zeromon.fold.registry import folds
-from zeromon.fold.state import (
-    MOST_IN_FLIGHT,
-    Arrival,
-    RankState,
-    stats_row,
-)
+from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, RankState, stats_row
 from zeromon.ring.events import BackwardComm, Bucket, Op, Phase
 from zeromon.stats.intervals import intersection, length, union
 

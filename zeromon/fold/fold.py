@@ -8,13 +8,15 @@ snapshot of a state. The fold reads no clock and no file.
 from __future__ import annotations
 
 # each of these modules registers its handlers when it is imported
-from zeromon.fold import agent as agent
-from zeromon.fold import collectives as collectives
-from zeromon.fold import ddp as ddp
-from zeromon.fold import memory as memory
-from zeromon.fold import pipeline as pipeline
-from zeromon.fold import steps as steps
-from zeromon.fold import units as units
+from zeromon.fold import (
+    agent as agent,
+    collectives as collectives,
+    ddp as ddp,
+    memory as memory,
+    pipeline as pipeline,
+    steps as steps,
+    units as units,
+)
 from zeromon.fold.registry import HANDLERS
 from zeromon.fold.state import RankState
 from zeromon.ring.events import Event, GroupSequence, Heartbeat, HostSample, MemorySample

@@ -7,14 +7,7 @@ import math
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
 from zeromon.fold.registry import folds
-from zeromon.fold.state import (
-    STEP_BUCKETS,
-    EndedPhase,
-    RankState,
-    Window,
-    group_size,
-    recent_busbw,
-)
+from zeromon.fold.state import STEP_BUCKETS, EndedPhase, RankState, Window, group_size, recent_busbw
 from zeromon.fold.units import reshard_all
 from zeromon.ring.events import (
     Activity,

@@ -6,8 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from zeromon.fold.communication import rows as stats_rows
-from zeromon.fold.communication import size_rows
+from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
@@ -170,9 +169,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         settings=_settings(state),
         gathers=tuple(
             GatherRow(
-                outcome="ahead" if ahead else "late",
-                nbytes=nbytes,
-                exposed_seconds=exposed / 1e9,
+                outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9
             )
             for ahead, (nbytes, exposed) in sorted(state.gathers.items())
         ),

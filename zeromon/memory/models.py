@@ -50,11 +50,7 @@ def from_units(
             "--trace counts them where the model runs on fake tensors",
         )
     return ModelSpec(
-        name=name,
-        units=described,
-        architecture=shape,
-        buffer_bytes=buffer_bytes,
-        notes=notes,
+        name=name, units=described, architecture=shape, buffer_bytes=buffer_bytes, notes=notes
     )
 
 

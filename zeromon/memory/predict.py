@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from zeromon.memory.offload import offloaded_grads, on_host_share, swap_buffers
 from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
-from zeromon.memory.terms import ACTIVATION as ACTIVATION
-from zeromon.memory.terms import During as During
-from zeromon.memory.terms import MemoryBreakdown as MemoryBreakdown
-from zeromon.memory.terms import Term as Term
+from zeromon.memory.terms import (
+    ACTIVATION as ACTIVATION,
+    During as During,
+    MemoryBreakdown as MemoryBreakdown,
+    Term as Term,
+)
 
 # ---- model states ---------------------------------------------------------------------------------
 
@@ -103,10 +105,7 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         ahead = sum(s.unit_numels[1 : p.live_units])
         cause = "units gathered at once by prefetch"
     yield Term(
-        role="unsharded_param",
-        nbytes=max(0, ahead) * each,
-        cause=cause,
-        during=During.BACKWARD,
+        role="unsharded_param", nbytes=max(0, ahead) * each, cause=cause, during=During.BACKWARD
     )
 
 

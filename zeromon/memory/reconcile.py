@@ -150,10 +150,7 @@ def host_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
 
 
 def expected_rows(
-    models: Iterable[ModelMetadata],
-    roles: Iterable[RoleRow],
-    unsharded_peak_bytes: int,
-    steps: int,
+    models: Iterable[ModelMetadata], roles: Iterable[RoleRow], unsharded_peak_bytes: int, steps: int
 ) -> tuple[ExpectedRow, ...]:
     """One row a role: measured bytes, the arithmetic of ZeRO, and the causes of what exceeds it.
 

@@ -123,9 +123,7 @@ class AmdSmi:
         return _number(
             self._call(
                 lambda: smi.amdsmi_get_temp_metric(
-                    handle,
-                    smi.AmdSmiTemperatureType.HOTSPOT,
-                    smi.AmdSmiTemperatureMetric.CURRENT,
+                    handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
                 )
             )
         )

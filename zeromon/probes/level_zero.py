@@ -79,10 +79,7 @@ class _PciProperties(Structure):
 
 
 class _Errors(Structure):
-    _fields_ = (
-        *_HEAD,
-        ("categories", c_uint64 * 7),
-    )
+    _fields_ = (*_HEAD, ("categories", c_uint64 * 7))
 
 
 class _Process(Structure):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from zeromon.focus import oom_ratio
-from zeromon.levels import EXPOSED as EXPOSED_LEVEL
-from zeromon.levels import OOM, Level
+from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 from zeromon.snapshot import FleetNode, RankSnapshot
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 

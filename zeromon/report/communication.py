@@ -6,10 +6,7 @@ from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
 from zeromon.readout.text import in_graphs
 from zeromon.report.table import table
-from zeromon.snapshot import (
-    RankSnapshot,
-    RunSnapshot,
-)
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import (
     human_bytes,

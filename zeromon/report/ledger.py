@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeromon.readout.checkpoints import checkpoint_text
-from zeromon.readout.ledger import (
-    JobLedger,
-    activity_texts,
-    cause_text,
-    headline,
-    job_ledger,
-)
+from zeromon.readout.ledger import JobLedger, activity_texts, cause_text, headline, job_ledger
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_ratio, human_seconds

@@ -9,12 +9,7 @@ from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.figures import RISK
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import table
-from zeromon.snapshot import (
-    Disk,
-    ExpectedRow,
-    RankSnapshot,
-    RunSnapshot,
-)
+from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
 

@@ -19,28 +19,14 @@ from zeromon.readout.text import (
 )
 from zeromon.readout.throughput import progress, progress_text, throughput_text
 from zeromon.readout.training import telling, training_text
-from zeromon.report.communication import (
-    checked,
-    communication,
-    dimensions,
-    inspected,
-    sizes,
-    units,
-)
+from zeromon.report.communication import checked, communication, dimensions, inspected, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.ledger import activities, ledger
 from zeromon.report.memory import memory, offload, roles
 from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
-from zeromon.snapshot import (
-    Finding,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-    StepRange,
-)
+from zeromon.snapshot import Finding, RankSnapshot, Remedy, RunSnapshot, Severity, StepRange
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _MOST_RANKS = 32

@@ -28,22 +28,24 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from zeromon.ring.codes import Activity as Activity
-from zeromon.ring.codes import Dtype as Dtype
-from zeromon.ring.codes import ExitKind as ExitKind
-from zeromon.ring.codes import Flag as Flag
-from zeromon.ring.codes import Kind as Kind
-from zeromon.ring.codes import Op as Op
-from zeromon.ring.codes import Outcome as Outcome
-from zeromon.ring.codes import Padding as Padding
-from zeromon.ring.codes import Path as Path
-from zeromon.ring.codes import Phase as Phase
-from zeromon.ring.codes import Role as Role
-from zeromon.ring.codes import Scalar as Scalar
-from zeromon.ring.codes import StageAction as StageAction
-from zeromon.ring.codes import TraceState as TraceState
-from zeromon.ring.codes import UnitEvent as UnitEvent
-from zeromon.ring.codes import Untimed as Untimed
+from zeromon.ring.codes import (
+    Activity as Activity,
+    Dtype as Dtype,
+    ExitKind as ExitKind,
+    Flag as Flag,
+    Kind as Kind,
+    Op as Op,
+    Outcome as Outcome,
+    Padding as Padding,
+    Path as Path,
+    Phase as Phase,
+    Role as Role,
+    Scalar as Scalar,
+    StageAction as StageAction,
+    TraceState as TraceState,
+    UnitEvent as UnitEvent,
+    Untimed as Untimed,
+)
 
 RECORD = struct.Struct("<QqBBBBHHqqqqII")
 RECORD_SIZE = 64

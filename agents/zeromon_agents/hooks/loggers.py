@@ -45,10 +45,7 @@ class Loggers(Backend):
             self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
             self._hook(
-                _FSDP1,
-                "FullyShardedDataParallel.clip_grad_norm_",
-                self._clips,
-                self._clipped,
+                _FSDP1, "FullyShardedDataParallel.clip_grad_norm_", self._clips, self._clipped
             ),
             *(
                 self._hook(module, name, before, after)

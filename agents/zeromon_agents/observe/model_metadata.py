@@ -94,10 +94,7 @@ def of_optimizer(optimizer: Any) -> ModelMetadata:
     """The metadata of an optimizer: its class, and whether its state is partitioned."""
     held = inner(optimizer)
     defaults = getattr(held, "defaults", {})
-    facts: ModelMetadata = {
-        "optimizer": type(held).__name__,
-        "momentum": _momentum(defaults),
-    }
+    facts: ModelMetadata = {"optimizer": type(held).__name__, "momentum": _momentum(defaults)}
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         facts["stage"] = 1
         own = [p for group in held.param_groups for p in group["params"]]

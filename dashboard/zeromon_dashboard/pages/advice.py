@@ -7,9 +7,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.readout.text import (
-    finding_text,
-)
+from zeromon.readout.text import finding_text
 from zeromon.storage.recorder import KnownFinding
 from zeromon.units import human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock

@@ -157,11 +157,7 @@ def _in_flight(run: RunSnapshot) -> list[Any]:
     ]
     waiting.sort(key=lambda item: item[:2], reverse=True)
     lines: list[Any] = [
-        dmc.Alert(
-            hang_text(run, hang),
-            color="red",
-            title="A collective hangs",
-        )
+        dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs")
         for hang in run.hangs
     ]
     if not waiting or run.ended:

@@ -20,12 +20,7 @@ from zeromon.readout.text import (
     pause_seconds,
     pause_text,
 )
-from zeromon.readout.throughput import (
-    progress,
-    progress_text,
-    throughput_text,
-    tokens_per_second,
-)
+from zeromon.readout.throughput import progress, progress_text, throughput_text, tokens_per_second
 from zeromon.readout.training import telling, training_text, value_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count, human_ratio, human_seconds

@@ -7,10 +7,7 @@ from typing import Any
 import dash_mantine_components as dmc
 
 from zeromon.readout.figures import EXPOSED, LATE, MAPPED, MEMORY, OVERLAP, RISK, STEP, WAITS
-from zeromon.readout.text import (
-    state_text,
-    straggler_text,
-)
+from zeromon.readout.text import state_text, straggler_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count
 from zeromon_dashboard import snapshot_figures

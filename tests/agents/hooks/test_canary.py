@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from zeromon_agents.hooks.dimensions import MESH
-from zeromon_agents.hooks.dimensions import STAGE as PIPELINE_STAGE
+from zeromon_agents.hooks.dimensions import MESH, STAGE as PIPELINE_STAGE
 from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
 from zeromon_agents.hooks.payloads import PAYLOADS

@@ -22,9 +22,7 @@ from zeromon_agents.hooks.dimensions import Dimensions
 
 
 @pytest.fixture(scope="module")
-def found(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, dict[str, object]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     folder: Path = tmp_path_factory.mktemp("parallel")
     command = [sys.executable, str(PROGRAMS / "parallel.py"), str(folder)]
     environment = os.environ | {

@@ -14,14 +14,7 @@ import torch.distributed.fsdp
 from torch.distributed.fsdp import ShardingStrategy
 
 import zeromon_agents
-from zeromon.ring.strategy import (
-    DDP,
-    EVERY,
-    ZERO_REDUNDANCY,
-    Offload,
-    Sharding,
-    Strategy,
-)
+from zeromon.ring.strategy import DDP, EVERY, ZERO_REDUNDANCY, Offload, Sharding, Strategy
 from zeromon_agents.hooks import ddp, fsdp1, fsdp2, zero_redundancy
 from zeromon_agents.hooks.deepspeed import engines
 

@@ -25,9 +25,7 @@ def test_views_and_shared_storages_count_once_and_for_the_first_role() -> None:
     views = [flat[:400].view(20, 20), flat[400:]]
     tied = torch.zeros(8)
     assert host(
-        (Role.SHARDED_PARAM, flat),
-        (Role.UNSHARDED_PARAM, views),
-        (Role.BUFFER, [tied, tied]),
+        (Role.SHARDED_PARAM, flat), (Role.UNSHARDED_PARAM, views), (Role.BUFFER, [tied, tied])
     ) == {Role.SHARDED_PARAM: 4000, Role.UNSHARDED_PARAM: 0, Role.BUFFER: 32}
 
 
@@ -83,8 +81,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected"),
-    [(range(1, 23), [1, 2, 3, 4, 13, 22]), (range(60, 200), [69, 134, 199])],
+    ("steps", "expected"), [(range(1, 23), [1, 2, 3, 4, 13, 22]), (range(60, 200), [69, 134, 199])]
 )
 def test_the_first_steps_take_a_census_then_some(steps: range, expected: list[int]) -> None:
     assert [step for step in steps if census_step(step)] == expected

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Path as Way
-from zeromon.ring.events import Transfer, decode
+from zeromon.ring.events import Path as Way, Transfer, decode
 from zeromon_agents.observe.offload import Disk, Transfers
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext

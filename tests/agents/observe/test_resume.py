@@ -28,11 +28,7 @@ def step_of(optimizer: torch.optim.Optimizer, steps: Steps | None = None) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "before", "known"),
-    [
-        (torch.optim.AdamW, 7, 7),
-        (torch.optim.AdamW, 0, 0),
-        (torch.optim.SGD, 7, None),
-    ],
+    [(torch.optim.AdamW, 7, 7), (torch.optim.AdamW, 0, 0), (torch.optim.SGD, 7, None)],
 )
 def test_where_the_optimizer_resumed_is_written_once(
     tmp_path: Path, kind: Any, before: int, known: int | None

@@ -135,8 +135,7 @@ def test_a_trace_that_cannot_be_analysed_is_kept_and_said(
 
 def test_a_profiler_that_writes_nothing_is_a_failure(tmp_path: Path) -> None:
     """Kineto only logs that it cannot write its file; no empty trace may take the place."""
-    from zeromon_agents.observe.trace_capture import Capture as AgentCapture
-    from zeromon_agents.observe.trace_capture import Request
+    from zeromon_agents.observe.trace_capture import Capture as AgentCapture, Request
 
     context, profile = MagicMock(), MagicMock()
     capture = AgentCapture(context, MagicMock(), tmp_path, 0)

@@ -182,9 +182,7 @@ def test_name_documentation_and_code_name_are_the_functions_own(context: HookCon
     assert where() == "where"
 
 
-def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(
-    context: HookContext,
-) -> None:
+def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(context: HookContext) -> None:
     calls: Calls = []
 
     def note(*_: Any) -> None:

@@ -26,7 +26,7 @@ from zeromon.snapshot import RunSnapshot
 pytestmark = [
     pytest.mark.skipif(
         sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
-    ),
+    )
 ]
 
 STEPS = 14
@@ -142,12 +142,7 @@ def test_the_training_thread_is_not_what_was_stopped(joined: tuple[str, Joined])
     assert len(helpers) > len(outcomes) / 2 or kind == "plain"
 
 
-STRATEGY = {
-    "fsdp2": "fsdp2",
-    "ddp": "ddp",
-    "zero3": "deepspeed-zero3",
-    "plain": "unknown",
-}
+STRATEGY = {"fsdp2": "fsdp2", "ddp": "ddp", "zero3": "deepspeed-zero3", "plain": "unknown"}
 
 
 def test_a_joined_run_is_seen_as_one_that_was_launched(joined: tuple[str, Joined]) -> None:

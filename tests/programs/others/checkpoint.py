@@ -88,10 +88,7 @@ def main():
     loaded = state(model, optimizer)
     dcp.load(loaded, checkpoint_id="async")
     set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=loaded["model"],
-        optim_state_dict=loaded["optimizer"],
+        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
     )
     total = sum(param.to_local().double().sum().item() for param in model.parameters())
     print(f"rank {dist.get_rank()} loaded {total.hex()}")

@@ -174,11 +174,7 @@ class Harness:
             "30",
         ]
         done = subprocess.run(
-            command,
-            env=self.zeromon(program),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
+            command, env=self.zeromon(program), cwd=self.folder, capture_output=True, text=True
         )
         if not done.stdout.strip():
             raise RuntimeError(f"no report: {done.stderr[-500:]}")

@@ -13,8 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zeromon.errors import RunNotFound, SourceError, ZeromonError
 from zeromon.sources.prometheus import client, promql

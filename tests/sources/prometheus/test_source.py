@@ -20,8 +20,7 @@ from zeromon.cli import main
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
-from zeromon.sources.prometheus import client, history, reader
-from zeromon.sources.prometheus import source as source_module
+from zeromon.sources.prometheus import client, history, reader, source as source_module
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.runs import find, runs_of
 from zeromon.sources.prometheus.source import PrometheusSource

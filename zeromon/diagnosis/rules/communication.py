@@ -14,13 +14,7 @@ from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 from zeromon.readout.dimensions import exposed_by_dimension, of_dimension
 from zeromon.readout.text import straggler_reason
 from zeromon.ring.dimensions import Dim, dim_of
-from zeromon.snapshot import (
-    ConfigFormat,
-    Remedy,
-    RunSnapshot,
-    Severity,
-    Straggler,
-)
+from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot, Severity, Straggler
 from zeromon.units import human_count, human_ratio, human_seconds
 
 

@@ -12,13 +12,7 @@ from dataclasses import replace
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import (
-    Gain,
-    phase_seconds,
-    raised,
-    share_of_step,
-    worst,
-)
+from zeromon.diagnosis.rules.common import Gain, phase_seconds, raised, share_of_step, worst
 from zeromon.diagnosis.rules.sharding import next_stage
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
@@ -28,14 +22,7 @@ from zeromon.memory.reconcile import host_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed
-from zeromon.snapshot import (
-    ConfigFormat,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-    TransferRow,
-)
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity, TransferRow
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
 _LAST_STEPS = 50

@@ -6,36 +6,44 @@ take more than a limit, the rows of the oldest are merged by sixteen, and by six
 times, maxima of bytes, and the number of steps in each row.
 """
 
-from zeromon.snapshot.step import IDLE as IDLE
-from zeromon.snapshot.step import NOT_TIMED as NOT_TIMED
-from zeromon.snapshot.step import SKIPPED as SKIPPED
-from zeromon.snapshot.step import UNTIMED as UNTIMED
-from zeromon.storage.step_history.log import RECORD_SIZE as RECORD_SIZE
-from zeromon.storage.step_history.log import pack as pack
-from zeromon.storage.step_history.log import read_log as read_log
-from zeromon.storage.step_history.log import segments as segments
-from zeromon.storage.step_history.log import unpack as unpack
-from zeromon.storage.step_history.parquet import frame as frame
-from zeromon.storage.step_history.parquet import merged as merged
-from zeromon.storage.step_history.parquet import shrink as shrink
-from zeromon.storage.step_history.queries import LEAST as LEAST
-from zeromon.storage.step_history.queries import MEDIAN as MEDIAN
-from zeromon.storage.step_history.queries import MOST as MOST
-from zeromon.storage.step_history.queries import by_step as by_step
-from zeromon.storage.step_history.queries import collect as collect
-from zeromon.storage.step_history.queries import last_steps as last_steps
-from zeromon.storage.step_history.queries import load as load
-from zeromon.storage.step_history.queries import pieces as pieces
-from zeromon.storage.step_history.queries import series as series
-from zeromon.storage.step_history.queries import step_ranges as step_ranges
-from zeromon.storage.step_history.queries import steps as steps
-from zeromon.storage.step_history.rows import ABSENT as ABSENT
-from zeromon.storage.step_history.rows import COLUMNS as COLUMNS
-from zeromon.storage.step_history.rows import NAMES as NAMES
-from zeromon.storage.step_history.rows import Row as Row
-from zeromon.storage.step_history.rows import Series as Series
-from zeromon.storage.step_history.rows import row_of as row_of
-from zeromon.storage.step_history.rows import step_of as step_of
-from zeromon.storage.step_history.writer import LIMIT_BYTES as LIMIT_BYTES
-from zeromon.storage.step_history.writer import SEGMENT_ROWS as SEGMENT_ROWS
-from zeromon.storage.step_history.writer import Writer as Writer
+from zeromon.snapshot.step import (
+    IDLE as IDLE,
+    NOT_TIMED as NOT_TIMED,
+    SKIPPED as SKIPPED,
+    UNTIMED as UNTIMED,
+)
+from zeromon.storage.step_history.log import (
+    RECORD_SIZE as RECORD_SIZE,
+    pack as pack,
+    read_log as read_log,
+    segments as segments,
+    unpack as unpack,
+)
+from zeromon.storage.step_history.parquet import frame as frame, merged as merged, shrink as shrink
+from zeromon.storage.step_history.queries import (
+    LEAST as LEAST,
+    MEDIAN as MEDIAN,
+    MOST as MOST,
+    by_step as by_step,
+    collect as collect,
+    last_steps as last_steps,
+    load as load,
+    pieces as pieces,
+    series as series,
+    step_ranges as step_ranges,
+    steps as steps,
+)
+from zeromon.storage.step_history.rows import (
+    ABSENT as ABSENT,
+    COLUMNS as COLUMNS,
+    NAMES as NAMES,
+    Row as Row,
+    Series as Series,
+    row_of as row_of,
+    step_of as step_of,
+)
+from zeromon.storage.step_history.writer import (
+    LIMIT_BYTES as LIMIT_BYTES,
+    SEGMENT_ROWS as SEGMENT_ROWS,
+    Writer as Writer,
+)

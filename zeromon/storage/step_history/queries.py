@@ -178,8 +178,7 @@ def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
 
     paths = list(segments(folder).values())
     ends, _ = collect(
-        paths,
-        lambda rows: rows.select(pl.col("step").min().alias("first"), pl.col("step").max()),
+        paths, lambda rows: rows.select(pl.col("step").min().alias("first"), pl.col("step").max())
     )
     first, last = ends.row(0) if ends.height else (None, None)
     if first is None or last is None:

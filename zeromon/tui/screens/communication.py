@@ -217,7 +217,4 @@ def arrivals(
 
 def _side(seconds: float | None, whole: float, width: int, tone: str, look: DisplayOptions) -> Line:
     bar = stacked([(tone, seconds or 0.0)], whole, width, letters=look.letters)
-    return [
-        *bar,
-        (fit(human_seconds(seconds) if seconds is not None else "-", 10, right=True), ""),
-    ]
+    return [*bar, (fit(human_seconds(seconds) if seconds is not None else "-", 10, right=True), "")]

@@ -59,11 +59,7 @@ class HeatMap(Panel):
             each = f"{self._mesh.each} {what} a cell, the worst  " if self._mesh.each > 1 else ""
             hint = f"{each}h: another figure" if known else "not known"
             hint += "  n: nodes" if fleet is not None else ""
-            foot = spread(
-                [(hint, "dim")],
-                scale(words(low), words(high), letters=letters),
-                width,
-            )
+            foot = spread([(hint, "dim")], scale(words(low), words(high), letters=letters), width)
             return [*heat(values, (low, high), self._mesh, chosen, letters=letters), foot]
 
         self.show(lines, f"{shown.label}, {human_count(len(values))} {what}")

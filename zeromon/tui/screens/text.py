@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from textual.app import ComposeResult
 
-from zeromon.report import configuration as config
-from zeromon.report import memory
+from zeromon.report import configuration as config, memory
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel

@@ -76,9 +76,7 @@ class DeepSpeed(Backend):
         optimizer = module.DeepSpeedZeroOptimizer
         self._patch_bucket(optimizer, "reduce_ipg_grads", self._engines.by_optimizer, filled)
         self._patch_copy(
-            optimizer,
-            "async_inplace_copy_grad_to_fp32_buffer_from_gpu",
-            copies.gradient_offloaded,
+            optimizer, "async_inplace_copy_grad_to_fp32_buffer_from_gpu", copies.gradient_offloaded
         )
         self._patch_copy(
             optimizer, "async_accumulate_grad_in_cpu_via_gpu", copies.gradient_accumulated
@@ -92,9 +90,7 @@ class DeepSpeed(Backend):
         )
         self._patch_copy(optimizer, "partition_grads", copies.gradients_partitioned)
         self._patch_copy(
-            optimizer,
-            "_reassign_or_swap_out_partitioned_parameters",
-            copies.parameters_updated,
+            optimizer, "_reassign_or_swap_out_partitioned_parameters", copies.parameters_updated
         )
 
     def _patch(

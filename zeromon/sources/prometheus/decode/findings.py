@@ -7,14 +7,7 @@ from contextlib import suppress
 
 from zeromon.diagnosis.pages import page
 from zeromon.errors import RuleNotFound
-from zeromon.snapshot import (
-    Finding,
-    Hang,
-    HangKind,
-    RankSnapshot,
-    Severity,
-    Straggler,
-)
+from zeromon.snapshot import Finding, Hang, HangKind, RankSnapshot, Severity, Straggler
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
 from zeromon.storage.recorder import KnownFinding

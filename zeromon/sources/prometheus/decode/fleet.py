@@ -10,11 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from zeromon.readout.figures import FIELD_OF_METRIC, MEMORY, ON_NODES
-from zeromon.snapshot import (
-    Fleet,
-    FleetNode,
-    Spread,
-)
+from zeromon.snapshot import Fleet, FleetNode, Spread
 from zeromon.sources.prometheus.client import Sample
 
 _RESIDENT = MEMORY.metrics[-1]
@@ -85,9 +81,7 @@ def spread_of(counted: Mapping[float, float]) -> Spread:
 
 
 def nodes_of(
-    samples: Iterable[Sample],
-    names: Mapping[str, str],
-    silent: Mapping[str, tuple[int, float]],
+    samples: Iterable[Sample], names: Mapping[str, str], silent: Mapping[str, tuple[int, float]]
 ) -> tuple[FleetNode, ...]:
     """The nodes, sorted by name; *silent*: collector -> (ranks it had, seconds without an answer)."""
     rows: dict[str, dict[str, float]] = {}
