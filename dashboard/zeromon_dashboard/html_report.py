@@ -17,7 +17,8 @@ from zeromon.compare.text import course_title
 from zeromon.focus import first_counted
 from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text, has_died, verdict
+from zeromon.readout.text import finding_text, run_state
+from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon_dashboard import charts, snapshot_figures
 from zeromon_dashboard.charts import MOST_POINTS, Chart, Series
@@ -101,7 +102,8 @@ def _page(title: str, parts: Sequence[str], text: str) -> str:
 
 
 def _head(run: RunSnapshot) -> str:
-    colour = _SEVERITIES[Severity.CRITICAL] if has_died(run) else "inherit"
+    judged = verdict(run)
+    colour = "inherit" if judged.severity is None else _SEVERITIES[judged.severity]
     first = run.ranks[0] if run.ranks else None
     facts = [f"<code>{escape(' '.join(run.command))}</code>"] if run.command else []
     if first is not None:
@@ -113,7 +115,7 @@ def _head(run: RunSnapshot) -> str:
         )
     return (
         f"<h1>{escape(run.run)}</h1><p class='verdict' style='color:{colour}'>"
-        f"{escape(verdict(run))}</p><p class='facts'>{'<br>'.join(facts)}</p>"
+        f"{escape(run_state(run))}; {escape(judged.text)}</p><p class='facts'>{'<br>'.join(facts)}</p>"
     )
 
 

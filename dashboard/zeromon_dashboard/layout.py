@@ -12,8 +12,9 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.readout.text import has_died, pause_seconds, pause_text, stall_finding, verdict
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.readout.text import pause_seconds, pause_text, run_state
+from zeromon.readout.verdict import verdict
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.units import human_count, human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks
@@ -43,6 +44,15 @@ def skeleton(
     )
 
 
+COLOURS = {
+    None: "teal",
+    Severity.INFO: "gray",
+    Severity.WARNING: "orange",
+    Severity.CRITICAL: "red",
+}
+_LOUD = (Severity.WARNING, Severity.CRITICAL)
+
+
 def _head(known: Known) -> Parts:
     run, first = known.run, (known.run.ranks[0] if known.run.ranks else None)
     facts = _facts(run, first) if first is not None else ""
@@ -58,13 +68,14 @@ def _head(known: Known) -> Parts:
         state, colour = "detached", "gray"
     else:
         state, colour = "live", "teal"
+    judged = verdict(run)
+    tone = COLOURS[judged.severity]
     return {
+        "health": {"children": str(judged.health), "color": tone},
+        "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
         "state": {"children": state, "color": colour},
-        "verdict": {
-            "children": verdict(run),
-            "c": "red" if has_died(run) or stall_finding(run) is not None else "inherit",
-        },
+        "verdict": {"children": run_state(run)},
     }
 
 
@@ -78,15 +89,19 @@ def _facts(run: RunSnapshot, first: RankSnapshot) -> str:
 
 
 def _title(where: Route, parts: Parts) -> Any:
-    return dmc.Group(
+    first = [
+        dmc.Title(where.run, order=3),
+        dmc.Badge(id="health", variant="filled", **parts["health"]),
+        dmc.Text(id="verdict", fw=600, **parts["verdict"]),
+        dmc.Badge(id="state", variant="dot", **parts["state"]),
+        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **parts["facts"]}),
+    ]
+    return dmc.Stack(
         [
-            dmc.Title(where.run, order=3),
-            dmc.Badge(id="state", variant="dot", **parts["state"]),
-            dmc.Text(id="verdict", fw=600, **parts["verdict"]),
-            dmc.Text(id="facts", size="sm", **{"c": "dimmed", **parts["facts"]}),
+            dmc.Group(first, gap="md", align="center"),
+            dmc.Text(id="cause", fw=600, **parts["cause"]),
         ],
-        gap="md",
-        align="center",
+        gap=2,
     )
 
 

@@ -16,9 +16,9 @@ from zeromon.collector.attempts import attempts_of, earlier, numbers, present
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.diagnosis.engine import advise
-from zeromon.export.prometheus.metrics import collect
+from zeromon.export.prometheus.families import collect
 from zeromon.probes.process import ProcessWatch
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
 from zeromon.report.render import render
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
@@ -115,7 +115,7 @@ ATTEMPT = Attempt(
 def test_every_view_tells_of_a_restart(lost: int | None, said: str) -> None:
     """Verdict, report, finding and metric; what is not known is n/a, with the reason."""
     snapshot = run(rank(0), attempts=(replace(ATTEMPT, lost_steps=lost),), attempt=3)
-    assert verdict(snapshot) == "running, step 20, attempt 3"
+    assert run_state(snapshot) == "running, step 20, attempt 3"
     (finding,) = [f for f in advise(snapshot) if f.rule == "restarted"]
     assert finding.severity == "warning"
     assert "after 25 steps: rank 1, exception, ValueError: boom" in finding.text

@@ -13,7 +13,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stalls import stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause
-from zeromon.readout.text import pause_seconds, verdict
+from zeromon.readout.text import pause_seconds, run_state
 from zeromon.snapshot import (
     Finding,
     GroupProgress,
@@ -111,14 +111,14 @@ def test_one_rank_without_an_explanation_makes_the_stall_critical() -> None:
 
 def test_the_verdict_of_a_stalled_run_does_not_say_that_it_runs() -> None:
     late = stalled_for(60, stuck())
-    assert verdict(late).startswith("running")
-    assert verdict(replace(late, findings=advise(late))) == "stalled after step 10"
+    assert run_state(late).startswith("running")
+    assert run_state(replace(late, findings=advise(late))) == "stalled after step 10"
 
 
 def test_the_first_lines_of_the_terminal_are_red_for_a_stalled_run() -> None:
     late = stalled_for(60, stuck())
     late = replace(late, findings=advise(late))
-    assert (" ✖ ", "bad") in head(late)
+    assert (" ✖ stalled ", "bad") in head(late)
     assert plain(risk(late)).startswith(" ✖ rank 0: no step has ended for 60 s")
 
 

@@ -7,7 +7,7 @@ from builders import folded, run, state, step
 
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.summarize import summarize
-from zeromon.readout.text import joined_text, notes_of, verdict
+from zeromon.readout.text import joined_text, notes_of, run_state
 from zeromon.report.render import render
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import manifest_of
@@ -25,8 +25,8 @@ def test_every_view_has_the_number_of_the_job() -> None:
     one = joined()
     snapshot = run(one)
     assert (one.step, one.first_step) == (465, 355)
-    assert verdict(snapshot) == "running, step 465"
-    assert verdict(run(one, ended=True)) == "finished after 465 steps"
+    assert run_state(snapshot) == "running, step 465"
+    assert run_state(run(one, ended=True)) == "finished after 465 steps"
     (row,) = [line.split() for line in render(snapshot).splitlines() if line[:6] == "  0   "][:1]
     assert row[:2] == ["0", "465"]
     assert manifest_of(snapshot).steps == 465

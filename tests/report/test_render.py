@@ -7,7 +7,7 @@ from dataclasses import replace
 from builders import deepspeed_facts, device_memory, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
 from zeromon.report.render import render
 from zeromon.snapshot import InFlight, OutOfMemory, RoleRow, Setting, StepRange
 
@@ -26,7 +26,7 @@ def test_the_report_names_a_death() -> None:
     )  # fmt: skip
     snapshot = run(rank(0), dead, ended=True)
     text = render(replace(snapshot, findings=advise(snapshot)))
-    assert verdict(snapshot) == "died: rank 1, SIGKILL, after step 20"
+    assert run_state(snapshot) == "died: rank 1, SIGKILL, after step 20"
     assert "rank 1: SIGKILL; last seen in step 21, in backward, unit layers.3" in text
     assert "reduce_scatter #77 of group world in flight" in text
 
@@ -35,10 +35,10 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     """The rank that was killed, not the ones that torchrun then ended, whoever wrote last."""
     stopped = rank(0, failed=True, ended="SIGTERM", alive=False, last_event_ns=1)
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
-    assert verdict(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
-    assert verdict(run(stopped)) == "stopped by SIGTERM after step 20"
+    assert run_state(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
+    assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
     by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
-    assert verdict(run(by_hand)) == "stopped by Ctrl-C after step 20"
+    assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
 
 
 def test_the_report_of_a_run_without_ranks_says_why() -> None:

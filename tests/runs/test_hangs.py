@@ -12,7 +12,8 @@ import pytest
 from scenarios import CAUSES, STRATEGIES, Outcome, Scenario, drawn, outcomes
 
 from zeromon.cli import main
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
+from zeromon.readout.verdict import Health, verdict
 from zeromon.snapshot import RunSnapshot
 
 REDUCER = Scenario("ddp", "sleep")
@@ -62,7 +63,8 @@ def test_the_first_line_names_the_cause_and_the_rank(
 ) -> None:
     outcome, _, (code, text) = seen[scenario]
     assert outcome.right_seconds is not None, (outcome.first_said, outcome.line)
-    assert not verdict(seen[scenario].snapshot).startswith("running")
+    assert not run_state(seen[scenario].snapshot).startswith("running")
+    assert verdict(seen[scenario].snapshot).health in (Health.STALLED, Health.DYING, Health.DEAD)
     assert code == 1 and "!!" in text
 
 
@@ -72,7 +74,7 @@ def test_ranks_that_sleep_are_stalled(seen: dict[Scenario, Seen]) -> None:
     finding = next(f for f in snapshot.findings if f.rule == "stalled")
     assert finding.severity == "critical" and finding.text.count("faults.py:") == 2
     step = next(s.step for s in seen if s.fault == "idle")
-    assert verdict(snapshot) == f"stalled after step {step - 1}"
+    assert run_state(snapshot) == f"stalled after step {step - 1}"
     assert any(labels[1:] == ("stalled", "critical") for labels in metrics["zeromon_finding"])
 
 

@@ -14,8 +14,10 @@ from tui.snapshots import GIB, snapshot
 
 from zeromon.diagnosis.engine import advise
 from zeromon.focus import most_exposed_of
+from zeromon.levels import Severity
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
+from zeromon.readout.verdict import Health, Verdict
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.storage.recorder import KnownFinding
 from zeromon.tui import plots, status_text, tables
@@ -34,6 +36,7 @@ from zeromon.tui.screens.memory import role_bars, within_step
 from zeromon.tui.screens.overview import parts_legend, step_bars
 from zeromon.tui.styles import HEAT_LEVELS, style
 from zeromon.tui.tables import RANKS, TRAFFIC
+from zeromon.tui.terminal import announcement
 from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.view_model import ViewModel, scrubber, status
 from zeromon.units import human_ratio
@@ -432,7 +435,8 @@ def test_the_danger_in_one_sentence() -> None:
 
 
 def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
-    calm = replace(snapshot(2), ranks=tuple(replace(r, risks=()) for r in snapshot(2).ranks))
+    ranks = tuple(replace(r, risks=()) for r in snapshot(2).ranks)
+    calm = replace(snapshot(2), ranks=ranks, findings=())
     assert "limit is not known" in plain(status_text.risk(calm))
     assert plain(status_text.risk(replace(calm, ended=True))).startswith(" · exposed communication")
 
@@ -482,7 +486,7 @@ def test_a_detached_run_is_not_said_to_run() -> None:
     assert plain(status(model, left.taken_wall)).strip() == "detached"
     assert any("the agent has left" in note.text for note in changes(live, left))
     ranks = tuple(replace(r, ended="detached, then finished", alive=False) for r in left.ranks)
-    assert "the run has ended since" in verdict(replace(left, ranks=ranks, ended=True))
+    assert "the run has ended since" in run_state(replace(left, ranks=ranks, ended=True))
 
 
 def test_the_hosts_memory_has_no_limit_that_moves_with_its_neighbours() -> None:
@@ -647,3 +651,15 @@ def test_every_tone_has_a_style_on_every_background(background: str) -> None:
             assert made.color is None
             assert made.bgcolor is None
     assert style("forward|exposed", "dark").bgcolor is not None
+
+
+def test_the_terminal_is_told_of_a_new_verdict_once() -> None:
+    """Title at once; bell and notification only for what becomes critical while somebody watches."""
+    well = Verdict(Health.HEALTHY, None, "calm")
+    dead = Verdict(Health.DEAD, Severity.CRITICAL, "died: rank 1\x1b]2;evil\x07")
+    assert announcement("r", well, None) == "\x1b]2;healthy · r · zeromon\x07"
+    assert not announcement("r", well, well)
+    told = announcement("r", dead, well)
+    assert told.startswith("\x1b]2;dead · r · zeromon\x07\x07\x1b]9;r dead: died: rank 1")
+    assert told.count("\x1b") == 2  # a name cannot write to the terminal
+    assert "\x1b]9;" not in announcement("r", dead, None)

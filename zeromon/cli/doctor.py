@@ -20,7 +20,7 @@ import msgspec
 
 from zeromon.cli.machine import Fact, survey
 from zeromon.readout.hang import hang_text
-from zeromon.readout.text import doing, finding_text, stall_finding, verdict
+from zeromon.readout.text import doing, finding_text, run_state, stall_finding
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource, find, node_runs, only
 from zeromon.units import human_seconds
@@ -147,7 +147,7 @@ def _node_line(node: NodeView) -> str:
 
 def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -> str:
     """The hangs, what each rank does, and the stacks."""
-    lines = [f"run {run.run}: {verdict(run)}"]
+    lines = [f"run {run.run}: {run_state(run)}"]
     where = {rank.rank: doing(rank) for rank in run.ranks}
     lines += [f"!! {finding_text(finding)}" for finding in _severe(run)]
     if not found and stall_finding(run) is None:

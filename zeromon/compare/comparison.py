@@ -29,7 +29,7 @@ from zeromon.errors import CompareError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.whole import whole_numel
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.stats.noise import Estimate, half_width, pooled
@@ -232,7 +232,7 @@ def _column(runs: Sequence[RunFigures]) -> Column:
         micro_steps=first.micro_steps,
         effective_batch=None if isinstance(samples, str) else samples,
         tokens=None if isinstance(tokens, str) else tokens,
-        ended=verdict((dead or runs)[0].snapshot),
+        ended=run_state((dead or runs)[0].snapshot),
         died=bool(dead),
         steps=sum(len(run.seconds) for run in runs),
     )

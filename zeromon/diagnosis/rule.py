@@ -60,21 +60,18 @@ class Rule:
         """Returns the findings of this rule about *run*."""
         for match in self.function(run):
             remedy, already = _remaining(run, match)
-            severity, text = match.severity or self.severity, match.text
+            severity, text, share = match.severity or self.severity, match.text, None
             if already:
                 text += f"; already set: {', '.join(already)}"
             if match.waits is not None:
                 explains = explained(run, match.waits)
-                severity = match.waits.level.severity_of_cost(match.waits.share - explains)
+                share = match.waits.share - explains
+                severity = match.waits.level.severity_of_cost(share)
                 text += doubt(match.waits.share, explains)
             yield Finding(
-                rule=self.name,
-                code=self.code,
-                severity=severity,
-                rank=match.rank,
-                text=text,
-                remedy=remedy,
-            )
+                rule=self.name, code=self.code, severity=severity, rank=match.rank, text=text,
+                remedy=remedy, share=share,
+            )  # fmt: skip
 
 
 def _remaining(run: RunSnapshot, match: Match) -> Remaining:

@@ -70,7 +70,7 @@ def mean_watts(run: RunSnapshot) -> float | None:
     return sum(joules) / used.seconds if used is not None and joules and used.seconds else None
 
 
-def verdict(run: RunSnapshot) -> str:
+def run_state(run: RunSnapshot) -> str:
     """One sentence: how the run is, or how it ended; after a restart with the number of the attempt."""
     return f"{_state(run)}, attempt {run.attempt}" if run.attempt > 1 else _state(run)
 

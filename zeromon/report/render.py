@@ -14,11 +14,12 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     joined_text,
+    run_state,
     state_text,
-    verdict,
 )
 from zeromon.readout.throughput import progress, progress_text, throughput_text
 from zeromon.readout.training import telling, training_text
+from zeromon.readout.verdict import verdict
 from zeromon.report.communication import checked, communication, dimensions, inspected, sizes, units
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
@@ -50,7 +51,7 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
 
 def _head(run: RunSnapshot) -> str:
     first = run.ranks[0] if run.ranks else None
-    lines = [f"run {run.run}: {verdict(run)}"]
+    lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {verdict(run).text}"]
     if run.command:
         lines.append(f"  command   {' '.join(run.command)}")
     if run.revision:

@@ -71,6 +71,8 @@ class Finding:
     code: str = ""
     """The code of the rule's page: ``zeromon rule CODE``."""
     remedy: Remedy | None = None
+    share: float | None = None
+    """The waiting time that it is about as a share of a step, less what a lack of CPUs may explain."""
 
     @property
     def order(self) -> tuple[int, bool, int]:

@@ -18,7 +18,7 @@ import msgspec
 
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
@@ -86,7 +86,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         started_wall=run.started_wall,
         taken_wall=run.taken_wall,
         ended=run.ended,
-        verdict=verdict(run),
+        verdict=run_state(run),
         strategy=first.strategy if first else "",
         device=first.device if first else "",
         ranks=len(run.ranks),

@@ -18,6 +18,7 @@ from textual.screen import Screen
 
 from zeromon.errors import ZeromonError
 from zeromon.focus import nearest_oom
+from zeromon.readout.verdict import Verdict, verdict
 from zeromon.report.render import render
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.sources.base import Source
@@ -47,6 +48,7 @@ from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import clock
 from zeromon.tui.styles import THEMES
+from zeromon.tui.terminal import KEEP_TITLE, RESTORE_TITLE, announcement
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.table import Table
 
@@ -131,6 +133,7 @@ class ZeromonApp(App[int]):
         self._head = Playhead(source)
         self._feed = Feed(self._head, self.post_message, self._every_seconds, again)
         self._known: ObservedRun | None = None
+        self._judged: Verdict | None = None
         self._marks = Marks(None)
         self._was_live = False
         self._chosen: int | None = None
@@ -141,12 +144,19 @@ class ZeromonApp(App[int]):
 
     def on_mount(self) -> None:
         """Starts to read snapshots, and to show how old the newest one is."""
+        self._write_to_terminal(KEEP_TITLE)
         self._feed.start()
         self.set_interval(1.0, self._show_age)
 
     def on_unmount(self) -> None:
         """Stops reading snapshots."""
         self._feed.stop()
+        self._write_to_terminal(RESTORE_TITLE)
+
+    def _write_to_terminal(self, text: str) -> None:
+        """Writes what only the terminal reads; nothing where there is none."""
+        if text and self._driver is not None and not self._driver.is_headless:
+            self._driver.write(text)
 
     # ---- messages ---------------------------------------------------------------------------------
 
@@ -166,6 +176,9 @@ class ZeromonApp(App[int]):
             self._notify_of_traces(known.fresh)
         # the playhead may have moved since the thread read the snapshots
         self._known = known if self._head.wall is not None else replace(known, moment=None)
+        judged = verdict(known.newest)
+        self._write_to_terminal(announcement(known.newest.run, judged, self._judged))
+        self._judged = judged
         self._show_report_at_the_end(known.newest)
         self._request_detail()
         self.refresh_model()

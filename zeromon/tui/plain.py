@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.focus import nearest_oom
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
+from zeromon.readout.verdict import verdict
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.tui.display_options import DisplayOptions
@@ -51,7 +52,7 @@ def follow(
             write(line)
         printed, before = max(printed, _whole(run)), run
         if run.ended:
-            write(verdict(run))
+            write(run_state(run))
             return run
         sleep(every_seconds)
 
@@ -62,6 +63,9 @@ def lines(
     """The lines for *run*: events since *before*, and the steps after *printed* that all ranks ended."""
     for note in changes(before, run):
         yield note_line(note)
+    judged = verdict(run)
+    if before is None or verdict(before).health is not judged.health:
+        yield judged.text
     newest = _whole(run)
     oldest = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
     first = newest if before is None else max(printed + 1, oldest)

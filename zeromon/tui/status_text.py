@@ -6,24 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from zeromon.focus import first_failed, nearest_oom
+from zeromon.focus import nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
 from zeromon.readout import throughput
 from zeromon.readout.figures import mean_step_seconds
-from zeromon.readout.hang import hang_headline
-from zeromon.readout.text import (
-    exposed_unknown,
-    finding_text,
-    has_died,
-    overhead_text,
-    pause_seconds,
-    risk_headline,
-    risk_level,
-    silent_text,
-    stall_finding,
-    verdict,
-)
-from zeromon.snapshot import HangKind, RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
+from zeromon.readout.text import overhead_text, pause_seconds, risk_level, run_state
+from zeromon.readout.verdict import verdict
+from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -34,16 +23,15 @@ def tone_of(value: float | None, level: Level) -> str:
     return "dim" if value is None else _TONES[level.severity(value)]
 
 
-_TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "", None: "good"}
+_TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
 
 
 def head(run: RunSnapshot) -> Line:
-    """The first line: run, state, strategy, ranks, node and device."""
-    failed = has_died(run) or stall_finding(run) is not None
-    past = run.ended or run.detached
-    sign, tone = ("✖", "bad") if failed else ("■", "dim") if past else ("●", "good")
-    line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold"), (f" {sign} ", tone)]
-    line.append((clean(verdict(run)), tone if failed else ""))
+    """The first line: run, its health in a word, state, strategy, ranks, node and device."""
+    known = verdict(run)
+    tone = _TONES[known.severity]
+    line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
+    line += [(f" {_SIGNS[known.severity]} {known.health} ", tone), (f"· {clean(run_state(run))}", "")]
     if run.ranks:
         first = run.ranks[0]
         fleet = run.fleet
@@ -56,51 +44,18 @@ def head(run: RunSnapshot) -> Line:
     return line
 
 
+_SIGNS = {None: "●", Severity.INFO: "■", Severity.WARNING: "▲", Severity.CRITICAL: "✖"}
+
+
 def risk(run: RunSnapshot, width: int = 200) -> Line:
     """The most important fact about the run, as one sentence that fits in *width*."""
-    dead = [rank for rank in run.ranks if rank.failed]
-    if dead and not has_died(run):
-        return [(" ■ ", "dim"), (clean(verdict(run)), "")]
-    broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
-    if dead and broken is not None:  # what the ranks died of
-        return [(" ✖ ", "bad"), (clean(hang_headline(run, broken)), "bad")]
-    if dead:
-        first = first_failed(dead).rank
-        severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
-        most_severe = next((f for f in severe if f.rank == first), severe[0] if severe else None)
-        text = finding_text(most_severe) if most_severe else verdict(run)
-        return [(" ✖ ", "bad"), (clean(text), "bad")]
-    if run.hangs:
-        text = hang_headline(run, run.hangs[0])
-        sign, tone = (" ▲ ", "warn") if run.hangs[0].pause else (" ✖ ", "bad")
-        return [(sign, tone), (clean(text), tone)]
-    stalled = stall_finding(run)
-    if stalled is not None:
-        return [(" ✖ ", "bad"), (clean(finding_text(stalled)), "bad")]
-    silent = [rank for rank in run.ranks if rank.silent]
-    if silent and not run.ended:
-        return [(" ▲ ", "warn"), (clean(silent_text(run, silent)), "warn")]
-    if run.detached:
-        return [
-            (" · ", "dim"),
-            ("what the ranks do now is not known; figures are the last ones", "dim"),
-        ]
-    worst = nearest_oom(run.ranks)
-    if worst is not None and (worst[1].ratio >= OOM.warning or worst[1].steps_left is not None):
-        tone = tone_of(worst[1].ratio, OOM)
-        text = risk_headline(*worst)
-        text = text if len(text) + 3 <= width else risk_headline(*worst, short=True)
-        return [(" ▲ " if tone != "good" else " · ", tone), (text, tone if tone != "good" else "")]
-    if not run.ranks:
-        return [(f" · {clean(run.note) or 'waiting for the first rank'}", "dim")]
-    known = highest(run.ranks, lambda rank: rank.exposed_ratio)
-    unknown = f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
-    calm = unknown if known is None else f"exposed communication {human_ratio(known)} of a step"
-    if worst is None and run.ended:  # nothing is at risk any more
-        return [(" · ", "dim"), (calm, "dim")]
-    if worst is None:
-        return [(" · ", "dim"), ("the memory's limit is not known; " + calm, "dim")]
-    return [(" · ", "good"), ("no memory is running out; " + calm, "")]
+    known = verdict(run)
+    tone = _TONES[known.severity]
+    text = clean(known.cause)
+    if len(text) + 3 > width and known.short:
+        text = clean(known.short)
+    sign = "·" if tone in ("good", "dim") else _SIGNS[known.severity]
+    return [(f" {sign} ", tone), (text, "" if tone == "good" else tone)]
 
 
 def level_and_cause(risk: Risk, look: DisplayOptions) -> str:

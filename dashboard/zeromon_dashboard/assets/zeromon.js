@@ -62,6 +62,9 @@
           if (document.getElementById(id)) dash.set_props(id, props);
         for (const [id, points] of Object.entries(body.extend))
           if (document.getElementById(id)) dash.set_props(id, { extendData: points });
+        const health = document.getElementById("health");
+        const run = decodeURIComponent(split(route)[0].split("/")[2] || "");
+        document.title = health ? `${health.textContent} · ${run} · zeromon` : "zeromon";
         return body.cursor;
       } catch (error) {
         dash.set_props("lost", { children: "zeromon dash does not answer; trying again" });

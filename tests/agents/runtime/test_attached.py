@@ -19,7 +19,7 @@ from support import Node, free_port, wait_for
 from zeromon.attach.loader import Outcome, attach, detach
 from zeromon.attach.rank_processes import processes
 from zeromon.cli import main
-from zeromon.readout.text import verdict
+from zeromon.readout.text import run_state
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 
@@ -189,7 +189,7 @@ def test_all_ranks_are_in_one_run_and_come_back_to_it(joined: tuple[str, Joined]
     assert told.after_leaving is not None
     assert {rank.ended for rank in told.after_leaving.ranks} == {"detached"}
     assert not told.after_leaving.ended
-    assert verdict(told.after_leaving).endswith("the run goes on, and is not watched")
+    assert run_state(told.after_leaving).endswith("the run goes on, and is not watched")
 
 
 def test_the_ring_of_an_earlier_time_is_not_kept(

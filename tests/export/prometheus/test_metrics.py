@@ -14,8 +14,9 @@ from served import Fixed, get
 from zeromon.collector.http import start_server
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.export.prometheus.metrics import METRICS, collect
-from zeromon.readout.text import verdict
+from zeromon.export.prometheus.families import collect
+from zeromon.export.prometheus.metrics import METRICS
+from zeromon.readout.text import run_state
 from zeromon.snapshot import CTRL_C, DETACHED
 from zeromon.sources.prometheus.client import Sample
 from zeromon.sources.prometheus.decode import gathered, rank_of
@@ -80,7 +81,9 @@ def test_gauges_end_with_the_run() -> None:
     assert by_client == set(values(text))
     kinds = {spec.name: spec.kind for spec in METRICS}
     gauges = {name for name in values(text) if kinds.get(name) == "gauge"}
-    assert gauges == {"zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached"}
+    assert gauges == {
+        "zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached", "zeromon_run_health"
+    }  # fmt: skip
     assert {"zeromon_steps_total", "zeromon_rank_info", "zeromon_step_seconds_sum"} <= by_client
 
 
@@ -131,7 +134,7 @@ def test_the_cause_of_a_death_tells_culprit_and_victim_apart(name: str) -> None:
     severities = [f.severity for f in advise(snapshot) if f.rule == "rank_died"]
     if name == CTRL_C:
         assert not severities
-        assert verdict(snapshot) == "stopped by Ctrl-C after step 20"
+        assert run_state(snapshot) == "stopped by Ctrl-C after step 20"
     else:
         of_role = {"culprit": "critical", "victim": "info", "stopped": "warning"}
         roles = [text.split()[1] for text in expected]

@@ -35,6 +35,10 @@ class Panel(NamedTuple):
     width: int = 8
     height: int = 8
     stacked: bool = False
+    colours: tuple[tuple[float, str], ...] = ()
+    """From which value on a figure has which colour; the first holds for all below the second."""
+    names: bool = False
+    """A stat shows the names of its series in place of their values."""
 
 
 class Row(NamedTuple):
@@ -86,10 +90,17 @@ def _moved(what: str, labels: str, how: str) -> str:
     return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}})"
 
 
+_HEALTH = Panel(
+    "Health", "stat", "none", (Query(f"max by (run, health) (zeromon_run_health{{{_RUN}}})", "{{run}}: {{health}}"),),
+    "The verdict on each run, as the terminal's first line has it.", width=24, height=3,
+    colours=((0, "green"), (1, "blue"), (2, "orange"), (3, "red")), names=True,
+)  # fmt: skip
+
 _FLEET = Dashboard(
     "zeromon-fleet", "zeromon: fleet", "All runs of all nodes, side by side.", ("run",),
     (
         Row("Now", (
+            _HEALTH,
             _stat("Live runs", "none", f"count(count by (run) (zeromon_rank_up{{{_RUN}}} == 1)) or vector(0)",
                   "Runs with at least one living rank."),
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
@@ -146,6 +157,7 @@ _OF_RUN = Dashboard(
     "zeromon-run", "zeromon: run", "One run, over its ranks.", ("run",),
     (
         Row("Now", (
+            _HEALTH,
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
             _stat("Steps", "none", f"max(zeromon_steps_total{{{_RUN}}})", "Optimizer steps."),
             _stat("Step time now", "s", _step(_RUN, "avg", "run"), "Mean over ranks."),

@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Spec, clean, collect, cumulative, rows_of
+from zeromon.export.prometheus.families import clean, collect, cumulative
+from zeromon.export.prometheus.metrics import Spec, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 
 MOST_BY_CLIENT = 8

@@ -21,6 +21,8 @@ from grafana_foundation_sdk.builders import (
 )
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueTextMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
@@ -32,6 +34,8 @@ from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     DataTransformerConfig,
     GridPos,
+    Threshold,
+    ThresholdsMode,
     VariableOption,
     VariableRefresh,
     VariableSort,
@@ -123,6 +127,12 @@ def _panel(panel: Panel) -> Any:
         made.with_target(_target(letter, query, panel.kind))
     if panel.unit == "percentunit":
         made.min(0)
+    if panel.colours:
+        steps = [Threshold(at, colour) for at, colour in panel.colours]
+        steps[0].value = None  # as Grafana writes what has no lower end
+        made.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+    if panel.names:
+        made.text_mode(BigValueTextMode.NAME).color_mode(BigValueColorMode.BACKGROUND)
     if panel.kind == "timeseries":
         _as_lines(made, panel)
     elif panel.kind == "bars":

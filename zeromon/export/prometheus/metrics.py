@@ -7,23 +7,15 @@ others only where they mean something and are bounded (never an FQN). What is un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from zeromon.focus import death_cause, death_roles
-from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
 from zeromon.readout.throughput import mfu_ratio, own_part, planned_steps
+from zeromon.readout.verdict import LEVELS, verdict
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -35,7 +27,6 @@ from zeromon.snapshot import (
     RankSnapshot,
     RunSnapshot,
 )
-from zeromon.snapshot.communication import SIZE_BOUNDS
 
 Row = tuple[tuple[str, ...], float | None]
 Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
@@ -103,6 +94,13 @@ def _known(value: int) -> int | None:
 def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
     return ((tuple(str(fact) for fact in facts), 1),)
+
+
+def _health(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    """One series a run and collector, at the first rank that it knows."""
+    if rank is run.ranks[0]:
+        known = verdict(run)
+        yield (str(known.health),), LEVELS[known.severity]
 
 
 def _bubble(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
@@ -237,6 +235,8 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
+    Spec("zeromon_run_health", "gauge", "level", "The verdict on a run, at its first rank: label health is its word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, not watched, unknown); 0 all is well, 1 over or not known, 2 warning, 3 critical.",
+         ("health",), _health, lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
@@ -413,88 +413,3 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_collector_last_tick_timestamp_seconds", "gauge", "seconds", "Collector: time of the last tick, since the epoch; all other metrics are of that time.", (), own=lambda h: h.last_tick_wall),
 )
 # fmt: on
-
-_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
-    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
-    "zeromon_collective_size_bytes": (
-        SIZE_BOUNDS,
-        lambda rank: [
-            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
-        ],
-    ),
-}
-"""Bounds, and how to read the counts by them."""
-
-_FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-
-
-def collect(runs: Iterable[RunSnapshot], health: Health | None = None) -> Iterator[Metric]:
-    """The metric families of *runs* and of their collector; one without a sample is left out."""
-    runs = tuple(runs)
-    for spec in METRICS:
-        family = _family(spec, runs, health)
-        if family.samples:
-            yield family
-
-
-def _family(spec: Spec, runs: tuple[RunSnapshot, ...], health: Health | None) -> Metric:
-    if spec.own is not None:
-        family: Metric = _FAMILIES[spec.kind](spec.family, spec.help, unit=spec.base_unit)
-        if health is not None:
-            family.add_metric((), spec.own(health))  # type: ignore[attr-defined]  # of the subclasses
-        return family
-    return _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
-
-
-def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
-    labels = ("run", "rank", *spec.labels)
-    if spec.kind == "info":
-        info = InfoMetricFamily(spec.family, spec.help, labels=("run", "rank"))
-        for where, (values, _) in _rows(spec, runs):
-            facts = zip(spec.labels, map(clean, values), strict=True)
-            info.add_metric(where, dict(facts))
-        return info
-    family: Metric = _FAMILIES[spec.kind](
-        spec.family, spec.help, labels=labels, unit=spec.base_unit
-    )
-    add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
-    for where, (values, number) in _rows(spec, runs):
-        if number is not None:
-            add((*where, *map(clean, values)), number)
-    return family
-
-
-def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str, str], Row]]:
-    """Each row behind the values of run and rank."""
-    for run in runs:
-        for rank in run.ranks:
-            where = (clean(run.run), str(rank.rank))
-            for row in rows_of(spec, run, rank):
-                yield where, row
-
-
-def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
-    labels = ("run", "rank")
-    family = HistogramMetricFamily(spec.family, spec.help, labels=labels, unit=spec.base_unit)
-    for run in runs:
-        for rank in run.ranks:
-            for _, total in spec.rows(run, rank):
-                buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
-                family.add_metric((clean(run.run), str(rank.rank)), buckets, total or 0.0)
-    return family
-
-
-def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
-    """The buckets of a histogram: upper bound, and how many are not above it."""
-    bounds, read = _HISTOGRAMS[spec.name]
-    so_far = 0
-    for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
-        so_far += count
-        yield bound, so_far
-
-
-def clean(value: str) -> str:
-    """*value* as text that can be sent: names from runs may hold halves of surrogate pairs, and NUL."""
-    if value.isascii() and "\0" not in value:
-        return value
-    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -28,7 +28,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from zeromon import __version__
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Spec, clean, cumulative, rows_of
+from zeromon.export.prometheus.families import clean, cumulative
+from zeromon.export.prometheus.metrics import Spec, rows_of
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
 _UNITS = {

@@ -1,0 +1,121 @@
+"""The verdict on a run, and that every view begins with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import rank, run
+
+from zeromon.export.prometheus.exposition import Writer
+from zeromon.readout.verdict import Health, verdict
+from zeromon.report.render import render
+from zeromon.snapshot import DETACHED, Finding, Hang, Risk, RunSnapshot, Severity, Straggler
+from zeromon.tui import plain as plain_view, status_text
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import plain
+from zeromon_dashboard.layout import page_of
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.url_state import Route
+
+
+def _found(code: str, rule: str, severity: Severity, text: str, **more: Any) -> Finding:
+    return Finding(code=code, rule=rule, severity=severity, text=text, **more)
+
+
+def _two(first: dict[str, Any] | None = None, **facts: Any) -> RunSnapshot:
+    ranks = (rank(0, **(first or {})), rank(1))
+    return run(*ranks, **facts)
+
+
+def _risk(ratio: float) -> Risk:
+    return Risk(
+        pool="device", ratio=ratio, cause="growth", used_bytes=95, capacity_bytes=100,
+        steps_left=40, growth_bytes_per_step=1,
+    )  # fmt: skip
+
+
+_HANG = Hang(
+    kind="missing", op="all_reduce", group="world", group_id="0", sequence=7, nbytes=4,
+    seconds=40.0, waiting=(0,), elsewhere=(), calls=(), missing=(1,), dead=(),
+)  # fmt: skip
+_LATE = _found("ZM309", "straggler", Severity.WARNING, "rank 1 is late", share=0.4)
+_EXPOSED = _found(
+    "ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45
+)
+_DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}
+
+SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
+    "healthy": (_two(), Health.HEALTHY, "of a step"),
+    "slow loader": (
+        _two(findings=(_found("ZM601", "data_wait", Severity.WARNING, "batches", share=0.8),)),
+        Health.SLOW, "batches",
+    ),
+    "straggler": (_two(findings=(_EXPOSED, _LATE)), Health.SLOW, "rank 1 is late"),
+    "poor overlap": (
+        _two(findings=(_EXPOSED, replace(_LATE, share=0.06))), Health.SLOW, "exposed is 45.0 %",
+    ),
+    "leak": (_two({"risks": (_risk(0.6),)}), Health.AT_RISK, "rank 0 runs out of device memory"),
+    "at the limit": (_two({"risks": (_risk(0.95),)}), Health.AT_RISK, "rank 0 runs out"),
+    "stall": (
+        _two(findings=(_found("ZM014", "stalled", Severity.CRITICAL, "no step for 60 s"),)),
+        Health.STALLED, "no step for 60 s",
+    ),
+    "hang": (replace(_two(), hangs=(_HANG,)), Health.STALLED, "all_reduce in"),
+    "a rank killed": (_two(_DEAD), Health.DYING, "died: rank 0, SIGKILL"),
+    "all killed": (_two(_DEAD, ended=True), Health.DEAD, "died: rank 0, SIGKILL"),
+    "Ctrl-C": (
+        _two({**_DEAD, "ended": "exception", "exception": "KeyboardInterrupt: "}, ended=True),
+        Health.STOPPED, "stopped by Ctrl-C",
+    ),
+    "restart": (_two(attempt=2), Health.HEALTHY, "of a step"),
+    "finished": (_two(ended=True), Health.FINISHED, "of a step"),
+    "first step": (run(rank(0, steps=0, recent=())), Health.STARTING, "no step has ended yet"),
+    "detached": (
+        run(rank(0, ended=DETACHED)), Health.NOT_WATCHED, "is not known",
+    ),
+    "unknown": (run(), Health.UNKNOWN, "no rank has reported yet"),
+    "wrong results": (
+        _two(findings=(_found("ZM411", "same_batches", Severity.WARNING, "the same batches"),)),
+        Health.AT_RISK, "the same batches",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_every_view_begins_with_the_same_verdict(name: str) -> None:
+    """Terminal, page, plain text, report and Prometheus name the situation first."""
+    shown, health, cause = SITUATIONS[name]
+    judged = verdict(shown)
+    assert judged.health is health and cause in judged.cause
+    assert f" {health} " in plain(status_text.head(shown))
+    assert cause in plain(status_text.risk(shown))
+    assert judged.text in list(plain_view.lines(None, shown, 0, DisplayOptions()))
+    assert render(shown).splitlines()[1] == f"  verdict   {judged.text}"
+    parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
+    assert parts["health"]["children"] == health and parts["cause"]["children"] == judged.cause
+    text = Writer().write((shown,), None, openmetrics=False).decode()
+    assert (f'health="{health}"' in text) == bool(shown.ranks)
+
+
+def test_a_run_in_danger_has_the_colour_of_danger() -> None:
+    almost, near = (verdict(_two({"risks": (_risk(ratio),)})) for ratio in (0.95, 0.6))
+    assert (almost.severity, near.severity) == (Severity.CRITICAL, Severity.WARNING)
+    assert verdict(_two()).severity is None
+    green = {health for health in Health if health.severity is None}
+    assert green == {Health.HEALTHY}
+
+
+def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
+    lost = _found("ZM005", "events_dropped", Severity.WARNING, "events were dropped")
+    assert verdict(_two(findings=(lost,))).health is Health.HEALTHY
+
+
+def test_a_straggler_of_another_source_is_named() -> None:
+    """Prometheus knows no share of a step."""
+    late = Straggler(
+        rank=1, late_seconds=0.1, share=0.4, since_step=1, phase="", longer_seconds=0.0
+    )
+    shown = _two(findings=(replace(_LATE, share=None),), stragglers=(late,))
+    assert verdict(shown).cause == "rank 1 is late"

@@ -1,0 +1,105 @@
+"""Makes the metrics of :data:`~zeromon.export.prometheus.metrics.METRICS` of snapshots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+
+from zeromon.export.prometheus import metrics
+from zeromon.export.prometheus.metrics import Row, Spec, rows_of
+from zeromon.fold.state import STEP_BUCKETS
+from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import SIZE_BOUNDS
+
+_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
+    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+    "zeromon_collective_size_bytes": (
+        SIZE_BOUNDS,
+        lambda rank: [
+            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
+        ],
+    ),
+}
+"""Bounds, and how to read the counts by them."""
+
+_FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+
+
+def collect(runs: Iterable[RunSnapshot], health: Health | None = None) -> Iterator[Metric]:
+    """The metric families of *runs* and of their collector; one without a sample is left out."""
+    runs = tuple(runs)
+    for spec in metrics.METRICS:
+        family = _family(spec, runs, health)
+        if family.samples:
+            yield family
+
+
+def _family(spec: Spec, runs: tuple[RunSnapshot, ...], health: Health | None) -> Metric:
+    if spec.own is not None:
+        family: Metric = _FAMILIES[spec.kind](spec.family, spec.help, unit=spec.base_unit)
+        if health is not None:
+            family.add_metric((), spec.own(health))  # type: ignore[attr-defined]  # of the subclasses
+        return family
+    return _histogram(spec, runs) if spec.kind == "histogram" else _plain(spec, runs)
+
+
+def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    labels = ("run", "rank", *spec.labels)
+    if spec.kind == "info":
+        info = InfoMetricFamily(spec.family, spec.help, labels=("run", "rank"))
+        for where, (values, _) in _rows(spec, runs):
+            facts = zip(spec.labels, map(clean, values), strict=True)
+            info.add_metric(where, dict(facts))
+        return info
+    family: Metric = _FAMILIES[spec.kind](
+        spec.family, spec.help, labels=labels, unit=spec.base_unit
+    )
+    add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
+    for where, (values, number) in _rows(spec, runs):
+        if number is not None:
+            add((*where, *map(clean, values)), number)
+    return family
+
+
+def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str, str], Row]]:
+    """Each row behind the values of run and rank."""
+    for run in runs:
+        for rank in run.ranks:
+            where = (clean(run.run), str(rank.rank))
+            for row in rows_of(spec, run, rank):
+                yield where, row
+
+
+def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
+    labels = ("run", "rank")
+    family = HistogramMetricFamily(spec.family, spec.help, labels=labels, unit=spec.base_unit)
+    for run in runs:
+        for rank in run.ranks:
+            for _, total in spec.rows(run, rank):
+                buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
+                family.add_metric((clean(run.run), str(rank.rank)), buckets, total or 0.0)
+    return family
+
+
+def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: upper bound, and how many are not above it."""
+    bounds, read = _HISTOGRAMS[spec.name]
+    so_far = 0
+    for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
+        so_far += count
+        yield bound, so_far
+
+
+def clean(value: str) -> str:
+    """*value* as text that can be sent: names from runs may hold halves of surrogate pairs, and NUL."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

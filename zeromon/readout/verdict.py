@@ -1,0 +1,200 @@
+"""The verdict on a run: one word, its colour, and one sentence with the gravest cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeromon.focus import first_failed, nearest_oom
+from zeromon.levels import OOM, Severity
+from zeromon.readout.breakdown import PART_NAMES, rank_parts
+from zeromon.readout.hang import hang_headline
+from zeromon.readout.text import (
+    exposed_unknown,
+    finding_text,
+    has_died,
+    risk_headline,
+    run_state,
+    silent_text,
+    stall_finding,
+)
+from zeromon.ring.text_enum import TextEnum
+from zeromon.snapshot import Finding, HangKind, RunSnapshot
+from zeromon.units import human_ratio
+
+
+class Health(TextEnum):
+    """How a run is, in one word; the order is that of ``zeromon_run_health`` in docs/metrics.md."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    """Findings of severity warning say what steps wait for."""
+    AT_RISK = "at risk"
+    """It may run out of a memory or of disk, its results may be wrong, or some ranks are not seen."""
+    STALLED = "stalled"
+    """No rank makes progress, a hang included."""
+    DYING = "dying"
+    """A rank has failed while others live."""
+    DEAD = "dead"
+    STOPPED = "stopped"
+    """By its user or scheduler."""
+    FINISHED = "finished"
+    STARTING = "starting"
+    """No step has ended yet."""
+    NOT_WATCHED = "not watched"
+    UNKNOWN = "unknown"
+
+    @property
+    def severity(self) -> Severity | None:
+        """Critical, warning; info where the run is over or not known; None where all is well."""
+        return _SEVERITIES.get(self, Severity.INFO)
+
+
+_SEVERITIES = {
+    Health.HEALTHY: None,
+    Health.SLOW: Severity.WARNING,
+    Health.AT_RISK: Severity.WARNING,
+    Health.STALLED: Severity.CRITICAL,
+    Health.DYING: Severity.CRITICAL,
+    Health.DEAD: Severity.CRITICAL,
+}
+
+LEVELS = {None: 0, Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 3}
+"""The value of ``zeromon_run_health`` by the severity of a verdict."""
+
+_FAMILIES = {
+    "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK, "ZM5": Health.SLOW,
+    "ZM6": Health.SLOW,
+}  # fmt: skip
+"""What a warning means for a run, by the family of its code: memory, communication, results, offload,
+host. Other families are about zeromon or about checkpoints: a run with such a warning is healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a person must know first about a run."""
+
+    health: Health
+    severity: Severity | None
+    """Whose colour it has; critical for a memory that is nearly full. None: all is well."""
+    cause: str
+    """One sentence."""
+    short: str = ""
+    """The same for a narrow view; "" where there is no shorter one."""
+
+    @property
+    def text(self) -> str:
+        """``slow: rank 1 is late ...``."""
+        return f"{self.health}: {self.cause}"
+
+
+def verdict(run: RunSnapshot) -> Verdict:
+    """How *run* is, by what threatens it most."""
+    health, cause = _ended_or_still(run)
+    if health is not None:
+        return Verdict(health, health.severity, cause)
+    return _at_risk(run) or _lost_time(run) or _well(run)
+
+
+def _ended_or_still(run: RunSnapshot) -> tuple[Health | None, str]:
+    """The verdict on a run that is over, makes no progress or is not seen; None for any other."""
+    if not run.ranks:
+        return Health.UNKNOWN, run.note or "no rank has reported yet"
+    if has_died(run):
+        alive = not run.ended and any(rank.alive for rank in run.ranks)
+        return Health.DYING if alive else Health.DEAD, _death(run)
+    if any(rank.failed for rank in run.ranks):
+        return Health.STOPPED, run_state(run)
+    expected = [hang for hang in run.hangs if hang.pause]
+    if run.hangs and not expected:
+        return Health.STALLED, hang_headline(run, run.hangs[0])
+    if (stalled := stall_finding(run)) is not None:
+        return Health.STALLED, finding_text(stalled)
+    if all(rank.silent for rank in run.ranks) and not run.ended:
+        return Health.UNKNOWN, silent_text(run, run.ranks)
+    if run.detached:
+        return Health.NOT_WATCHED, "what the ranks do now is not known; figures are the last ones"
+    if run.ended:
+        return Health.FINISHED, _largest_wait(run)
+    return None, ""
+
+
+def _death(run: RunSnapshot) -> str:
+    """What the first rank died of."""
+    broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
+    if broken is not None:
+        return hang_headline(run, broken)
+    failed = [rank for rank in run.ranks if rank.failed]
+    first = first_failed(failed).rank if failed else -1
+    severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
+    gravest = next((f for f in severe if f.rank == first), severe[0] if severe else None)
+    return finding_text(gravest) if gravest else run_state(run)
+
+
+def _at_risk(run: RunSnapshot) -> Verdict | None:
+    worst = nearest_oom(run.ranks)
+    severity = OOM.severity(worst[1].ratio) if worst is not None else None
+    if worst is not None and severity is not None:
+        texts = risk_headline(*worst), risk_headline(*worst, short=True)
+        return Verdict(Health.AT_RISK, severity, *texts)
+    silent = [rank for rank in run.ranks if rank.silent]
+    if silent:
+        return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
+    severe = [
+        f for f in run.findings if f.severity == Severity.CRITICAL
+        or (f.severity == Severity.WARNING and _FAMILIES.get(f.code[:3]) is Health.AT_RISK)
+    ]  # fmt: skip
+    return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
+
+
+def _lost_time(run: RunSnapshot) -> Verdict | None:
+    """What steps wait for: of an expected pause that, else the finding about the largest share."""
+    if run.hangs:
+        return Verdict(Health.SLOW, Severity.WARNING, hang_headline(run, run.hangs[0]))
+    found = [
+        f for f in run.findings
+        if f.severity == Severity.WARNING and _FAMILIES.get(f.code[:3]) is Health.SLOW
+    ]  # fmt: skip
+    if not found:
+        return None
+    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_gravest(found)))
+
+
+_EXPLAINS = 0.5
+
+
+def _gravest(found: Sequence[Finding]) -> Finding:
+    """The finding about the largest share of a step; a straggler before the waits that it explains."""
+    most = max(found, key=lambda finding: finding.share or 0.0)
+    late = next((finding for finding in found if finding.rule == "straggler"), most)
+    return late if (late.share or 0.0) >= _EXPLAINS * (most.share or 0.0) else most
+
+
+def _well(run: RunSnapshot) -> Verdict:
+    if not any(rank.steps for rank in run.ranks):
+        return Verdict(Health.STARTING, Health.STARTING.severity, "no step has ended yet")
+    worst = nearest_oom(run.ranks)
+    if worst is not None and worst[1].steps_left is not None:  # in a long time
+        texts = risk_headline(*worst), risk_headline(*worst, short=True)
+        return Verdict(Health.HEALTHY, None, *texts)
+    memory = "the memory's limit is not known" if worst is None else "no memory is running out"
+    return Verdict(Health.HEALTHY, None, f"{memory}; {_largest_wait(run)}")
+
+
+_WAITS = ("exposed", "data_wait", "evaluation", "checkpoint", "garbage_collection", "compile")
+
+
+def _largest_wait(run: RunSnapshot) -> str:
+    """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
+    known = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
+    if not known:
+        return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
+    shares = {"exposed": max(known)}
+    for rank in run.ranks:
+        parts = rank_parts(rank)
+        whole = sum(parts.values())
+        for part in _WAITS[1:]:
+            share = parts.get(part, 0.0) / whole if whole else 0.0
+            shares[part] = max(shares.get(part, 0.0), share)
+    part = max(shares, key=lambda part: shares[part])
+    return f"{PART_NAMES[part]} {human_ratio(shares[part])} of a step"
