@@ -1,4 +1,4 @@
-"""The verdict on a run: one word, its colour, and one sentence with the gravest cause. Pure."""
+"""The verdict on a run: one word, its colour, and one sentence with the most severe cause. Pure."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _death(run: RunSnapshot) -> str:
     failed = [rank for rank in run.ranks if rank.failed]
     first = first_failed(failed).rank if failed else -1
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
-    gravest = next((f for f in severe if f.rank == first), severe[0] if severe else None)
-    return finding_text(gravest) if gravest else run_state(run)
+    most_severe = next((f for f in severe if f.rank == first), severe[0] if severe else None)
+    return finding_text(most_severe) if most_severe else run_state(run)
 
 
 def _at_risk(run: RunSnapshot) -> Verdict | None:
@@ -157,13 +157,13 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
     ]  # fmt: skip
     if not found:
         return None
-    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_gravest(found)))
+    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_most_severe(found)))
 
 
 _EXPLAINS = 0.5
 
 
-def _gravest(found: Sequence[Finding]) -> Finding:
+def _most_severe(found: Sequence[Finding]) -> Finding:
     """The finding about the largest share of a step; a straggler before the waits that it explains."""
     most = max(found, key=lambda finding: finding.share or 0.0)
     late = next((finding for finding in found if finding.rule == "straggler"), most)
