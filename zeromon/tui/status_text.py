@@ -31,7 +31,10 @@ def head(run: RunSnapshot) -> Line:
     known = verdict(run)
     tone = _TONES[known.severity]
     line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
-    line += [(f" {_SIGNS[known.severity]} {known.health} ", tone), (f"· {clean(run_state(run))}", "")]
+    line += [
+        (f" {_SIGNS[known.severity]} {known.health} ", tone),
+        (f"· {clean(run_state(run))}", ""),
+    ]
     if run.ranks:
         first = run.ranks[0]
         fleet = run.fleet
