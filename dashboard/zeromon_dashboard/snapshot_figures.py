@@ -7,11 +7,11 @@ from typing import Any
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.figures import FIGURE, mean_step_seconds
-from zeromon.readout.ledger import cause_text, headline, job_ledger
+from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon_dashboard.charts import COLOURS, GIB, axis, layout
 
 _MOST_BARS = 32
@@ -38,7 +38,8 @@ def ledger(run: RunSnapshot) -> dict[str, Any]:
         "text": [*shares, human_seconds(whole.rank_seconds)],
         "textposition": "auto", "connector": {"line": {"width": 0.5}},
         "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
-        "hovertemplate": "%{x:.3g} s<extra>%{y}</extra>",
+        "customdata": [_trained(whole, row.seconds) for row in whole.rows],
+        "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
     title = f"Where every second of the ranks went: {headline(whole)}"
     return {
@@ -50,6 +51,11 @@ def ledger(run: RunSnapshot) -> dict[str, Any]:
             "yaxis": {**axis(""), "autorange": "reversed"},
         },
     }
+
+
+def _trained(whole: JobLedger, seconds: float) -> str:
+    """What *seconds* would have trained: ``, 12,300 tokens``; "" where that is not known."""
+    return f", {human_count(seconds * whole.per_second)} {whole.unit}" if whole.unit else ""
 
 
 def breakdown(run: RunSnapshot) -> dict[str, Any]:

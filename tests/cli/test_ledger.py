@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from builders import rank, run
+from builders import rank, received, run
 from command_line import zeromon
 
 from zeromon.snapshot import Energy
@@ -15,14 +16,17 @@ from zeromon.storage.run_store import Store
 HOUR = 3600.0
 
 
-def record(home: Path, name: str, **facts: object) -> None:
+def record(home: Path, name: str, facts: dict[str, Any] | None = None, **of_run: object) -> None:
     """A run of two ranks of an hour each, three quarters of it computing."""
     rows = (
         LedgerRow(cause=Cause.COMPUTE, seconds=0.75 * HOUR),
         LedgerRow(cause=Cause.DATA, seconds=0.25 * HOUR),
     )
-    ranks = [rank(number, ledger=rows, alive=False, ended="finished") for number in range(2)]
-    Store(home / "store").save(run(*ranks, run=name, ended=True, **facts))
+    ranks = [
+        rank(number, ledger=rows, alive=False, ended="finished", **(facts or {}))
+        for number in range(2)
+    ]
+    Store(home / "store").save(run(*ranks, run=name, ended=True, **of_run))
 
 
 def test_a_cause_has_its_seconds_its_price_and_its_energy(tmp_path: Path) -> None:
@@ -53,3 +57,26 @@ def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
     done = zeromon(tmp_path, "ledger", "--price", "-1")
     assert done.returncode == 2
     assert "must be a positive number" in done.stderr
+
+
+def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Path) -> None:
+    """Each of two ranks got 5,400 tokens in 2,700 useful seconds; the data cost 900 seconds of each."""
+    record(tmp_path, "one", facts={"batches": received(18, length=30), "strategy": "ddp"})
+    done = zeromon(tmp_path, "ledger", "one")
+    rows = {words[0]: words for line in done.stdout.splitlines() if (words := line.split())}
+    assert rows["cause"][-1] == "tokens"
+    assert [rows[name][-1 if name == "sum" else -2] for name in ("compute", "data")] == [
+        "10,800", "3,600",
+    ]  # fmt: skip
+    assert rows["sum"][-1] == "14,400"
+    assert "at 2 tokens in a useful second of a rank" in done.stdout
+    content = json.loads(zeromon(tmp_path, "ledger", "--json").stdout)
+    assert (content["unit"], content["units_per_useful_second"]) == ("tokens", 2.0)
+
+
+def test_tokens_that_nothing_has_told_are_not_zero(tmp_path: Path) -> None:
+    record(tmp_path, "one")
+    assert "tokens n/a: no batch" in zeromon(tmp_path, "ledger", "one").stdout
+    assert (
+        json.loads(zeromon(tmp_path, "ledger", "--json").stdout)["units_per_useful_second"] is None
+    )

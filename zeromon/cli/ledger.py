@@ -3,8 +3,9 @@
 JOB is the name of a run or its beginning; without JOB, the newest run. Runs that were submitted again
 under the same --name, Slurm job or torchelastic run id are one job, unless --run-only is given. The
 seconds of all ranks sum to the wall clock: 8 ranks spend 8 seconds a second. Goodput is the useful
-share: forwards, backwards and optimizers of steps that no restart took again. --price is the price of
-an hour of a rank. Exit code 1 when the job lost work.
+share: forwards, backwards and optimizers of steps that no restart took again. The tokens of a cause are
+those that its seconds would have trained at the rate of the useful ones. --price is the price of an hour
+of a rank. Exit code 1 when the job lost work.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def call(options: argparse.Namespace) -> int:
             "job": newest.job or newest.run, "runs": [run.run for run in runs],
             "attempts": whole.attempts, "rank_seconds": whole.rank_seconds,
             "goodput_ratio": whole.goodput, "rows": [asdict(row) for row in whole.rows],
-            "notes": whole.notes, "mean_watts": mean_watts(newest),
+            "notes": whole.notes, "mean_watts": mean_watts(newest), "unit": whole.unit,
+            "units_per_useful_second": whole.per_second if whole.unit else None,
         }  # fmt: skip
         sys.stdout.write(json.dumps(content, default=str) + "\n")
     else:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from zeromon.fold.ledger import lose
+from zeromon.readout.throughput import own_part
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
@@ -34,6 +36,10 @@ class JobLedger:
     attempts: int
     notes: tuple[str, ...]
     """What is not known, and why."""
+    unit: str = ""
+    """What the job trains on: ``tokens``, else ``samples``; "" where neither is known."""
+    per_second: float = 0.0
+    """Of that in a useful second of a rank, in the last attempt."""
 
     @property
     def goodput(self) -> float | None:
@@ -44,6 +50,14 @@ class JobLedger:
     def share(self, row: LedgerRow) -> float:
         """Of all seconds."""
         return row.seconds / self.rank_seconds
+
+    @property
+    def unit_note(self) -> str:
+        """What the column of tokens means, or why there is none."""
+        if not self.unit:
+            return "tokens n/a: no batch of the last attempt is known"
+        rate = f"{self.per_second:,.4g} {self.unit} in a useful second of a rank"
+        return f"{self.unit}: what the seconds of a cause would have trained, at {rate}"
 
 
 def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
@@ -65,7 +79,18 @@ def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
         rank_seconds=sum(row.seconds for row in whole),
         attempts=sum(1 + len(run.attempts) for run in ordered),
         notes=tuple(dict.fromkeys(_notes(ordered))),
+        **_work(ordered[-1].ranks if ordered else ()),
     )
+
+
+def _work(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
+    """The unit and the rate of a ledger: tokens of *ranks* over their useful seconds."""
+    for unit in ("tokens", "samples"):
+        known = [(rank, part) for rank in ranks if (part := own_part(rank, unit)) is not None]
+        useful = sum(row.seconds for rank, _ in known for row in rank.ledger if row.cause in USEFUL)
+        if useful > 0:
+            return {"unit": unit, "per_second": sum(part for _, part in known) / useful}
+    return {}
 
 
 def lost_steps(run: RunSnapshot, after: RunSnapshot) -> int | None:

@@ -8,7 +8,7 @@ from zeromon.readout.checkpoints import checkpoint_text
 from zeromon.readout.ledger import JobLedger, activity_texts, cause_text, headline, job_ledger
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_ratio, human_seconds
+from zeromon.units import human_count, human_ratio, human_seconds
 
 _BAR = 30
 
@@ -21,15 +21,16 @@ def ledger(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -
     whole = job_ledger(runs)
     if not whole.rows:
         return ""
-    lines = [f"Ledger: {headline(whole)}", _table(whole, per)]
-    lines += [f"  {note}" for note in whole.notes]
+    work = [(whole.unit, whole.per_second)] if whole.unit else []
+    lines = [f"Ledger: {headline(whole)}", _table(whole, [*work, *per])]
+    lines += [f"  {note}" for note in (whole.unit_note, *whole.notes)]
     lines += [f"  {text}" for text in filter(None, [checkpoint_text(runs[-1])])]
     return "\n".join(lines)
 
 
 def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
     def cells(name: str, seconds: float) -> tuple[str, ...]:
-        worth = (f"{seconds * each:,.4g}" for _, each in per)
+        worth = (_amount(seconds * each) for _, each in per)
         return name, human_seconds(seconds), human_ratio(seconds / whole.rank_seconds), *worth
 
     rows = [cells(cause_text(row), row.seconds) for row in whole.rows]
@@ -37,6 +38,11 @@ def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
     lines = table(header, [*rows, cells("sum", whole.rank_seconds)]).splitlines()
     bars = ["", *("#" * round(_BAR * whole.share(row)) for row in whole.rows), ""]
     return "\n".join(f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True))
+
+
+def _amount(value: float) -> str:
+    """``0.0123``, ``12.3``, ``12,345``."""
+    return human_count(value) if value >= 1000 else f"{value:.4g}"
 
 
 def activities(run: RunSnapshot) -> str:
