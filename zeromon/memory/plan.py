@@ -26,7 +26,7 @@ from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroS
 from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
 from zeromon.memory.whole import largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.ring.dimensions import Dim
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 
 RESERVE = 0.06
@@ -199,8 +199,16 @@ def of_run(run: RunSnapshot) -> Setup:
         whole_numel=whole,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
-        measured=measured_of(run.run, rank, sizes, described.plan, max(1, len(run.nodes))),
+        measured=measured_of(
+            run.run, _alike(run, rank), sizes, described.plan, max(1, len(run.nodes))
+        ),
     )
+
+
+def _alike(run: RunSnapshot, one: RankSnapshot) -> list[RankSnapshot]:
+    """The ranks that have the same part of the model as *one*."""
+    numel = (model_of(one) or {}).get("numel")
+    return [r for r in run.ranks if r.models and (model_of(r) or {}).get("numel") == numel]
 
 
 def _in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int]) -> Sizes:
@@ -209,10 +217,17 @@ def _in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int]) -> Sizes:
     FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
     """
     if ran.stage == ZeroStage.PARAMETERS:
-        return sizes
+        largest = next(iter(sizes.unit_numels), 0)
+        return replace(sizes, layer_numel=largest, root_numel=sizes.kept_numel)
     layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
     rest = max(0, sizes.numel - layers * largest) if layers else 0
-    return replace(sizes, unit_numels=(largest,) * min(layers, 4), kept_numel=rest)
+    return replace(
+        sizes,
+        unit_numels=(largest,) * min(layers, 4),
+        kept_numel=rest,
+        layer_numel=largest,
+        root_numel=rest,
+    )
 
 
 def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:

@@ -102,7 +102,7 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         if (kept := min(rest, p.reuse_numel // 2)) > ahead:
             ahead, cause = kept, "units that backward uses again soon (stage3_max_reuse_distance)"
     else:
-        ahead = sum(s.unit_numels[1 : p.live_units])
+        ahead = sum(s.unit_numels[1 : 2 if p.prefetch_units is None else 1 + p.prefetch_units])
         cause = "units gathered at once by prefetch"
     yield Term(
         role="unsharded_param", nbytes=max(0, ahead) * each, cause=cause, during=During.BACKWARD
@@ -131,7 +131,13 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         if p.stage == ZeroStage.PARAMETERS:
             rest = s.trainable_shard_numel - s.trainable // p.shard_ranks
             yield from _padding("sharded_grad", rest, p.precision.grad_bytes, where)
-        if s.unit_numels:
+        if p.accumulation > 1 and not p.reduces_each_micro_step:
+            yield Term(
+                role="unsharded_grad",
+                nbytes=s.trainable * p.precision.compute_bytes,
+                cause="whole gradients that accumulate (set_requires_gradient_sync, no_sync)",
+            )
+        elif s.unit_numels:
             whole = round(s.trainable * p.precision.grad_bytes)
             yield Term(
                 role="unsharded_grad",
@@ -322,13 +328,14 @@ def sent_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     compute = plan.precision.compute_bytes
     params = (sizes.numel - sizes.persistent_numel) * compute
     micro = plan.accumulation
+    times = micro if plan.reduces_each_micro_step else 1
     if plan.stage == ZeroStage.NONE:
-        return SentBytes(reduced=2 * grads * share)
+        return SentBytes(reduced=2 * grads * times * share)
     between = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
     updated = sizes.trainable * compute * share
     if plan.stage == ZeroStage.OPTIMIZER:
         return SentBytes(reduced=grads * share, gathered_after=updated, between=between)
-    reduced = grads * micro * share
+    reduced = grads * times * share
     if plan.stage == ZeroStage.GRADIENTS and plan.framework == "deepspeed":
         return SentBytes(reduced=reduced, gathered_after=updated, between=between)
     if plan.stage == ZeroStage.GRADIENTS:

@@ -1,25 +1,24 @@
 """Predicts the seconds of a training step: compute, communication, offload, optimizer. Pure.
 
-A step is the sum of its parts; a part that runs beside another counts only with what the other does not
-hide. Forward takes 2 FLOPs a parameter and token, and the scores of attention; backward twice as many
-(Chowdhery et al. 2022, arXiv 2204.02311, appendix B). Checkpointing repeats forward: a third more
-(Korthikanti et al. 2022, arXiv 2205.05198, section 5). Bytes on a link are those of ring collectives
-(Rajbhandari et al. 2020, arXiv 1910.02054, section 7), except that DeepSpeed's stages 1 and 2 reduce
-whole buckets (``use_multi_rank_bucket_allreduce``): an all-reduce where the paper has a reduce-scatter.
-Copies into and out of the buffers of collectives are added at the speed of the optimizer's updates.
+A step is the sum of its parts; communication counts with what compute does not hide, as the schedule
+has it (:mod:`zeromon.memory.schedule`). Forward takes 2 FLOPs a parameter and token, and the scores of
+attention; backward twice as many (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). Checkpointing
+repeats forward: a third more (Korthikanti et al. 2022, arXiv 2205.05198, section 5). Bytes on a link are
+those of ring collectives (Rajbhandari et al. 2020, arXiv 1910.02054, section 7). Copies into and out of
+the buffers of collectives are added at the speed of the optimizer's updates.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
+from zeromon.memory import schedule
 from zeromon.memory.offload import on_host_share
-from zeromon.memory.predict import Batch, SentBytes, sent_bytes, state_bytes
+from zeromon.memory.predict import Batch, state_bytes
+from zeromon.memory.schedule import Hides, Rates
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
-
-_UNITS = 32
-"""Assumed number of units of a model whose layers are unknown: those of a model of 7 B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,9 @@ class Speeds:
     pcie: float | None = None
     nvme: float | None = None
     """The share of one rank."""
-    hides: float = 1.0
-    """Share of the communication that may run beside compute; 0 where the CPU does both."""
-    reducer_hides: float = 1.0
-    """The same of DDP's reducer: its backend's threads communicate beside backward on a CPU, too."""
+    hides: Hides = Hides.STREAMS
+    waiting_seconds: float = 0.0
+    """Of a step: for late ranks, and what else a run's collectives took beyond their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,8 @@ class Parts:
     """Between device, host and NVMe, exposed."""
     optimizer: float
     other: float
+    waiting: float = 0.0
+    """For late ranks."""
 
     @property
     def total(self) -> float:
@@ -81,6 +81,8 @@ class StepTime:
     parts: Parts
     least: float
     most: float
+    exposed: Mapping[str, float] = field(default_factory=dict)
+    """Likely seconds of exposed communication by unit or bucket."""
 
     @property
     def seconds(self) -> float:
@@ -130,9 +132,10 @@ def step_time(
     unknown = missing(plan, speeds[0])
     if unknown:
         return unknown
-    likely, slow, fast = (parts(sizes, plan, each) for each in speeds)
-    totals = (likely.total, slow.total, fast.total)
-    return StepTime(parts=likely, least=min(totals), most=max(totals))
+    waits = [schedule.exposed(sizes, plan, rates(each)) for each in speeds]
+    found = [parts(sizes, plan, s, wait) for s, wait in zip(speeds, waits, strict=True)]
+    totals = [each.total for each in found]
+    return StepTime(parts=found[0], least=min(totals), most=max(totals), exposed=waits[0])
 
 
 def missing(plan: ShardPlan, s: Speeds) -> str:
@@ -159,69 +162,41 @@ def missing(plan: ShardPlan, s: Speeds) -> str:
     return next((what for needs, known, what in needed if needs and not known), "")
 
 
-def parts(sizes: Sizes, plan: ShardPlan, s: Speeds) -> Parts:
-    """Returns the seconds of a step of *plan* at the speeds *s*, which are known."""
+def parts(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str, float]) -> Parts:
+    """Returns the seconds of a step at the speeds *s*, which are known; *exposed*: of the schedule."""
     micro = plan.accumulation
     forward = (s.forward_seconds or 0.0) * micro
     backward = (s.backward_seconds or 0.0) * micro
     recompute = s.recompute_seconds * micro
-    sent = sent_bytes(sizes, plan)
     moved = _moved(sizes, plan, s)
+    hidden = forward + backward if s.hides == Hides.STREAMS else 0.0
     return Parts(
         compute=forward + backward,
         recompute=recompute,
-        communication=_exposed(sizes, plan, s, sent, forward, backward + recompute),
+        communication=sum(exposed.values()),
         copies=sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
-        offload=max(0.0, moved[0] - s.hides * (forward + backward)) + moved[1],
+        offload=max(0.0, moved[0] - hidden) + moved[1],
         optimizer=_update(sizes, plan, s),
         other=s.other_seconds,
+        waiting=s.waiting_seconds if plan.ranks > 1 else 0.0,
     )
 
 
-# ---- communication --------------------------------------------------------------------------------
-
-
-def _exposed(
-    sizes: Sizes, plan: ShardPlan, s: Speeds, sent: SentBytes, forward: float, backward: float
-) -> float:
-    """Returns the seconds of communication that compute does not hide.
-
-    The first gather of a pass and the last reduction have nothing beside them: one call of each stays
-    exposed. DeepSpeed's stages 1 and 2 reduce beside backward with ``overlap_comm`` alone, and gather
-    after the step, as all do that gather for the optimizer.
-    """
-    if plan.ranks == 1:
-        return 0.0
-    calls = _calls(sizes, plan)
+def rates(s: Speeds) -> Rates:
+    """Returns what the schedule of a micro-step needs of the speeds *s*."""
     gather, reduce = s.gather or math.inf, s.reduce or math.inf
-    whole = plan.framework == "deepspeed" and plan.stage in (
-        ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS,
-    )  # fmt: skip
-    if plan.stage == ZeroStage.NONE:  # half of an all-reduce's bytes are a gather
-        reducing = sent.reduced / 2 / reduce + sent.reduced / 2 / gather
-    else:
-        reducing = sent.reduced / reduce + (sent.reduced / gather if whole else 0.0)
-    reducing += sent.between / (s.between or min(gather, reduce)) + calls.reductions * s.latency
-    hidden = s.reducer_hides if plan.framework == "ddp" else s.hides
-    if (
-        plan.framework == "deepspeed"
-        and plan.stage < ZeroStage.PARAMETERS
-        and plan.grad_buckets < 2
-    ):
-        hidden = 0.0
-    each = calls.gathers * s.latency
-    ahead, again = sent.gathered_forward / gather, sent.gathered_backward / gather
-    ahead += each * bool(ahead)
-    again += each * bool(again)
-    left = _left(ahead, calls.gathers, forward, s.hides)
-    left += _left(reducing + again, calls.reductions, backward, hidden)
-    return left + sent.gathered_after / gather + s.latency * bool(sent.gathered_after)
+    return Rates(
+        forward=s.forward_seconds or 0.0,
+        backward=(s.backward_seconds or 0.0) + s.recompute_seconds,
+        gather=gather,
+        reduce=reduce,
+        between=s.between or min(gather, reduce),
+        latency=s.latency,
+        hides=s.hides,
+    )
 
 
-def _left(seconds: float, calls: float, beside: float, hides: float) -> float:
-    """Returns what of *seconds* in so many calls is not hidden by the compute *beside* them."""
-    hidden = hides * min(seconds * (1 - 1 / calls), beside) if calls > 1 else 0.0
-    return seconds - hidden
+# ---- copies ---------------------------------------------------------------------------------------
 
 
 def copied_bytes(sizes: Sizes, plan: ShardPlan) -> tuple[float, float]:
@@ -245,28 +220,6 @@ def copied_bytes(sizes: Sizes, plan: ShardPlan) -> tuple[float, float]:
     whole = (sizes.numel - sizes.persistent_numel) * plan.precision.compute_bytes
     gathered = 2 * whole * (1 + 1 / plan.shard_ranks) * plan.accumulation
     return gathered, reduced + gathered * plan.reshards
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    gathers: float
-    """Of a step, in forward; as many in backward."""
-    reductions: float
-
-
-def _calls(sizes: Sizes, plan: ShardPlan) -> _Calls:
-    """Returns about how many collectives a step has: one for each unit or bucket."""
-    micro = plan.accumulation
-    if plan.stage == ZeroStage.PARAMETERS or plan.framework.startswith("fsdp"):
-        each = sizes.unit_numels[0] if sizes.unit_numels else sizes.numel / _UNITS
-        count = math.ceil(sizes.numel / max(1, each))
-        return _Calls(count * micro, count * micro)
-    if plan.framework == "ddp":
-        bucket = plan.bucket_cap_bytes / plan.precision.sent_grad_bytes
-    else:
-        bucket = plan.grad_bucket_numel or sizes.trainable
-    often = micro if plan.stage == ZeroStage.GRADIENTS else 1
-    return _Calls(1, math.ceil(sizes.trainable / bucket) * often)
 
 
 # ---- optimizer and offload ------------------------------------------------------------------------

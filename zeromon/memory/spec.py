@@ -157,6 +157,10 @@ class ModelSpec:
             factored_numel=sum(
                 factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
             ),
+            layer_numel=max((u.numel for u in self.units if u.name != ROOT), default=0)
+            if self.has_units
+            else 0,
+            root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
 
 
@@ -198,6 +202,10 @@ class Sizes:
     buffer_bytes: int = 0
     factored_numel: int = 0
     """Adafactor's second moments of all trainable parameters."""
+    layer_numel: int = 0
+    """The largest layer, whatever the stage; 0 where layers are unknown."""
+    root_numel: int = 0
+    """Elements outside of the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +327,10 @@ class ShardPlan:
     accumulation: int = 1
     reshards: bool = True
     """Stage 3: frees parameters after forward and gathers them again in backward."""
-    live_units: int = 2
-    """FSDP: number of units gathered at once, the computing and the prefetched ones."""
+    prefetch_units: int | None = None
+    """FSDP: units that the script has gathered ahead; None: as FSDP does by itself."""
+    reduces_each: bool | None = None
+    """Whether each micro-step reduces its gradients; None: as the framework does by itself."""
     grad_bucket_numel: int = 0
     """Elements of one reduction bucket."""
     grad_buckets: int = 1
@@ -381,6 +391,13 @@ class ShardPlan:
             raise PlanError("parameters are offloaded only at stage 3")
         if self.optimizer_on != "device" and not self.stage:
             raise PlanError("the optimizer is offloaded from stage 1 on")
+
+    @property
+    def reduces_each_micro_step(self) -> bool:
+        """Whether each micro-step reduces its gradients: where they stay partitioned, it must."""
+        if self.reduces_each is None:
+            return self.stage >= ZeroStage.GRADIENTS
+        return self.reduces_each
 
     @property
     def label(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from zeromon.memory import schedule
 from zeromon.memory.devices import (
     COMPUTE,
     HOST,
@@ -17,7 +19,8 @@ from zeromon.memory.devices import (
     device_named,
 )
 from zeromon.memory.predict import Batch
-from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, update_bytes
+from zeromon.memory.schedule import Hides
+from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, rates, update_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
@@ -49,6 +52,10 @@ class Machine:
     nvme: float | None = None
     """Of the drives of one host."""
     ranks_per_host: int = 1
+    link_times: float = 1.0
+    """So many times the speed of the links between ranks."""
+    late_ranks: bool = True
+    """False: the slowest rank computes as fast as the median one."""
 
     @property
     def compute(self) -> Reached:
@@ -66,6 +73,8 @@ class RunSpeeds:
     """The slowest tenth of its steps took so many times the median."""
     fast: float
     hosts: int = 1
+    late_seconds: float = 0.0
+    """Of a step: how much longer the slowest rank computes than the median one."""
 
 
 def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPlan) -> Three:
@@ -82,10 +91,10 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
         if device is not None and flops is not None:
             peak = device.half_flops if plan.precision.compute_bytes < 4 else device.single_flops
             forward, again = (each / (peak * getattr(m.compute, at)) for each in flops)
-        link = part(LINK, m.link)
+        link = _times(part(LINK, m.link), m.link_times)
         host = m.host or getattr(HOST, at)
         hybrid = plan.shard_ranks < plan.ranks and plan.shard_ranks <= m.ranks_per_host
-        near = part(LINK, m.within) if hybrid and m.within else link
+        near = _times(part(LINK, m.within), m.link_times) if hybrid and m.within else link
         found.append(
             Speeds(
                 forward_seconds=forward,
@@ -100,8 +109,7 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
                 host_update=host / m.ranks_per_host,
                 pcie=part(LINK, m.pcie or (device.host if device is not None else None)),
                 nvme=None if m.nvme is None else m.nvme / m.ranks_per_host,
-                hides=0.0 if at == "least" else 1.0,
-                reducer_hides=0.0 if at == "least" else 1.0,
+                hides=Hides.NOTHING if at == "least" else Hides.STREAMS,
             )
         )
     return found[0], found[1], found[2]
@@ -112,54 +120,63 @@ def of_measured(measured: RunSpeeds, m: Machine) -> Three:
     s = measured.speeds
     known = replace(
         s,
-        gather=m.link or s.gather,
-        reduce=m.link or s.reduce,
+        gather=_times(m.link or s.gather, m.link_times),
+        reduce=_times(m.link or s.reduce, m.link_times),
+        waiting_seconds=s.waiting_seconds
+        if m.late_ranks
+        else max(0.0, s.waiting_seconds - measured.late_seconds),
         pcie=m.pcie or s.pcie,
         host_update=m.host / m.ranks_per_host if m.host else s.host_update,
         nvme=m.nvme / m.ranks_per_host if m.nvme else s.nvme,
     )
-    return known, _scaled(known, measured.slow, hides=0.0), _scaled(known, measured.fast)
+    return known, _scaled(known, measured.slow), _scaled(known, measured.fast)
 
 
 def larger(s: Speeds, factor: float) -> Speeds:
     """Returns *s* for a micro-batch that is so many times larger."""
     forward, backward = (s.forward_seconds or 0.0) * factor, (s.backward_seconds or 0.0) * factor
-    return replace(s, forward_seconds=forward, backward_seconds=backward)
+    again = s.recompute_seconds * factor
+    return replace(s, forward_seconds=forward, backward_seconds=backward, recompute_seconds=again)
 
 
-def _scaled(s: Speeds, factor: float, hides: float | None = None) -> Speeds:
+def _times(rate: float | None, factor: float) -> float | None:
+    return None if rate is None else rate * factor
+
+
+def _scaled(s: Speeds, factor: float) -> Speeds:
     """Returns *s*, so many times slower."""
-
-    def slower(rate: float | None) -> float | None:
-        return None if rate is None else rate / factor
-
+    slower = {
+        name: _times(getattr(s, name), 1 / factor)
+        for name in ("gather", "reduce", "between", "update", "host_update", "pcie", "nvme")
+    }
     return replace(
         larger(s, factor),
-        recompute_seconds=s.recompute_seconds * factor,
         other_seconds=s.other_seconds * factor,
-        gather=slower(s.gather), reduce=slower(s.reduce), update=slower(s.update),
-        host_update=slower(s.host_update), pcie=slower(s.pcie), nvme=slower(s.nvme),
-        hides=s.hides if hides is None else min(hides, s.hides),
-        reducer_hides=s.reducer_hides if hides is None else min(hides, s.reducer_hides),
-    )  # fmt: skip
+        waiting_seconds=s.waiting_seconds * factor,
+        **slower,
+    )
 
 
 # ---- a run ----------------------------------------------------------------------------------------
 
 
 def measured_of(
-    run: str, rank: RankSnapshot, sizes: Sizes, plan: ShardPlan, hosts: int = 1
+    run: str, ranks: Sequence[RankSnapshot], sizes: Sizes, plan: ShardPlan, hosts: int = 1
 ) -> RunSpeeds | None:
-    """Returns the speeds that *rank* has measured; None without a timed step.
+    """Returns the speeds that the median of *ranks* has measured; None without a timed step.
 
     Compute is forward and backward less their exposed communication and the copies of
     :func:`~zeromon.memory.seconds.copied_bytes`, the optimizer's speed its bytes over its time. On a CPU
     there are no streams: all but DDP's reducer wait for each collective at once, so nothing is hidden;
-    there the bandwidth is that of whole calls, with the wait for late ranks.
+    there the bandwidth is that of whole calls, such that the schedule exposes what the run exposed. What
+    the slowest rank computes longer than the median one is a wait.
     """
-    known = [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
-    if not known:
+    busy = sorted((seconds, n) for n, each in enumerate(ranks) if (seconds := _busy(each)) > 0)
+    if not busy:
         return None
+    own, number = busy[(len(busy) - 1) // 2]
+    rank = ranks[number]
+    known = _timed(rank)
     steps = _middle(known)
     on_cpu = rank.memory is None
     spent = {phase: _seconds(steps, phase) for phase in Phase}
@@ -169,9 +186,9 @@ def measured_of(
     whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
-    gather = _bandwidth(rank, (Op.ALL_GATHER,), on_cpu=on_cpu)
-    reduce = _bandwidth(rank, (Op.REDUCE_SCATTER,), on_cpu=on_cpu)
-    both = _bandwidth(rank, (Op.ALL_REDUCE,), on_cpu=on_cpu)
+    gather, reduce, both = (
+        _bandwidth(ranks, op) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
+    )
     if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
         split = 2 / both - 1 / gather if gather else 0.0
         reduce = 1 / split if split > 0 else both
@@ -181,24 +198,63 @@ def measured_of(
     sheet = MEMORY.likely * device.memory if device is not None else None
     lengths = sorted(step.seconds for step in known)
     middle = median(lengths)
+    waited = fmean(map(_exposed, steps))
+    late = min(busy[-1][0] - own, waited)
+    speeds = Speeds(
+        waiting_seconds=late,
+        forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
+        backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
+        other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
+        gather=gather or both,
+        reduce=reduce or gather,
+        update=rate if on_cpu or not is_off else sheet,
+        host_update=rate if on_cpu or is_off else None,
+        pcie=rate if on_cpu else paths.get("device_to_host"),
+        nvme=min(disk) if disk else None,
+        hides=Hides.THREADS if on_cpu else Hides.STREAMS,
+    )
     return RunSpeeds(
         run=run,
-        speeds=Speeds(
-            forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
-            backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
-            other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
-            gather=gather or both,
-            reduce=reduce or gather,
-            update=rate if on_cpu or not is_off else sheet,
-            host_update=rate if on_cpu or is_off else None,
-            pcie=rate if on_cpu else paths.get("device_to_host"),
-            nvme=min(disk) if disk else None,
-            hides=0.0 if on_cpu else 1.0,
-        ),
+        speeds=_as_exposed(speeds, sizes, plan, waited - late),
         slow=lengths[int(0.9 * (len(lengths) - 1))] / middle,
         fast=lengths[int(0.1 * (len(lengths) - 1))] / middle,
         hosts=hosts,
+        late_seconds=late,
     )
+
+
+def _timed(rank: RankSnapshot) -> list[StepSummary]:
+    return [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
+
+
+def _busy(rank: RankSnapshot) -> float:
+    """Returns the mean seconds of a step that *rank* does not wait for communication; 0 if unknown."""
+    steps = _middle(_timed(rank))
+    return fmean(step.seconds - _exposed(step) for step in steps) if steps else 0.0
+
+
+def _exposed(step: StepSummary) -> float:
+    return sum(step.phase_exposed_ns) / 1e9
+
+
+def _as_exposed(s: Speeds, sizes: Sizes, plan: ShardPlan, measured: float) -> Speeds:
+    """Returns *s* with the speed of the links at which its own schedule exposes *measured* seconds."""
+    low, high = 1 / _MOST_TIMES, _MOST_TIMES
+    if not s.gather or not measured or s.hides != Hides.THREADS or plan.framework == "ddp":
+        return s  # what is hidden tells no speed
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        own = schedule.exposed(sizes, plan, rates(_with_links(s, middle)))
+        low, high = (middle, high) if sum(own.values()) > measured else (low, middle)
+    return _with_links(s, high)
+
+
+_MOST_TIMES = 64.0
+_HALVINGS = 16
+
+
+def _with_links(s: Speeds, factor: float) -> Speeds:
+    return replace(s, gather=_times(s.gather, factor), reduce=_times(s.reduce, factor))
 
 
 def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
@@ -224,16 +280,20 @@ def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
     return fmean(spent) if spent else 0.0
 
 
-def _bandwidth(rank: RankSnapshot, ops: tuple[Op, ...], *, on_cpu: bool) -> float | None:
-    """Returns the bus bandwidth of *ops* in bytes/s; None where none of them was timed."""
+def _bandwidth(ranks: Sequence[RankSnapshot], op: Op) -> float | None:
+    """Returns the bus bandwidth of *op* in bytes/s on the rank that waits least; None if unknown."""
+    return max(filter(None, (_bandwidth_of(rank, op) for rank in ranks)), default=None)
+
+
+def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
     nbytes = seconds = 0.0
     for row in rank.traffic:
-        op = next((op for op in ops if op.name.lower() == row.op), None)
-        if op is None or row.group_size < 2 or not row.calls:
+        if op.name.lower() != row.op or row.group_size < 2 or not row.calls:
             continue
         if row.nbytes / row.calls < _SMALL_BYTES:
             continue
         nbytes += row.nbytes * BUS_FACTOR[op](row.group_size)
+        on_cpu = rank.memory is None
         seconds += row.seconds if on_cpu else row.transfer_seconds or row.seconds
     return nbytes / seconds if seconds > 0 else None
 
