@@ -43,6 +43,32 @@ def plan(content: dict[str, Any]) -> go.Figure:
     return figure
 
 
+def whatif(content: dict[str, Any]) -> go.Figure:
+    """The output of ``zeromon whatif --json``: device memory against milliseconds a sample."""
+    known = [p for p in content["points"] if p.get("step_seconds") is not None]
+    figure = go.Figure()
+    best = sorted((p for p in known if p["pareto"]), key=lambda p: p["bytes"]["device"])
+    for name, points, mode in (("points", known, "markers"), ("best", best, "lines+markers")):
+        figure.add_scatter(
+            name=name,
+            mode=mode,
+            x=[p["bytes"]["device"] / GIB for p in points],
+            y=[1e3 * p["step_seconds"] / p["samples"] for p in points],
+            text=[
+                " ".join(f"{k}={v}" for k, v in p["change"].items()) or "as it is" for p in points
+            ],
+            hovertemplate="%{text}<br>%{x:.2f} GiB, %{y:.2f} ms<extra></extra>",
+        )
+    usable = content["usable_bytes"] / GIB
+    figure.add_vline(x=usable, line_dash="dash", annotation_text=f"usable: {usable:.1f} GiB")
+    title = f"{content['model']}: memory of one of {content['devices']} devices against time"
+    figure.update_layout(
+        template="plotly_white", colorway=COLOURS, title=title,
+        xaxis_title="GiB", yaxis_title="ms a sample",
+    )  # fmt: skip
+    return figure
+
+
 _LANE_COLOURS = {
     "compute": "#0072B2", "communication": "#E69F00", "exposed": "#D55E00", "copy": "#009E73",
 }  # fmt: skip

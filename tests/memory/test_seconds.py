@@ -138,7 +138,7 @@ def test_what_compute_has_no_room_for_is_exposed() -> None:
     """A gather takes 2 s, forward 1 s; a gather and a reduction 4 s, backward 2 s."""
     slow = replace(SPEEDS, gather=0.5e9, reduce=0.5e9)
     found = time_of(3, slow, framework="fsdp2")
-    assert found.communication == pytest.approx((2 - 1) + (4 - 2))
+    assert found.communication == pytest.approx((2 - 1) + (4 - 2), rel=0.05)
 
 
 def test_offload_costs_copies_and_the_hosts_adam() -> None:

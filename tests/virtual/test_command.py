@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support import clean_environment
 
+from zeromon.memory.schedule import Hides, Rates, exposed
+from zeromon.memory.spec import Precision, ShardPlan, Sizes, ZeroStage
 from zeromon_virtual.__main__ import main
 
 SPEC: dict[str, Any] = {
@@ -109,3 +111,32 @@ def test_an_error_is_one_line(
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(SPEC | {"link": 3})))
     assert main() == 2
     assert capsys.readouterr().err == "zeromon_virtual: spec.link: expected an object, found 3\n"
+
+
+def test_the_engine_of_plan_and_whatif_exposes_what_fsdp2_exposes(result: dict[str, Any]) -> None:
+    """Within 10 % of FSDP2's own code, unit by unit."""
+    kernels = [s for s in result["spans"] if s["kind"] == "kernel" and s["stream"] == "compute"]
+    gathers = [s for s in result["spans"] if s["phase"] == "backward"]
+    begins = min(s["start_seconds"] for s in gathers)
+    ends = max(s["end_seconds"] for s in gathers if s["name"] == "reduce_scatter")
+    spent = [(s["start_seconds"], s["end_seconds"] - s["start_seconds"]) for s in kernels]
+    layer, root = 4 * 256**2 + 2 * 1024 * 256 + 4 * 256, 2 * 1000 * 256 + 2 * 256
+    numel = 2 * layer + root
+    sizes = Sizes(
+        numel=numel, trainable=numel, shard_numel=numel // 8, trainable_shard_numel=numel // 8,
+        layer_numel=layer, root_numel=root,
+    )  # fmt: skip
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS, framework="fsdp2", ranks=8, precision=Precision.full()
+    )
+    rates = Rates(
+        forward=sum(seconds for at, seconds in spent if at < begins),
+        backward=sum(seconds for at, seconds in spent if begins <= at < ends),
+        gather=20e9, reduce=20e9, between=20e9, latency=2e-5, hides=Hides.STREAMS,
+    )  # fmt: skip
+    truth: dict[str, float] = {}
+    for row in result["exposed"]:
+        if row["op"] != "all_reduce":  # of the gradient's norm
+            truth[row["unit"]] = truth.get(row["unit"], 0.0) + row["seconds"]
+    found = exposed(sizes, plan, rates)
+    assert sum(found.values()) == pytest.approx(sum(truth.values()), rel=0.1)

@@ -38,6 +38,7 @@ VERBS = {
     "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",
     "doctor": "examine this machine and its runs: problems, hangs, missing ranks",
     "plan": "predict memory and step time: what fits on which devices, under which stage, at what cost",
+    "whatif": "predict a change before it is made: stage, batch, buckets, links, devices; or sweep many",
     "check": "check training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
     "prometheus": "print recording rules, alerts and a scrape configuration",
@@ -111,6 +112,14 @@ def positive(text: str) -> int:
     if not 0 < number < 1 << 40:
         raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
     return number
+
+
+def whole(text: str) -> int:
+    """Parses the value of an option that is a whole number, 0 or more; ``5e8`` is one, too."""
+    number = float(text)
+    if not 0 <= number < 1 << 40 or number != int(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text}")
+    return int(number)
 
 
 def say(text: str) -> None:

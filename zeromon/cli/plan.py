@@ -33,28 +33,34 @@ from zeromon.check.documents import UnreadableError, dialect_of, parse, read_tex
 from zeromon.cli import positive
 from zeromon.cli.plan_output import as_json, as_text, write_html
 from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
+from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
 from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.errors import PlanError
 from zeromon.memory import plan
-from zeromon.memory.config_files import changes, deepspeed_changes
+from zeromon.memory.config_files import changes
+from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.models import from_config, from_count, from_units
 from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
-from zeromon.memory.spec import (
-    FRAMEWORKS,
-    OPTIMIZERS,
-    PLACES,
-    PRECISIONS,
-    ModelSpec,
-    ShardPlan,
-    ZeroStage,
-)
+from zeromon.memory.spec import ModelSpec, ShardPlan
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon plan MODEL --devices N --memory SIZE [...]``"""
+    add_setup_arguments(parser)
+    parser.add_argument(
+        "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
+    )
+
+
+def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what describes a model, a machine, a strategy and a batch; ``whatif`` has the same."""
     parser.add_argument("model", nargs="?", help="7B, a config.json, or module:factory")
     parser.add_argument(
         "--from", dest="run", metavar="RUN", help="take model and figures from a run"
@@ -66,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     machine.add_argument(
         "--memory",
+        "--gpu",
         metavar="SIZE",
         default=None,
         help="of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
@@ -79,10 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvme", metavar="SIZE", help="free bytes of the NVMe drives of one host: 2TB"
     )
     add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
-    machine.add_argument(
-        "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
-    )
-    _add_strategy_arguments(parser.add_argument_group("strategy (overrides --config)"))
+    add_strategy_arguments(parser.add_argument_group("strategy (overrides --config)"))
     what = parser.add_argument_group("batch")
     what.add_argument(
         "--micro-batch", type=positive, metavar="N", help="sequences per rank and micro-step"
@@ -104,29 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences of --length tokens that a rank generates at once",
     )  # fmt: skip
     parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
-    )
-
-
-def _add_strategy_arguments(how: argparse._ArgumentGroup) -> None:
-    how.add_argument("--framework", choices=FRAMEWORKS)
-    how.add_argument("--stage", type=int, choices=range(4))
-    how.add_argument("--precision", choices=tuple(PRECISIONS))
-    how.add_argument(
-        "--grad-dtype", choices=("fp32", "bf16", "fp16"),
-        help="of gradients between micro-steps (default: that of the precision)",
-    )  # fmt: skip
-    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
-    how.add_argument("--offload-optimizer", choices=PLACES)
-    how.add_argument("--offload-params", choices=PLACES)
-    how.add_argument(
-        "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
-    )
-    how.add_argument("--accumulation", type=positive, metavar="N")
-    how.add_argument("--tp", type=positive, metavar="N", help="tensor parallelism: ranks per layer")
-    how.add_argument("--pp", type=positive, metavar="N", help="pipeline parallelism: stages")
 
 
 def add_host_arguments(group: argparse._ArgumentGroup) -> None:
@@ -136,7 +117,11 @@ def add_host_arguments(group: argparse._ArgumentGroup) -> None:
         help="memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
     group.add_argument(
-        "--hosts", type=positive, metavar="N", help="number of hosts (default: one for 8 devices)"
+        "--hosts",
+        "--nodes",
+        type=positive,
+        metavar="N",
+        help="number of hosts (default: one for 8 devices)",
     )
 
 
@@ -162,8 +147,9 @@ def call(options: argparse.Namespace) -> int:
 # ---- the setup ------------------------------------------------------------------------------------
 
 
-def from_model(options: argparse.Namespace) -> plan.Setup:
-    """The setup of a model on the command line."""
+def from_model(options: argparse.Namespace, known: Models | None = None) -> plan.Setup:
+    """The setup of a model on the command line; *known*: models that earlier calls have read."""
+    known = known or Models()
     if not options.model:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
     path = config_path(options.model)
@@ -173,23 +159,16 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
             "--trace needs a model that can be built: module:factory",
             "Or a config.json, with transformers installed.",
         )
-    model = None if is_entry or options.trace else read_model(options.model)
+    model = None if is_entry or options.trace else known.read(options.model)
     hidden = model.architecture.hidden if model is not None and model.architecture else 0
     found = read_changes(options, hidden)
     micro = options.micro_batch or found.pop("micro_batch", None)
     found.pop("micro_batch", None)
-    chosen = changed(_base(found, options), found, options)
-    batch = None
-    if micro or options.length or options.trace:
-        batch = Batch(
-            sequences=micro or 1,
-            length=options.length or 2048,
-            checkpointing=options.checkpointing,
-            fused_attention=not options.no_fused_attention,
-        )
+    chosen = changed(base_plan(found, options), found, options)
+    batch = _batch(options, micro) if micro or options.length or options.trace else None
     measured = None
     if model is None:
-        described = describe(str(path or options.model), options, batch, chosen.ranks)
+        described = known.describe(str(path or options.model), options, batch, chosen.ranks)
         measured = described.get("activation_bytes")
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
@@ -218,9 +197,18 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         tensor=tensor,
         pipeline=pipeline,
         whole_numel=whole,
-        frozen=tuple(read_model(text) for text in options.reference),
+        frozen=tuple(map(known.read, options.reference)),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of(options, chosen.ranks * tensor * pipeline),
+    )
+
+
+def _batch(options: argparse.Namespace, micro: int | None) -> Batch:
+    return Batch(
+        sequences=micro or 1,
+        length=options.length or 2048,
+        checkpointing=options.checkpointing,
+        fused_attention=not options.no_fused_attention,
     )
 
 
@@ -244,19 +232,6 @@ def _device_memory(text: str) -> tuple[int, tuple[str, ...]]:
         f"shards are equal, so the smallest device decides: {human_bytes(most - least)} of the "
         "largest stay free",
     )
-
-
-def _base(found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
-    """Stage 3 with DeepSpeed's own defaults, where that is the framework."""
-    ranks = options.devices or found.get("ranks", 8)
-    framework = options.framework or found.get("framework", "deepspeed")
-    defaults = deepspeed_changes({}) if framework == "deepspeed" and not options.config else {}
-    names = (
-        "grad_bucket_numel", "prefetch_numel", "live_numel", "persistence_numel", "reuse_numel",
-        "sub_group_numel", "optimizer_buffers", "param_buffer_numel", "max_in_cpu", "pins",
-    )  # fmt: skip
-    chosen = {name: defaults[name] for name in names if name in defaults}
-    return ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, **chosen)
 
 
 def config_path(text: str) -> Path | None:
@@ -327,37 +302,27 @@ def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
     return found
 
 
-def changed(base: ShardPlan, found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
-    """*base*, changed by a configuration, then by the command line."""
-    fields = dict(found)
-    if options.devices:
-        fields["ranks"] = options.devices
-    fields.setdefault("ranks", base.ranks)
-    if options.shard_ranks:
-        fields["shard_ranks"] = options.shard_ranks
-    elif fields["ranks"] != base.ranks and fields["ranks"] % base.shard_ranks:
-        fields["shard_ranks"] = 0  # what it was cannot be kept
-    elif base.shard_ranks == base.ranks:
-        fields.setdefault("shard_ranks", 0)
-    if options.stage is not None:
-        fields["stage"] = ZeroStage(options.stage)
-    given = {
-        "framework": options.framework,
-        "accumulation": options.accumulation,
-        "optimizer_on": options.offload_optimizer,
-        "params_on": options.offload_params,
-        "precision": PRECISIONS.get(options.precision or ""),
-        "optimizer": OPTIMIZERS.get(options.optimizer or ""),
-    }
-    fields |= {name: value for name, value in given.items() if value is not None}
-    if options.grad_dtype:
-        kept = 4 if options.grad_dtype == "fp32" else 2
-        fields["precision"] = replace(fields.get("precision", base.precision), grad_bytes=kept)
-    if fields.get("framework", base.framework) == "ddp":
-        fields.setdefault("stage", ZeroStage.NONE)
-    if "stage" in fields:
-        fields["reshards"] = fields["stage"] == ZeroStage.PARAMETERS
-    return replace(base, **fields)
+class Models:
+    """Models of the command line, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, ModelSpec] = {}
+        self._described: dict[Any, dict[str, Any]] = {}
+
+    def read(self, text: str) -> ModelSpec:
+        """As :func:`read_model`."""
+        if text not in self._read:
+            self._read[text] = read_model(text)
+        return self._read[text]
+
+    def describe(
+        self, entry: str, options: argparse.Namespace, batch: Batch | None, ranks: int
+    ) -> dict[str, Any]:
+        """As :func:`describe`."""
+        key = (entry, batch, ranks) if options.trace else entry
+        if key not in self._described:
+            self._described[key] = describe(entry, options, batch, ranks)
+        return self._described[key]
 
 
 def describe(
@@ -391,15 +356,21 @@ def describe(
 
 def from_run(options: argparse.Namespace) -> plan.Setup:
     """The model, the strategy and the activations of a recorded or live run."""
-    from zeromon.cli.report import newest_snapshot
-
-    run = newest_snapshot(options.run)
-    return setup_of_run(run, options)
+    return setup_of_run(snapshot(options.run), options)
 
 
-def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
-    """The setup of *run*, changed by the command line; see :func:`from_run`."""
-    base = plan.of_run(run)
+def snapshot(name: str) -> RunSnapshot:
+    """The run *name*, or the snapshot in the file of that name."""
+    from zeromon.cli.report import snapshot_of
+
+    return snapshot_of(name)[0]
+
+
+def setup_of_run(
+    run: RunSnapshot, options: argparse.Namespace, base: plan.Setup | None = None
+) -> plan.Setup:
+    """The setup of *run*, changed by the command line; *base*: that of the run, where it is known."""
+    base = base or plan.of_run(run)
     found = read_changes(options, 0)
     found.pop("micro_batch", None)
     model, batch = base.model, base.batch
@@ -408,6 +379,11 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
             note = "--micro-batch counts batches of the run's size"
             model = replace(model, notes=(*model.notes, note))
         batch = replace(batch, sequences=options.micro_batch)
+    kept = base.measured_activation_bytes
+    if batch is not None and options.checkpointing and not batch.checkpointing and kept:
+        batch, kept = replace(batch, checkpointing=True), round(kept * (1 - RECOMPUTED))
+        note = f"activation checkpointing frees about {RECOMPUTED:.0%} of the measured activations"
+        model = replace(model, notes=(*model.notes, note))
     chosen = changed(base.plan, found, options)
     others = base.tensor * base.pipeline
     if options.devices:
@@ -420,6 +396,7 @@ def setup_of_run(run: RunSnapshot, options: argparse.Namespace) -> plan.Setup:
         if options.memory
         else base.device_bytes,
         batch=batch,
+        measured_activation_bytes=kept,
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),
         hosts=options.hosts or plan.hosts_of(chosen.ranks * others),

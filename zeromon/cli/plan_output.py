@@ -240,13 +240,13 @@ def _seconds(row: plan.Row) -> dict[str, Any]:
     }
 
 
-def write_html(found: dict[str, Any], path: str) -> None:
-    """The HTML page with the data of ``--json``."""
+def write_html(found: dict[str, Any], path: str, figure: str = "plan") -> None:
+    """The HTML page with the data of ``--json``; *figure*: the function that draws it."""
     try:
         figures = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
         raise PlanError("--html needs plotly", hint="pip install 'zeromon[dashboard]'") from error
     try:
-        Path(path).write_text(figures.page(figures.plan(found)))
+        Path(path).write_text(figures.page(getattr(figures, figure)(found)))
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}") from error

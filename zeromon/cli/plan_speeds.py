@@ -37,6 +37,22 @@ def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="SPEED",
         help="of all NVMe drives of a host: 6GB/s",
     )
+    group.add_argument(
+        "--link", type=times, default=1.0, metavar="FACTOR",
+        help="so many times the speed of the links between ranks: 2",
+    )  # fmt: skip
+    group.add_argument(
+        "--straggler", choices=("as-is", "median"), default="as-is",
+        help="of --from RUN: median: the slowest rank computes as fast as the median one",
+    )  # fmt: skip
+
+
+def times(text: str) -> float:
+    """Reads a factor above 0; ``2x`` is 2."""
+    number = float(text.strip().lower().removesuffix("x"))
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return number
 
 
 def share(text: str) -> float:
@@ -66,6 +82,8 @@ def machine_of(options: argparse.Namespace, devices: int) -> Machine:
         host=options.host_bandwidth,
         nvme=options.nvme_bandwidth,
         ranks_per_host=-(-devices // hosts),
+        link_times=options.link,
+        late_ranks=options.straggler == "as-is",
     )
 
 

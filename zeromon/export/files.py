@@ -32,8 +32,8 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
 class Progress:
     """A progress line on a terminal; nothing where stderr is no terminal."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int, unit: str = "rows") -> None:
+        self._rows, self._unit = rows, unit
         self._done = 0
         self._told = time.monotonic()
         self._shown = False
@@ -45,7 +45,9 @@ class Progress:
             return
         self._told, self._shown = time.monotonic(), True
         share = self._done / max(1, self._rows)
-        sys.stderr.write(f"\r\x1b[Kzeromon: {self._done:,} of {self._rows:,} rows, {share:.0%}")
+        sys.stderr.write(
+            f"\r\x1b[Kzeromon: {self._done:,} of {self._rows:,} {self._unit}, {share:.0%}"
+        )
         sys.stderr.flush()
 
     def end(self) -> None:

@@ -24,9 +24,9 @@ from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
 from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
-from zeromon.memory.whole import largest_part, model_of, ranks_of_dim, whole_numel
+from zeromon.memory.whole import alike, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.ring.dimensions import Dim
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 
 RESERVE = 0.06
@@ -200,15 +200,9 @@ def of_run(run: RunSnapshot) -> Setup:
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
         measured=measured_of(
-            run.run, _alike(run, rank), sizes, described.plan, max(1, len(run.nodes))
+            run.run, alike(run, rank), sizes, described.plan, max(1, len(run.nodes))
         ),
     )
-
-
-def _alike(run: RunSnapshot, one: RankSnapshot) -> list[RankSnapshot]:
-    """The ranks that have the same part of the model as *one*."""
-    numel = (model_of(one) or {}).get("numel")
-    return [r for r in run.ranks if r.models and (model_of(r) or {}).get("numel") == numel]
 
 
 def _in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int]) -> Sizes:

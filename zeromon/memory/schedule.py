@@ -176,6 +176,10 @@ class _Gathers:
         self._t.wait(self._ends[index], self._order[index].name)
         self._ask(min(index + self._ahead, len(self._order) - 1))
 
+    def ask_ahead(self) -> None:
+        """Asks for what is gathered while something before the first unit computes."""
+        self._ask(min(self._ahead, len(self._order)) - 1)
+
     def _ask(self, last: int) -> None:
         while len(self._ends) <= last:
             self._ends.append(self._t.send(self._seconds[len(self._ends)]))
@@ -205,8 +209,10 @@ def _backward(
     """From the last unit to the first; the root is still gathered, and its gradients end last."""
     layers = tuple(piece for piece in reversed(units) if piece.name != ROOT)
     roots = [piece for piece in units if piece.name == ROOT]
-    t.now += sum(piece.weight for piece in roots) * r.backward
     gathers = _Gathers(t, layers, sizes, plan, r) if again else None
+    if gathers is not None and roots:
+        gathers.ask_ahead()
+    t.now += sum(piece.weight for piece in roots) * r.backward
     for index, piece in enumerate(layers):
         if gathers is not None:
             gathers.take(index)
@@ -234,6 +240,7 @@ class _Reducer:
         self._filled = 0.0
         self._number = 0
         self._ends: list[float] = []
+        self._last = ""
         is_ddp = plan.framework == "ddp"
         self._waits = not _reduces_beside(plan, r.hides)
         self._at_once = None if is_ddp else 1

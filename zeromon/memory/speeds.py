@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 from zeromon.memory import schedule
 from zeromon.memory.devices import (
@@ -145,7 +146,7 @@ def _times(rate: float | None, factor: float) -> float | None:
 
 def _scaled(s: Speeds, factor: float) -> Speeds:
     """Returns *s*, so many times slower."""
-    slower = {
+    slower: dict[str, Any] = {
         name: _times(getattr(s, name), 1 / factor)
         for name in ("gather", "reduce", "between", "update", "host_update", "pcie", "nvme")
     }
@@ -186,12 +187,7 @@ def measured_of(
     whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
-    gather, reduce, both = (
-        _bandwidth(ranks, op) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
-    )
-    if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
-        split = 2 / both - 1 / gather if gather else 0.0
-        reduce = 1 / split if split > 0 else both
+    gather, reduce = _links(ranks)
     device = device_named(rank.device_stats.name) if rank.device_stats is not None else None
     paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
     disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
@@ -205,8 +201,8 @@ def measured_of(
         forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
         backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
         other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
-        gather=gather or both,
-        reduce=reduce or gather,
+        gather=gather,
+        reduce=reduce,
         update=rate if on_cpu or not is_off else sheet,
         host_update=rate if on_cpu or is_off else None,
         pcie=rate if on_cpu else paths.get("device_to_host"),
@@ -250,7 +246,7 @@ def _as_exposed(s: Speeds, sizes: Sizes, plan: ShardPlan, measured: float) -> Sp
 
 
 _MOST_TIMES = 64.0
-_HALVINGS = 16
+_HALVINGS = 40
 
 
 def _with_links(s: Speeds, factor: float) -> Speeds:
@@ -278,6 +274,17 @@ def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
         if min(len(step.phase_ns), len(step.phase_exposed_ns)) > phase
     ]
     return fmean(spent) if spent else 0.0
+
+
+def _links(ranks: Sequence[RankSnapshot]) -> tuple[float | None, float | None]:
+    """Returns the bus bandwidth of gathers and of reductions."""
+    gather, reduce, both = (
+        _bandwidth(ranks, op) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
+    )
+    if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
+        split = 2 / both - 1 / gather if gather else 0.0
+        reduce = 1 / split if split > 0 else both
+    return gather or both, reduce or gather
 
 
 def _bandwidth(ranks: Sequence[RankSnapshot], op: Op) -> float | None:

@@ -46,6 +46,11 @@ def largest_part(run: RunSnapshot) -> RankSnapshot | None:
     return max((r for r in run.ranks if r.rank in stages and r.models), key=_numel)
 
 
+def alike(run: RunSnapshot, one: RankSnapshot) -> list[RankSnapshot]:
+    """The ranks that have a part of the model as large as that of *one*."""
+    return [rank for rank in run.ranks if rank.models and _numel(rank) == _numel(one)]
+
+
 def whole_numel(run: RunSnapshot) -> tuple[int | None, str]:
     """Parameters of the whole model; None, and why, where a part of it is unknown."""
     parts, why = whole_parts(run)

@@ -1,0 +1,174 @@
+"""`zeromon whatif`: a change against what is there, sweeps, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MS, device_memory, rank, run, summary
+from evidence import row as traffic_row
+
+from zeromon.cli import main
+from zeromon.snapshot.step import BatchRow
+from zeromon.storage.run_store import encode
+
+MODEL = ("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1", "--length", "4096")
+METADATA = {
+    "framework": "ddp", "stage": 0, "ranks": 2, "numel": 10**8, "trainable": 10**8,
+    "shard_numel": 10**8, "trainable_shard_numel": 10**8, "param_bytes": 4, "compute_bytes": 4,
+    "grad_bytes": 4, "optimizer": "AdamW", "blocks": [10, 10**7], "bucket_cap_bytes": 25 << 20,
+}  # fmt: skip
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["whatif", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["points"]
+
+
+def trained(number: int, spent: tuple[int, ...], exposed: tuple[int, ...]) -> Any:
+    steps = tuple(
+        summary(n, start_ns=0, end_ns=sum(spent) * MS, phase_ns=tuple(x * MS for x in spent),
+                phase_exposed_ns=tuple(x * MS for x in exposed), samples=4, tokens=400)
+        for n in range(2, 12)
+    )  # fmt: skip
+    flow = (traffic_row("all_reduce", group_size=2, nbytes=4e8, seconds=0.2),)
+    batches = BatchRow(steps=10, samples=40, tokens=4000, positions=4000, pairs=400_000, padding=0)
+    return rank(
+        number, recent=steps, traffic=flow, models=(METADATA,), memory=device_memory(),
+        batches=batches, strategy="ddp", world_size=2,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """DDP on two ranks: a step of 1 s, of which rank 1 computes 300 ms longer than rank 0."""
+    fast = trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 350, 0, 0, 0))
+    slow = trained(1, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0))
+    path = tmp_path / "run.json"
+    path.write_bytes(encode(run(fast, slow)))
+    return str(path)
+
+
+def test_one_change_against_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    base, other = asked(capsys, *MODEL, "--set", "stage=1")
+    assert (base["change"], other["change"]) == ({}, {"stage": "1"})
+    gain = other["step_seconds"] - base["step_seconds"]
+    assert other["difference_seconds"] == pytest.approx(gain)
+    assert other["bytes"]["device"] > base["bytes"]["device"]
+    assert 0.2 < base["mfu"] < 0.5
+    assert base["tokens_per_second"] == pytest.approx(8 * 4096 / base["step_seconds"])
+    assert sum(base["exposed_seconds"].values()) == pytest.approx(
+        base["step_parts"]["communication"]
+    )
+
+
+def test_sweeps_multiply_and_keep_what_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(
+        capsys, *MODEL, "--set", "link=2", "--sweep", "stage=1,2,3", "--sweep", "micro_batch=1,2"
+    )
+    assert [tuple(p["change"].values()) for p in found[1:]] == [
+        ("2", stage, size) for stage in "123" for size in "12"
+    ]
+    best = [p for p in found if p["pareto"]]
+    memory = [p["bytes"]["device"] for p in best]
+    assert memory == sorted(memory) and 0 < len(best) < len(found)
+
+
+def test_the_same_options_give_the_seconds_of_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    _, other = asked(capsys, *MODEL, "--set", "stage=2", "--set", "accumulation=4")
+    main(["plan", *MODEL, "--stage", "2", "--accumulation", "4", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    given = next(row for row in rows if row["given"])
+    assert given["step_seconds"] == other["step_seconds"]
+
+
+def test_a_run_is_calibrated_and_its_straggler_can_be_taken_away(
+    capsys: pytest.CaptureFixture[str], recorded: str
+) -> None:
+    base, other = asked(capsys, "--from", recorded, "--set", "straggler=median")
+    assert base["step_seconds"] == pytest.approx(1.0, rel=0.05)
+    assert base["step_parts"]["waiting"] == pytest.approx(0.3)
+    assert other["difference_seconds"] == pytest.approx(-0.3)
+    assert base["tokens_per_second"] == pytest.approx(800 / base["step_seconds"])
+    _, twice = asked(capsys, "--from", recorded, "--set", "micro-batch=8")
+    assert twice["samples"] == 2 * base["samples"]
+
+
+def test_torchs_wrappers_follow_the_stage(
+    capsys: pytest.CaptureFixture[str], recorded: str
+) -> None:
+    labels = [p["label"] for p in asked(capsys, "--from", recorded, "--sweep", "stage=0,2,3")]
+    assert labels == ["DDP", "DDP", "FSDP2 (ZeRO-2)", "FSDP2 (ZeRO-3)"]
+    _, zero = asked(capsys, "--from", recorded, "--set", "framework=deepspeed", "--set", "stage=2")
+    assert zero["label"] == "ZeRO-2"
+
+
+def test_without_a_change_the_usual_ones_are_shown(
+    capsys: pytest.CaptureFixture[str], recorded: str
+) -> None:
+    assert main(["whatif", "--from", recorded]) == 0
+    text = capsys.readouterr().out
+    for line in ("as it is", "stage=3", "accumulation=2", "link=2", "straggler=median"):
+        assert line in text
+    assert "the line joins the points marked *" in text
+
+
+def test_what_cannot_be_is_said_in_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", *MODEL, "--framework", "fsdp2", "--set", "stage=1"]) == 0
+    assert "stage=1: FSDP is stage 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "stage"), "sets nothing"),
+        (("--set", "steps=3"), "no setting"),
+        (("--set", "model=3B"), "no setting"),
+        (("--set", "stage=5"), "stage is one of 0, 1, 2, 3"),
+        (("--sweep", "micro-batch=1,many"), "micro-batch=many"),
+        (("--set", "checkpointing=maybe"), "yes or no"),
+    ],
+)
+def test_wrong_changes_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert main(["whatif", *MODEL, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_gives_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeromon.cli import whatif
+
+    real, calls = whatif.point, []
+
+    def point(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(whatif, "point", point)
+    assert main(["whatif", *MODEL, "--sweep", "accumulation=1,2,3,4,5"]) == 0
+    said = capsys.readouterr()
+    assert "interrupted: 2 of 5 points" in said.err
+    assert "accumulation=2" in said.out and "accumulation=3" not in said.out
+
+
+def test_a_thousand_points_give_the_best_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ",".join(map(str, range(1, 17)))
+    sweeps = ("--sweep", "stage=0,1,2,3", "--sweep", f"micro-batch={sizes}")
+    assert main(["whatif", *MODEL, *sweeps, "--sweep", f"accumulation={sizes}"]) == 0
+    text = capsys.readouterr().out
+    assert "1024 points; the table has those marked *" in text
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    """As of a plan: one file, with the points."""
+    pytest.importorskip("plotly")
+    path = tmp_path / "whatif.html"
+    assert main(["whatif", *MODEL, "--set", "stage=1", "--html", str(path)]) == 0
+    assert "stage=1" in path.read_text()

@@ -1,0 +1,243 @@
+r"""Predicts what a change would do before it is made: step, exposed time, memory, throughput.
+
+Describe what is there as for `zeromon plan`: --from RUN (a live or recorded run, whose speeds calibrate
+the prediction) or MODEL with --devices and --gpu. Then name the change by the plan's own options:
+
+  zeromon whatif --from RUN                                   the usual changes, one by one
+  zeromon whatif --from RUN --set stage=3                     one change against the run as it is
+  zeromon whatif --from RUN --set link=2 --set straggler=median          two together
+  zeromon whatif --from RUN --sweep stage=0,1,2,3 --sweep micro-batch=1,2,4,8
+  zeromon whatif config.json --devices 64 --nodes 8 --gpu h100 --interconnect 8x400Gb \
+      --micro-batch 1 --length 4096 --sweep stage=1,2,3 --sweep checkpointing=no,yes
+
+What can be set, with the same values as the options of `zeromon plan`: stage, framework, reshard,
+prefetch, bucket, overlap, reduce-each, micro-batch, accumulation, checkpointing, precision, optimizer,
+offload-optimizer, offload-params, shard-ranks, devices, nodes, gpu, length, interconnect, and all others
+that describe machine, speeds and strategy; link (2: twice the speed), and straggler (median: the slowest
+rank computes as fast as the median one).
+
+* marks the points that no other beats in both memory and time a sample. A difference has the interval
+of the calibration. Ctrl-C prints what is done. Exit code 0; 2 where nothing can be predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from zeromon.cli import say
+from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
+from zeromon.cli.plan_output import write_html
+from zeromon.cli.whatif_output import as_json, as_text
+from zeromon.errors import PlanError
+from zeromon.export.files import Progress
+from zeromon.memory import plan
+from zeromon.memory.devices import device_named
+from zeromon.memory.reconcile import micro_batch
+from zeromon.memory.whatif import Point, Work, failed, point, work_of
+from zeromon.readout.throughput import (
+    device_peak,
+    flops_per_token,
+    samples_per_step as samples_of_step,
+    tokens_per_step,
+)
+from zeromon.snapshot import RunSnapshot
+
+_ALIASES = {"gpu": "memory", "nodes": "hosts"}
+"""Options of the plan with two names."""
+
+_NOT_SET = ("model", "run", "config", "trace", "reference", "rollout", "help")
+"""Options that describe what is there, and no change of it."""
+
+USUAL: tuple[dict[str, str], ...] = (
+    {"stage": "0"}, {"stage": "1"}, {"stage": "2"}, {"stage": "3"}, {"micro-batch": "x2"},
+    {"accumulation": "x2"}, {"checkpointing": "yes"}, {"precision": "mixed"},
+    {"offload-optimizer": "host"}, {"link": "2"}, {"straggler": "median"},
+)  # fmt: skip
+"""The changes without --set and --sweep; ``x2`` is twice what is there."""
+
+Change = dict[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon whatif [MODEL | --from RUN] [--set NAME=VALUE] [--sweep NAME=VALUE,...]``"""
+    add_setup_arguments(parser)
+    change = parser.add_argument_group("changes")
+    change.add_argument(
+        "--set", action="append", default=[], dest="changes", metavar="NAME=VALUE",
+        help="a change; several are made together",
+    )  # fmt: skip
+    change.add_argument(
+        "--sweep", action="append", default=[], metavar="NAME=VALUE,...",
+        help="a row for each value; several: for each combination",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write memory against time as HTML (needs plotly)"
+    )
+    parser.set_defaults(setup_parser=parser)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Reads, computes, prints."""
+    setup_of, work = source(options)
+    base = _point({}, options, setup_of, work)
+    if base.setup is None:
+        raise PlanError(base.error)
+    changes = list(changes_of(options, base.setup, work.micro_batch))
+    points: list[Point] = []
+    interrupted = _compute(changes, options, setup_of, work, points)
+    found = as_json(base, points, of=len(changes))
+    if options.html:
+        write_html(found, options.html, "whatif")
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        sys.stdout.write(as_text(base, points))
+    if interrupted:
+        say(f"interrupted: {len(points)} of {len(changes)} points")
+    return 0 if base.time is not None or any(p.time is not None for p in points) else 2
+
+
+def _compute(
+    changes: list[Change], options: argparse.Namespace, setup_of: SetupOf, work: Work,
+    points: list[Point],
+) -> bool:  # fmt: skip
+    """Fills *points*; returns whether the user interrupted it."""
+    progress = Progress(len(changes), "points")
+    try:
+        for change in changes:
+            points.append(_point(change, options, setup_of, work))
+            progress.add(1)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        progress.end()
+    return False
+
+
+# ---- what there is --------------------------------------------------------------------------------
+
+SetupOf = Callable[[argparse.Namespace], plan.Setup]
+
+
+def source(options: argparse.Namespace) -> tuple[SetupOf, Work]:
+    """How options become a setup, of a run or a model that is read once; and the work of a sample."""
+    if not options.run:
+        models = Models()
+        of_model: SetupOf = lambda each: from_model(each, models)  # noqa: E731
+        return of_model, work_of(of_model(options))
+    run = snapshot(options.run)
+    base = plan.of_run(run)
+    return lambda each: setup_of_run(run, each, base), work_of_run(run, base, options)
+
+
+def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
+    """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
+    rank = next(rank for rank in run.ranks if rank.models)
+    size = micro_batch(rank) or 1
+    micro_batches = base.plan.ranks * base.plan.accumulation
+    samples, tokens, flops = samples_of_step(run), tokens_per_step(run), flops_per_token(run)
+    count = samples if isinstance(samples, float) else float(micro_batches * size)
+    each = tokens / count if isinstance(tokens, float) else None
+    device = device_named(options.memory or "")
+    peak = device_peak(rank) if device is None else device.half_flops
+    return Work(
+        tokens=each,
+        flops=each * flops if each is not None and isinstance(flops, float) else None,
+        peak=peak if isinstance(peak, float) else None,
+        micro_batch=max(1, round(count / micro_batches)),
+    )
+
+
+# ---- changes --------------------------------------------------------------------------------------
+
+
+def changes_of(options: argparse.Namespace, base: plan.Setup, micro: int) -> Iterator[Change]:
+    """Yields what to change: the sweep's combinations, each with what is set; else the usual changes."""
+    together = dict(map(_named, options.changes))
+    sweeps = [(name, text.split(",")) for name, text in map(_named, options.sweep)]
+    if not together and not sweeps:
+        yield from _usual(base, micro)
+        return
+    for values in itertools.product(*(values for _, values in sweeps)):
+        yield together | dict(zip((name for name, _ in sweeps), values, strict=True))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise PlanError(f"{text!r} sets nothing", hint="Like --set stage=3.")
+    return name.strip().replace("_", "-"), value.strip()
+
+
+def _usual(base: plan.Setup, micro: int) -> Iterator[Change]:
+    """Yields the usual changes that differ from what is there; *micro*: the samples of a micro-step."""
+    p = base.plan
+    now = {
+        "stage": str(int(p.stage)),
+        "precision": "mixed" if p.precision.compute_bytes < 4 else "",
+        "offload-optimizer": p.optimizer_on,
+        "checkpointing": "yes" if base.batch is not None and base.batch.checkpointing else "",
+    }
+    late = base.measured is not None and base.measured.late_seconds > 0
+    for change in USUAL:
+        ((name, value),) = change.items()
+        if now.get(name) == value or (name == "straggler" and not late):
+            continue
+        if p.framework != "deepspeed" and change == {"stage": "1"}:
+            continue  # torch has no wrapper for it
+        if value == "x2":
+            value = str(2 * (micro if name == "micro-batch" else p.accumulation))
+        yield {name: value}
+
+
+def _point(
+    change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work
+) -> Point:  # fmt: skip
+    changed = argparse.Namespace(**vars(options))
+    for name, value in change.items():
+        _set(changed, name, value)
+    try:
+        return point(change, setup_of(changed), work, changed.micro_batch or 0)
+    except PlanError as error:
+        return failed(change, error)
+
+
+def _set(options: argparse.Namespace, name: str, text: str) -> None:
+    """Sets the option *name* as the command line would; raises :class:`PlanError`."""
+    dest = _ALIASES.get(name, name).replace("-", "_")
+    actions: Iterable[argparse.Action] = options.setup_parser._actions
+    action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
+    if action is None or dest in ("changes", "sweep", "json", "html"):
+        known = ", ".join(sorted(settable(options.setup_parser)))
+        raise PlanError(f"{name!r} is no setting", hint=f"There are {known}.")
+    setattr(options, dest, _value(action, name, text))
+
+
+def _value(action: argparse.Action, name: str, text: str) -> Any:
+    if action.nargs == 0:  # a switch
+        if text not in ("yes", "no"):
+            raise PlanError(f"{name} is yes or no, not {text!r}")
+        return text == "yes"
+    convert: Any = action.type or str
+    try:
+        value = convert(text)
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise PlanError(f"{name}={text}: {error}") from error
+    if action.choices is not None and value not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise PlanError(f"{name} is one of {choices}, not {text!r}")
+    return value
+
+
+def settable(parser: argparse.ArgumentParser) -> list[str]:
+    """The names that --set and --sweep take."""
+    names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
+    others = (*_NOT_SET, "changes", "sweep", "json", "html")
+    return [name for name in names if name.replace("-", "_") not in others]

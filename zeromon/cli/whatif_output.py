@@ -1,0 +1,168 @@
+"""The output of ``zeromon whatif``: a table and a chart as text, everything as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from zeromon.memory.seconds import StepTime
+from zeromon.memory.spec import PLACES
+from zeromon.memory.speeds import sources
+from zeromon.memory.whatif import Point, difference, front
+from zeromon.report.table import table
+from zeromon.tui.draw.chart import Curve, Plot, chart
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+_WIDTH, _HEIGHT = 76, 14
+_MOST_ROWS = 64
+_MOST_DOTS = 200
+
+
+def as_text(base: Point, points: Sequence[Point]) -> str:
+    """The table, the chart of memory against time, where speeds come from, and what is unknown."""
+    best = front([base, *points])
+    header = (
+        "change", "step", "(from to)", "difference", "(from to)", "exposed", "device", "fits", "MFU",
+        "tokens/s",
+    )  # fmt: skip
+    shown = (
+        [base, *points]
+        if len(points) <= _MOST_ROWS
+        else [base, *(p for p in best if p is not base)]
+    )
+    rows = [_cells(one, base, best) for one in shown]
+    used = [n for n, name in enumerate(header) if n < 6 or any(row[n] != "n/a" for row in rows)]
+    lines = [
+        _head(base),
+        "",
+        table([header[n] for n in used], [[r[n] for n in used] for r in rows]),
+    ]
+    if len(points) > _MOST_ROWS:
+        lines.append(f"  {len(points)} points; the table has those marked *, and --json has all")
+    if len(best) > 1:
+        lines += ["", *_chart(base, points, best)]
+    lines += ["", *_notes(base, points)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(base: Point) -> str:
+    setup = base.setup
+    assert setup is not None
+    return f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices"
+
+
+def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
+    name = f"{'*' if one in best and len(best) > 1 else ' '} {one.label}"
+    unknown = ("n/a",) * 9
+    if one.row is None:
+        return (name, *unknown)
+    memory = f"{human_bytes(one.row.device_bytes)}{'' if one.counts_activations else ' +'}"
+    after = (
+        memory,
+        "yes" if one.row.fits else "no",
+        "n/a" if one.mfu is None else human_ratio(one.mfu),
+        "n/a" if one.tokens_per_second is None else human_count(one.tokens_per_second),
+    )
+    time = one.time
+    if time is None:
+        return (name, *unknown[:5], *after)
+    gain = difference(base, one) if one is not base else None
+    return (
+        name,
+        human_seconds(time.seconds),
+        f"{human_seconds(time.least)} to {human_seconds(time.most)}",
+        "" if gain is None else _signed(gain[0]),
+        "" if gain is None else f"{_signed(gain[1])} to {_signed(gain[2])}",
+        human_seconds(time.parts.communication + time.parts.waiting),
+        *after,
+    )
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{human_seconds(abs(seconds))}"
+
+
+def _chart(base: Point, points: Sequence[Point], best: Sequence[Point]) -> list[str]:
+    """Device memory against the time of a sample: the line joins the points marked with ``*``."""
+    known = [p for p in (base, *points) if p.row is not None and p.sample_seconds is not None]
+    across = [(p.row.device_bytes, p.sample_seconds) for p in known if p.row is not None]
+    width, height = max(x for x, _ in across), max(y or 0 for _, y in across)
+    line = [(p.row.device_bytes, p.sample_seconds or 0) for p in best if p.row is not None]
+    dots = tuple(
+        Curve("point", "s1", [(x, y or 0.0)]) for x, y in across[:: len(across) // _MOST_DOTS + 1]
+    )
+    plot = Plot(
+        curves=(Curve("front", "s0", line), *dots),
+        x=(0.0, width),
+        y=(0.0, height * 1.05),
+        axis=lambda value: human_seconds(value).replace(" ", ""),
+        ticks=(0.0, height / 2, height),
+        foot=("0 B", human_bytes(width)),
+    )
+    drawn = ["".join(text for text, _ in each) for each in chart(plot, _WIDTH, _HEIGHT)]
+    return ["seconds a sample by device memory; the line joins the points marked *:", *drawn]
+
+
+def _notes(base: Point, points: Sequence[Point]) -> list[str]:
+    setup = base.setup
+    assert setup is not None
+    lines = [f"note: {note}" for note in setup.model.notes]
+    if not base.counts_activations:
+        lines.append("note: +: activations are unknown and not counted in the memory")
+    if base.time is not None:
+        lines += [f"seconds: {text}" for text in sources(setup.machine, setup.measured, setup.plan)]
+    unknown = dict.fromkeys((p.error and f"{p.label}: {p.error}") for p in points if p.row is None)
+    lines += filter(None, unknown)
+    needs = dict.fromkeys(p.unknown for p in (base, *points) if p.row is not None and p.unknown)
+    lines += [f"seconds n/a without {what}" for what in needs]
+    if setup.measured is not None and any("precision" in p.change for p in points):
+        lines.append("note: compute keeps the speed of the run's own precision")
+    return lines
+
+
+def as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
+    """Everything, in bytes and seconds; *of*: how many points were asked for."""
+    best = front([base, *points])
+    setup = base.setup
+    assert setup is not None
+    return {
+        "model": setup.model.name,
+        "devices": setup.devices,
+        "usable_bytes": setup.usable_bytes,
+        "notes": setup.model.notes,
+        "speeds": sources(setup.machine, setup.measured, setup.plan),
+        "asked": of,
+        "points": [_one(one, base, best) for one in (base, *points)],
+    }
+
+
+def _one(one: Point, base: Point, best: Sequence[Point]) -> dict[str, Any]:
+    found: dict[str, Any] = {"change": dict(one.change), "error": one.error or None}
+    row = one.row
+    if row is None:
+        return found
+    found |= {
+        "label": row.plan.label,
+        "fits": row.fits,
+        "bytes": {place: row.memory.total(place) for place in PLACES},
+        "roles": {place: row.memory.by_role(place) for place in PLACES},
+        "activations_known": one.counts_activations,
+        "communication_bytes": row.communication_bytes,
+        "samples": one.samples,
+        "tokens_per_second": one.tokens_per_second,
+        "mfu": one.mfu,
+        "pareto": one in best,
+        "step_seconds": None,
+    }
+    if not isinstance(row.time, StepTime):
+        return found | {"step_seconds_unknown": row.time}
+    gain = difference(base, one)
+    return found | {
+        "step_seconds": row.time.seconds,
+        "step_seconds_interval": [row.time.least, row.time.most],
+        "step_parts": asdict(row.time.parts),
+        "exposed_seconds": dict(row.time.exposed),
+        "difference_seconds": gain[0] if gain else None,
+        "difference_seconds_interval": list(gain[1:]) if gain else None,
+    }

@@ -1,0 +1,139 @@
+"""What a change of a setup would do: step, memory, throughput, and which changes are worth a look. Pure.
+
+A point is one setup, predicted by the same model as a plan (:func:`zeromon.memory.plan.row`). Two points
+of the same calibration have its error in common, so that their difference has a narrower interval than
+either: it is taken at the likely, the lowest and the highest speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zeromon.errors import PlanError
+from zeromon.memory.plan import Row, Setup, row
+from zeromon.memory.seconds import StepTime, forward_flops
+from zeromon.memory.terms import ACTIVATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a sample of a micro-batch asks for; None where unknown."""
+
+    tokens: float | None = None
+    flops: float | None = None
+    """Of forward and backward, without what checkpointing repeats."""
+    peak: float | None = None
+    """Dense peak of a device, FLOP/s."""
+    micro_batch: int = 1
+    """Samples of a micro-step in the setup without changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A setup with its prediction."""
+
+    change: Mapping[str, str]
+    """The settings that differ, by the names of the options; empty for the setup as it is."""
+    setup: Setup | None
+    row: Row | None
+    error: str = ""
+    """Why there is no such setup."""
+    samples: float = 0.0
+    """Of a step of all ranks."""
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+    @property
+    def label(self) -> str:
+        """``stage=3 micro_batch=4``."""
+        return " ".join(f"{name}={value}" for name, value in self.change.items()) or "as it is"
+
+    @property
+    def time(self) -> StepTime | None:
+        """The step; None where its seconds are unknown."""
+        return (
+            self.row.time if self.row is not None and isinstance(self.row.time, StepTime) else None
+        )
+
+    @property
+    def unknown(self) -> str:
+        """Why the seconds are unknown; "" where they are known."""
+        if self.row is None:
+            return self.error
+        return self.row.time if isinstance(self.row.time, str) else ""
+
+    @property
+    def sample_seconds(self) -> float | None:
+        """Seconds a sample of all ranks: what a step costs, whatever its batch."""
+        return None if self.time is None else self.time.seconds / self.samples
+
+    @property
+    def counts_activations(self) -> bool:
+        """Whether activations are part of the memory."""
+        return self.row is not None and bool(self.row.memory.role(ACTIVATION))
+
+
+def failed(change: Mapping[str, str], error: PlanError) -> Point:
+    """Returns the point of a setup that does not exist."""
+    return Point(change=change, setup=None, row=None, error=str(error))
+
+
+def point(change: Mapping[str, str], setup: Setup, work: Work, micro_batch: int = 0) -> Point:
+    """Returns the prediction for *setup*; *micro_batch*: samples of a micro-step, 0: those of *work*."""
+    found = row(setup, setup.plan)
+    samples = float(setup.plan.ranks * setup.plan.accumulation * (micro_batch or work.micro_batch))
+    rate = None if isinstance(found.time, str) else samples / found.time.seconds
+    used = None
+    if rate is not None and work.flops and work.peak:
+        used = work.flops * rate / (work.peak * setup.devices)
+    return Point(
+        change=change,
+        setup=setup,
+        row=found,
+        samples=samples,
+        tokens_per_second=None if rate is None or work.tokens is None else rate * work.tokens,
+        mfu=used,
+    )
+
+
+def work_of(setup: Setup) -> Work:
+    """Returns the work of a sample of a model whose layers are known."""
+    if setup.batch is None or setup.batch.length <= 1:
+        return Work()
+    device, frozen = setup.machine.device, 1 - setup.model.trainable / setup.model.params
+    flops = forward_flops(setup.model, setup.batch)[0] * (3 - frozen) / setup.batch.sequences
+    parts = setup.tensor * setup.pipeline
+    half = setup.plan.precision.compute_bytes < 4
+    peak = None if device is None else device.half_flops if half else device.single_flops
+    return Work(
+        tokens=float(setup.batch.length),
+        flops=flops * parts,
+        peak=peak,
+        micro_batch=setup.batch.sequences,
+    )
+
+
+def difference(base: Point, other: Point) -> tuple[float, float, float] | None:
+    """Returns by how many seconds a step of *other* is longer: likely, at least, at most."""
+    if base.time is None or other.time is None:
+        return None
+    ends = other.time.least - base.time.least, other.time.most - base.time.most
+    likely = other.time.seconds - base.time.seconds
+    return likely, min(likely, *ends), max(likely, *ends)
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Returns the points that no other beats in both memory and seconds a sample, by memory."""
+    known = [p for p in points if p.row is not None and p.row.fits and p.sample_seconds is not None]
+    found: list[Point] = []
+    least = float("inf")
+    for one in sorted(known, key=lambda p: (_memory(p), p.sample_seconds)):
+        if one.sample_seconds is not None and one.sample_seconds < least:
+            found.append(one)
+            least = one.sample_seconds
+    return found
+
+
+def _memory(one: Point) -> int:
+    return one.row.device_bytes if one.row is not None else 0
