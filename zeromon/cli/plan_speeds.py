@@ -100,5 +100,5 @@ def calibrated(
     if options.checkpointing and not rank.models[0].get("recomputes"):
         speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
     if hosts > found.hosts:
-        speeds = replace(speeds, gather=None, reduce=None)  # over another link
+        speeds = replace(speeds, gather=None, reduce=None, all_reduce=None)  # over another link
     return replace(found, speeds=speeds)

@@ -286,7 +286,7 @@ def _time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime | str:
     if setup.tensor * setup.pipeline > 1:
         return "the time that tensor and pipeline parallelism send"
     if setup.measured is not None:
-        return step_time(sizes, plan, of_measured(setup.measured, setup.machine))
+        return step_time(sizes, plan, of_measured(setup.measured, setup.machine, plan))
     return step_time(sizes, plan, of_machine(setup.machine, setup.model, setup.batch, plan))
 
 

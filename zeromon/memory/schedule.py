@@ -52,6 +52,8 @@ class Rates:
     """Between the copies of hybrid sharding."""
     latency: float
     hides: Hides
+    all_reduce: float = 0.0
+    """0: an all-reduce is a reduce-scatter and an all-gather."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,9 @@ def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     n = plan.shard_ranks if plan.stage else plan.ranks
     nbytes = numel * plan.precision.sent_grad_bytes
     whole = plan.stage < ZeroStage.PARAMETERS and plan.framework in ("deepspeed", "ddp")
-    rate = 1 / r.reduce + (1 / r.gather if whole else 0.0)
+    rate = 1 / r.reduce
+    if whole:
+        rate = 2 / r.all_reduce if r.all_reduce else rate + 1 / r.gather
     seconds = nbytes * (n - 1) / n * rate + r.latency
     copies = plan.ranks // n
     if copies > 1:

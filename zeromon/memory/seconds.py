@@ -34,7 +34,9 @@ class Speeds:
     gather: float | None = None
     """Bus bandwidth of an all-gather."""
     reduce: float | None = None
-    """Bus bandwidth of a reduce-scatter. An all-reduce is both, one after the other."""
+    """Bus bandwidth of a reduce-scatter."""
+    all_reduce: float | None = None
+    """Bus bandwidth of an all-reduce; None: it is both, one after the other."""
     between: float | None = None
     """Bus bandwidth between the copies of hybrid sharding; None: the same."""
     latency: float = 0.0
@@ -193,6 +195,7 @@ def rates(s: Speeds) -> Rates:
         between=s.between or min(gather, reduce),
         latency=s.latency,
         hides=s.hides,
+        all_reduce=s.all_reduce or 0.0,
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from zeromon.memory import schedule
 from zeromon.memory.devices import (
     COMPUTE,
     HOST,
@@ -21,8 +19,8 @@ from zeromon.memory.devices import (
 )
 from zeromon.memory.predict import Batch
 from zeromon.memory.schedule import Hides
-from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, rates, update_bytes
-from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes
+from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, update_bytes
+from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.step import settled
@@ -31,6 +29,9 @@ from zeromon.units import human_count, human_rate
 
 Three = tuple[Speeds, Speeds, Speeds]
 """Likely, least and most."""
+
+_CORE = 5e9
+"""Bytes/s that a core of a host reads and writes at least; a slower optimizer waits for its calls."""
 
 _SMALL_BYTES = 1 << 16
 """A collective of fewer bytes shows a latency, not a bandwidth."""
@@ -76,6 +77,9 @@ class RunSpeeds:
     hosts: int = 1
     late_seconds: float = 0.0
     """Of a step: how much longer the slowest rank computes than the median one."""
+    kind: tuple[str, bool] = ("", False)
+    """The framework, and whether it is ZeRO-3: on a CPU, DTensor's and ZeRO-3's own calls take longer
+    than their bytes."""
 
 
 def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPlan) -> Three:
@@ -116,13 +120,16 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
     return found[0], found[1], found[2]
 
 
-def of_measured(measured: RunSpeeds, m: Machine) -> Three:
-    """Returns the speeds of a run; what it has not measured is that of *m*."""
+def of_measured(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
+    """Returns the speeds of a run for *plan*; what it has not measured is that of *m*."""
     s = measured.speeds
+    if s.hides == Hides.THREADS and s.update and measured.kind != _kind(plan):
+        s = replace(s, update=max(s.update, _CORE), host_update=max(s.host_update or 0.0, _CORE))
+    if m.link:
+        s = replace(s, gather=m.link, reduce=m.link, all_reduce=None)
     known = replace(
         s,
-        gather=_times(m.link or s.gather, m.link_times),
-        reduce=_times(m.link or s.reduce, m.link_times),
+        **_faster(s, m.link_times),
         waiting_seconds=s.waiting_seconds
         if m.late_ranks
         else max(0.0, s.waiting_seconds - measured.late_seconds),
@@ -148,7 +155,7 @@ def _scaled(s: Speeds, factor: float) -> Speeds:
     """Returns *s*, so many times slower."""
     slower: dict[str, Any] = {
         name: _times(getattr(s, name), 1 / factor)
-        for name in ("gather", "reduce", "between", "update", "host_update", "pcie", "nvme")
+        for name in (*_LINKS, "update", "host_update", "pcie", "nvme")
     }
     return replace(
         larger(s, factor),
@@ -169,8 +176,7 @@ def measured_of(
     Compute is forward and backward less their exposed communication and the copies of
     :func:`~zeromon.memory.seconds.copied_bytes`, the optimizer's speed its bytes over its time. On a CPU
     there are no streams: all but DDP's reducer wait for each collective at once, so nothing is hidden;
-    there the bandwidth is that of whole calls, such that the schedule exposes what the run exposed. What
-    the slowest rank computes longer than the median one is a wait.
+    What the slowest rank computes longer than the median one is a wait of its own.
     """
     busy = sorted((seconds, n) for n, each in enumerate(ranks) if (seconds := _busy(each)) > 0)
     if not busy:
@@ -187,22 +193,19 @@ def measured_of(
     whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
-    gather, reduce = _links(ranks)
     device = device_named(rank.device_stats.name) if rank.device_stats is not None else None
     paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
     disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
     sheet = MEMORY.likely * device.memory if device is not None else None
     lengths = sorted(step.seconds for step in known)
     middle = median(lengths)
-    waited = fmean(map(_exposed, steps))
-    late = min(busy[-1][0] - own, waited)
+    late = min(busy[-1][0] - own, fmean(map(_exposed, steps)))
     speeds = Speeds(
         waiting_seconds=late,
         forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
         backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
         other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
-        gather=gather,
-        reduce=reduce,
+        **_links(ranks, on_cpu=on_cpu),
         update=rate if on_cpu or not is_off else sheet,
         host_update=rate if on_cpu or is_off else None,
         pcie=rate if on_cpu else paths.get("device_to_host"),
@@ -211,12 +214,17 @@ def measured_of(
     )
     return RunSpeeds(
         run=run,
-        speeds=_as_exposed(speeds, sizes, plan, waited - late),
+        speeds=speeds,
         slow=lengths[int(0.9 * (len(lengths) - 1))] / middle,
         fast=lengths[int(0.1 * (len(lengths) - 1))] / middle,
         hosts=hosts,
         late_seconds=late,
+        kind=_kind(plan),
     )
+
+
+def _kind(plan: ShardPlan) -> tuple[str, bool]:
+    return plan.framework, plan.framework == "deepspeed" and plan.stage == ZeroStage.PARAMETERS
 
 
 def _timed(rank: RankSnapshot) -> list[StepSummary]:
@@ -233,24 +241,11 @@ def _exposed(step: StepSummary) -> float:
     return sum(step.phase_exposed_ns) / 1e9
 
 
-def _as_exposed(s: Speeds, sizes: Sizes, plan: ShardPlan, measured: float) -> Speeds:
-    """Returns *s* with the speed of the links at which its own schedule exposes *measured* seconds."""
-    low, high = 1 / _MOST_TIMES, _MOST_TIMES
-    if not s.gather or not measured or s.hides != Hides.THREADS or plan.framework == "ddp":
-        return s  # what is hidden tells no speed
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        own = schedule.exposed(sizes, plan, rates(_with_links(s, middle)))
-        low, high = (middle, high) if sum(own.values()) > measured else (low, middle)
-    return _with_links(s, high)
+def _faster(s: Speeds, factor: float) -> dict[str, Any]:
+    return {name: _times(getattr(s, name), factor) for name in _LINKS}
 
 
-_MOST_TIMES = 64.0
-_HALVINGS = 40
-
-
-def _with_links(s: Speeds, factor: float) -> Speeds:
-    return replace(s, gather=_times(s.gather, factor), reduce=_times(s.reduce, factor))
+_LINKS = ("gather", "reduce", "all_reduce", "between")
 
 
 def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
@@ -276,19 +271,25 @@ def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
     return fmean(spent) if spent else 0.0
 
 
-def _links(ranks: Sequence[RankSnapshot]) -> tuple[float | None, float | None]:
-    """Returns the bus bandwidth of gathers and of reductions."""
+def _links(ranks: Sequence[RankSnapshot], *, on_cpu: bool) -> dict[str, Any]:
+    """Returns the bus bandwidth of gathers, reduce-scatters and all-reduces.
+
+    gloo, which a CPU has, reduces and scatters by an all-reduce (``ProcessGroupGloo.cpp``).
+    """
     gather, reduce, both = (
         _bandwidth(ranks, op) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
     )
+    if on_cpu:
+        both = both or (2 * reduce if reduce else gather)
+        return {"gather": gather or both, "reduce": both and both / 2, "all_reduce": both}
     if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
         split = 2 / both - 1 / gather if gather else 0.0
         reduce = 1 / split if split > 0 else both
-    return gather or both, reduce or gather
+    return {"gather": gather or both, "reduce": reduce or gather}
 
 
 def _bandwidth(ranks: Sequence[RankSnapshot], op: Op) -> float | None:
-    """Returns the bus bandwidth of *op* in bytes/s on the rank that waits least; None if unknown."""
+    """Returns the bus bandwidth of *op* in bytes/s, on the rank that waits least; None if unknown."""
     return max(filter(None, (_bandwidth_of(rank, op) for rank in ranks)), default=None)
 
 
@@ -300,8 +301,7 @@ def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
         if row.nbytes / row.calls < _SMALL_BYTES:
             continue
         nbytes += row.nbytes * BUS_FACTOR[op](row.group_size)
-        on_cpu = rank.memory is None
-        seconds += row.seconds if on_cpu else row.transfer_seconds or row.seconds
+        seconds += row.transfer_seconds or row.seconds
     return nbytes / seconds if seconds > 0 else None
 
 

@@ -1,0 +1,205 @@
+"""Predicted against published steps on A100 and H100: `python tests/bench/bench_published.py`.
+
+Nothing was tuned to these figures: shares of peaks, latencies and links are the defaults of `zeromon
+plan` (zeromon/memory/devices.py), the rest is the configuration that the source gives. The last column
+takes the share of the peak from the first row of the same source and device, as a user does who knows
+one of his own runs. A test holds the table of docs/whatif.md to what this prints.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from zeromon.cli import build_parser
+from zeromon.cli.plan import Models, from_model
+from zeromon.memory.models import from_config
+from zeromon.memory.predict import Batch
+from zeromon.memory.seconds import forward_flops
+from zeromon.memory.whatif import Point, point, work_of
+
+FOUNDRY = (
+    "[LLM Foundry](https://github.com/mosaicml/llm-foundry/blob/"
+    "061f2c7ce64e655100286584a7629e2a09f827ba/scripts/train/benchmarking/README.md)"
+)
+MEGATRON = "[Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 2"
+FSDP = "[Zhao et al. 2023](https://arxiv.org/abs/2304.11277), section 5.4"
+
+
+class Shape(NamedTuple):
+    """Width, layers, heads, vocabulary."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int = 50368
+
+
+MPT = {
+    "3b": Shape(2560, 32, 32), "7b": Shape(4096, 32, 32), "13b": Shape(5120, 40, 40),
+    "30b": Shape(7168, 48, 56), "70b": Shape(8192, 80, 64),
+}  # fmt: skip
+GPT_175B, GPT_530B = Shape(12288, 96, 96, 51200), Shape(20480, 105, 128, 51200)
+
+
+class Published(NamedTuple):
+    """A configuration and its figure: tokens/s of a GPU, or TFLOP/s of a GPU with recomputation."""
+
+    source: str
+    name: str
+    shape: Shape
+    options: str
+    length: int = 2048
+    tokens_per_second: float = 0.0
+    tflops: float = 0.0
+
+
+def foundry(name: str, gpu: str, devices: int, micro: int, of: tuple[int, bool], rate: float,
+            length: int = 2048) -> Published:  # fmt: skip
+    """A row of LLM Foundry: FULL_SHARD, mixed precision; A100s with 1600 Gbit/s between hosts."""
+    accumulation, recomputes = of
+    options = f"--framework fsdp2 --stage 3 --precision fsdp-mixed --gpu {gpu} --devices {devices}"
+    options += f" --micro-batch {micro} --accumulation {accumulation}"
+    options += " --checkpointing" * recomputes + " --interconnect 1600Gb" * (devices > 8)
+    return Published(FOUNDRY, f"MPT-{name}", MPT[name], options, length, rate)
+
+
+def zero_3(name: str, shape: Shape, devices: int, micro: int, tflops: float) -> Published:
+    """A row of Megatron's comparison: DeepSpeed's stage 3 on DGX A100, eight HDR adapters a host."""
+    options = f"--stage 3 --gpu a100 --devices {devices} --micro-batch {micro} --checkpointing"
+    return Published(MEGATRON, name, shape, options + " --interconnect 8xib-hdr", tflops=tflops)
+
+
+def fsdp(micro: int, tflops: float) -> Published:
+    """GPT-175B on 128 A100 with 2 Tbit/s between hosts; its TFLOPS are taken with recomputation."""
+    options = "--framework fsdp2 --stage 3 --precision fsdp-mixed --gpu a100 --devices 128"
+    options += f" --micro-batch {micro} --checkpointing --interconnect 2000Gb"
+    shape = GPT_175B._replace(vocabulary=50000)
+    return Published(FSDP, "GPT-175B", shape, options, tflops=tflops)
+
+
+ROWS = (
+    foundry("7b", "h100", 8, 6, (1, False), 10643),
+    foundry("13b", "h100", 8, 10, (3, True), 4717, 4096),
+    foundry("30b", "h100", 8, 3, (21, True), 2002),
+    foundry("3b", "a100", 8, 10, (2, False), 10811),
+    foundry("7b", "a100", 8, 6, (2, False), 4641),
+    foundry("30b", "a100", 8, 3, (21, True), 916),
+    foundry("70b", "a100", 32, 2, (16, True), 373),
+    foundry("70b", "a100", 64, 8, (4, True), 410),
+    foundry("13b", "a100-40", 128, 16, (1, True), 1972),
+    foundry("30b", "a100-40", 32, 4, (1, True), 857),
+    foundry("70b", "a100-40", 64, 2, (1, True), 276),
+    zero_3("GPT-3 175B", GPT_175B, 384, 4, 144),
+    zero_3("GPT-3 175B", GPT_175B, 768, 2, 88),
+    zero_3("GPT-3 175B", GPT_175B, 1536, 1, 44),
+    zero_3("GPT 530B", GPT_530B, 640, 4, 138),
+    zero_3("GPT 530B", GPT_530B, 1120, 2, 98),
+    zero_3("GPT 530B", GPT_530B, 2240, 1, 48),
+    fsdp(1, 173),
+    fsdp(2, 186),
+)  # fmt: skip
+
+
+def config_of(row: Published) -> dict[str, object]:
+    h, layers, heads, vocabulary = row.shape
+    return {
+        "model_type": "gpt2", "n_embd": h, "n_layer": layers, "n_head": heads,
+        "vocab_size": vocabulary, "n_positions": row.length,
+    }  # fmt: skip
+
+
+class Counted(Models):
+    """Counts each model by its formula, also where transformers is installed."""
+
+    def read(self, text: str) -> object:  # type: ignore[override]
+        return from_config(json.loads(Path(text).read_text()), name=text)
+
+
+def predicted(row: Published, folder: Path, share: float | None = None) -> tuple[Point, Namespace]:
+    """The prediction, at *share* of the peak instead of the default."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config_of(row)))
+    words = ["plan", str(path), *row.options.split(), "--length", str(row.length)]
+    words += ["--efficiency", str(share)] if share else []
+    options = build_parser("plan").parse_args(words)
+    setup = from_model(options, Counted())
+    return point({}, setup, replace(work_of(setup), micro_batch=options.micro_batch)), options
+
+
+def seconds(found: Point) -> float:
+    assert found.time is not None, found.unknown
+    return found.time.seconds
+
+
+def share_of(row: Published, folder: Path) -> float:
+    """The share of the peak at which *row* is predicted as it was published."""
+    low, high = 0.05, 0.99
+    for _ in range(20):
+        middle = (low + high) / 2
+        found, options = predicted(row, folder, middle)
+        slower = seconds(found) > published_seconds(row, options)
+        low, high = (middle, high) if slower else (low, middle)
+    return high
+
+
+def published_seconds(row: Published, options: Namespace) -> float:
+    """Seconds of a step by the published figure."""
+    micro_batches = options.accumulation or 1
+    if row.tokens_per_second:
+        return micro_batches * options.micro_batch * row.length / row.tokens_per_second
+    batch = Batch(sequences=options.micro_batch, length=row.length, checkpointing=True)
+    forward, again = forward_flops(from_config(config_of(row)), batch)
+    return micro_batches * (3 * forward + again) / (row.tflops * 1e12)
+
+
+HEADER = (
+    "source", "model", "devices", "micro-batch x accumulation", "published", "predicted", "(from to)",
+    "error", "by the first",
+)  # fmt: skip
+
+
+def lines() -> Iterator[str]:
+    """The table, and the last line that sums it up."""
+    yield f"| {' | '.join(HEADER)} |"
+    yield f"|{'---|' * len(HEADER)}"
+    errors, relative, inside = [], [], 0
+    shares: dict[tuple[str, str], float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for row in ROWS:
+            found, options = predicted(row, folder)
+            truth, time = published_seconds(row, options), found.time
+            assert time is not None, found.unknown
+            errors.append(seconds(found) / truth - 1)
+            inside += time.least <= truth <= time.most
+            key = row.source, options.memory
+            again = ""
+            if key in shares:
+                relative.append(seconds(predicted(row, folder, shares[key])[0]) / truth - 1)
+                again = f"{relative[-1]:+.0%}"
+            else:
+                shares[key] = share_of(row, folder)
+            batch = f"{options.micro_batch} x {options.accumulation or 1}"
+            batch += " of 4096" if row.length == 4096 else ""
+            batch += ", checkpointing" if options.checkpointing else ""
+            cells = (
+                row.source, row.name, f"{options.devices} {options.memory.upper()}", batch,
+                f"{truth:.2f} s", f"{time.seconds:.2f} s", f"{time.least:.2f} to {time.most:.2f} s",
+                f"{errors[-1]:+.0%}", again,
+            )  # fmt: skip
+            yield f"| {' | '.join(cells)} |"
+    typical, given = median(map(abs, errors)), median(map(abs, relative))
+    yield ""
+    yield f"Median error {typical:.0%}, with the share of the first row {given:.0%}."
+    yield f"{inside} of {len(errors)} published figures lie in the interval."
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))
