@@ -9,7 +9,7 @@ from builders import MS, span
 from hypothesis import given, strategies as st
 
 from zeromon.fold.fold import fold
-from zeromon.fold.ledger import ledger_rows, ledger_totals, lose
+from zeromon.fold.ledger import ledger_rows, ledger_totals, lose, startup_parts
 from zeromon.fold.state import RankState, stats_row
 from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (
@@ -127,6 +127,28 @@ def test_the_files_of_one_checkpoint_are_one() -> None:
 def test_set_up_is_without_what_has_a_cause_of_its_own() -> None:
     rank = state(span(Phase.COMPILE, 20, 50), span(Phase.CHECKPOINT, 60, 70), SET_UP)
     assert causes(ledger_rows(rank)) == {"set_up": 60, "compile": 30, "checkpoint": 10}
+
+
+def test_each_second_of_the_set_up_is_in_one_part() -> None:
+    """All of it was one row: nobody could tell a slow import from a slow rendezvous."""
+    rank = state()
+    rank.meta["set_up"] = {"launch": 10 * MS, "imports": 40 * MS, "process groups": 5 * MS, "x": 9}
+    fold(rank, span(Phase.GARBAGE_COLLECTION, 62, 64))
+    fold(rank, PhaseSpan(70 * MS, Phase.OTHER, Flag(0), 60 * MS, Activity.WRAP))
+    fold(rank, span(Phase.DATA_WAIT, 90, 96))
+    fold(rank, SET_UP)
+    rows = ledger_rows(rank)
+    assert {(str(r.cause), r.of): round(1e3 * r.seconds, 3) for r in rows} == {
+        ("data", ""): 6, ("garbage_collection", ""): 2, ("set_up", "launch"): 10,
+        ("set_up", "imports"): 40, ("set_up", "process groups"): 5,
+        ("set_up", "model wrapping"): 8, ("set_up", "script"): 29,
+    }  # fmt: skip
+    parts = startup_parts(rank)
+    assert sum(parts.values()) == rank.startup_ns == 100 * MS
+    assert list(parts)[:2] == ["imports", "script"]
+    assert ledger_totals(rank)["set_up"] == pytest.approx(0.092)
+    rank.meta["set_up"] = {"imports": 500 * MS}
+    assert causes(ledger_rows(rank))["set_up"] == 92, "a part is no longer than the set-up"
 
 
 def test_a_rank_that_makes_no_progress_stalls_and_a_dead_one_lost_its_step() -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from zeromon.fold.dimensions import names
 from zeromon.fold.state import LedgerSums, RankState
 from zeromon.levels import STALL_SECONDS
-from zeromon.ring.events import Activity, Phase
+from zeromon.ring.events import Activity, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
 
@@ -74,9 +74,12 @@ def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, .
         add_step(ledger, state.history[-1])
     causes = _of_steps(ledger)
     exposed = causes.pop(Cause.EXPOSED, 0.0)
-    _add_set_up(state, causes, until)
+    set_up = _add_set_up(state, causes, until)
     _add_step_under_way(state, causes, until, failed=failed)
     found = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
+    found += [
+        LedgerRow(cause=Cause.SET_UP, of=part, seconds=ns / 1e9) for part, ns in set_up.items()
+    ]
     found += _split_exposed(state, exposed)
     return added(found)
 
@@ -85,7 +88,7 @@ def ledger_totals(state: RankState) -> dict[str, float]:
     """Seconds by cause of the set-up and of all steps but the last, whose times may still come."""
     causes = _of_steps(state.ledger)
     if state.startup_ns >= 0:
-        _add_set_up(state, causes, state.last_event_ns)
+        causes[Cause.SET_UP] += sum(_add_set_up(state, causes, state.last_event_ns).values())
     return {str(cause): causes[cause] / 1e9 for cause in Cause if causes[cause] > 0}
 
 
@@ -102,16 +105,44 @@ def _of_steps(ledger: LedgerSums) -> defaultdict[Cause, float]:
     return causes
 
 
-def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> None:
+def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> dict[str, int]:
+    """Adds what has a cause of its own, and returns the other nanoseconds of the set-up by part."""
     if state.meta.get("attached"):
-        return
+        return {}
     spent = state.startup_ns if state.startup_ns >= 0 else until - began_ns(state)
     by_phase = state.setup_ns if state.startup_ns >= 0 else state.window.phase_ns
     for phase, ns in zip(Phase, by_phase, strict=True):
         if OF_PHASE[phase] not in (Cause.COMPUTE, Cause.OTHER):
             causes[OF_PHASE[phase]] += ns
             spent -= ns
-    causes[Cause.SET_UP] += max(0, spent)
+    return _parts_of_set_up(state, max(0, spent))
+
+
+def _parts_of_set_up(state: RankState, left: int) -> dict[str, int]:
+    """Divides *left* nanoseconds; where nothing of them is known, "" has them all."""
+    raw = state.meta.get("set_up")
+    known = {part: raw[part] for part in SetUp if part in raw} if isinstance(raw, dict) else {}
+    wrapped = state.activities.get((Phase.OTHER, Activity.WRAP, False))
+    if wrapped is not None:
+        known[SetUp.WRAP] = wrapped.ns
+    found: dict[str, int] = {}
+    for part, ns in known.items():
+        if isinstance(ns, int) and ns > 0 and left > 0:
+            found[str(part)] = min(left, ns)
+            left -= found[str(part)]
+    if left > 0:
+        found[str(SetUp.SCRIPT) if known else ""] = left
+    return found
+
+
+def startup_parts(state: RankState) -> dict[str, int]:
+    """Nanoseconds of the time before the first step, by part; {} where that time is not known."""
+    if state.startup_ns < 0:
+        return {}
+    causes: defaultdict[Cause, float] = defaultdict(float)
+    found = _add_set_up(state, causes, 0)
+    found |= {str(cause): round(ns) for cause, ns in causes.items() if ns}
+    return dict(sorted(found.items(), key=lambda part: -part[1])) if any(found) else {}
 
 
 def _add_step_under_way(

@@ -48,6 +48,8 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
             window.phase_ns[inner.phase] -= inner.own_ns
     window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent, e.phase, max(0, own)))
     window.phase_ns[e.phase] += max(0, own)
+    if e.activity is Activity.WRAP:  # what has a cause of its own is no part of the set-up
+        state.activities[e.phase, e.activity, False].ns -= spent - max(0, own)
     if e.phase is Phase.BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts

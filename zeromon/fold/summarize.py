@@ -8,7 +8,7 @@ from typing import Any
 
 from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
-from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals
+from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals, startup_parts
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
@@ -122,6 +122,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         joined=meta.get("attached") is True,
         step_mean_seconds=statistics.fmean(s.seconds for s in timed or last) if last else None,
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
+        startup_parts={name: ns / 1e9 for name, ns in startup_parts(state).items()},
         steps_seconds_total=state.step_ns / 1e9,
         step_buckets=tuple(state.step_bucket_counts),
         phase=state.phase.label,

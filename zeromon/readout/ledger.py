@@ -9,6 +9,7 @@ from typing import Any
 
 from zeromon.fold.ledger import lose
 from zeromon.readout.throughput import own_part
+from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
@@ -127,7 +128,24 @@ def cause_text(row: LedgerRow) -> str:
     name = NAMES[row.cause]
     if not row.of:
         return name
-    return f"{name} for {row.of}" if row.cause is Cause.WAITING else f"{name} of {row.of}"
+    return f"{name}{_JOINED.get(row.cause, ' of ')}{row.of}"
+
+
+_JOINED = {Cause.WAITING: " for ", Cause.SET_UP: ": "}
+
+
+def startup_parts_text(rank: RankSnapshot) -> str:
+    """What the time before the first step was for: ``imports 4 s, script 3 s``; "" where unknown."""
+    names = {str(cause): name for cause, name in NAMES.items()}
+    return ", ".join(
+        f"{names.get(part, part)} {human_seconds(seconds)}"
+        for part, seconds in rank.startup_parts.items()
+        if part and seconds >= _LEAST_PART * (rank.startup_seconds or 0.0)
+    )
+
+
+_LEAST_PART = 0.01
+"""A shorter part of the start-up is not named."""
 
 
 def activity_texts(run: RunSnapshot) -> list[str]:
@@ -135,6 +153,8 @@ def activity_texts(run: RunSnapshot) -> list[str]:
     found: dict[tuple[str, str, bool], list[float]] = {}
     for rank in run.ranks:
         for row in rank.activities:
+            if row.phase == Phase.OTHER.label:
+                continue  # a part of the set-up
             sums = found.setdefault((row.phase, row.activity, row.background), [0, 0.0, 0.0, 0])
             sums[0] = max(sums[0], row.count)
             sums[1] = max(sums[1], row.seconds)

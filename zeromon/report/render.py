@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
+from zeromon.readout.ledger import startup_parts_text
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
@@ -60,10 +61,12 @@ def _head(run: RunSnapshot) -> str:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first.world_size} ranks on {run.node}"
         lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
-    started = [rank.startup_seconds for rank in run.ranks if rank.startup_seconds is not None]
+    started = [rank for rank in run.ranks if rank.startup_seconds is not None]
     if started:
-        setup = human_seconds(max(started))
-        lines.append(f"  start-up  {setup} until the first step: imports, set-up, first batch")
+        longest = max(started, key=lambda rank: rank.startup_seconds or 0.0)
+        parts = startup_parts_text(longest) or "imports, set-up, first batch"
+        setup = f"{human_seconds(longest.startup_seconds)} until the first step: {parts}"
+        lines.append(_wrapped(f"start-up  {setup}"))
     if joined := joined_text(run):
         lines.append(f"  watched   {joined.removeprefix('watched ')}")
     if used := energy_text(run):

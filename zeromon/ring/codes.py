@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
+from zeromon.ring.text_enum import TextEnum
+
 
 class _Labelled(IntEnum):
     """A number whose name is also the value of a metric label."""
@@ -64,10 +66,29 @@ class Activity(IntEnum):
     FIRST_COMPILE = 3
     RECOMPILE = 4
     GRAPH_CAPTURE = 5
+    WRAP = 6
+    """A constructor of DDP, FSDP or DeepSpeed, before the training loop."""
     COLLECT_YOUNGEST = 10
     """Python's garbage collection of generation 0; the next two are those of generations 1 and 2."""
     COLLECT_MIDDLE = 11
     COLLECT_ALL = 12
+
+
+class SetUp(TextEnum):
+    """A part of the time before the training loop."""
+
+    LAUNCH = "launch"
+    """From the start of the process to the import of torch."""
+    IMPORTS = "imports"
+    """Of torch, and those of the script from there to the process groups."""
+    PROCESS_GROUPS = "process groups"
+    """The call of ``init_process_group``."""
+    AGENT = "zeromon"
+    """The start of zeromon's agent."""
+    WRAP = "model wrapping"
+    """The constructors of DDP, FSDP's units and DeepSpeed's engines."""
+    SCRIPT = "script"
+    """The rest: what the script itself does, such as building the model."""
 
 
 class Scalar(_Labelled):

@@ -41,6 +41,7 @@ from zeromon.ring.codes import (
     Phase as Phase,
     Role as Role,
     Scalar as Scalar,
+    SetUp as SetUp,
     StageAction as StageAction,
     TraceState as TraceState,
     UnitEvent as UnitEvent,

@@ -176,6 +176,9 @@ class RankSnapshot:
     """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
     startup_seconds: float | None = None
     """From the start of the process to its first step; None where that was not seen."""
+    startup_parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of the set-up, and by phase where one has a cause of its own: they sum to
+    :attr:`startup_seconds`."""
     untimed_in_cpp: int = 0
     """Of :attr:`untimed`, those that passed every hook: replayed graphs and other C++, but not DDP's
     reducer, which times a backward as a whole."""

@@ -32,6 +32,7 @@ CUDA_GRAPHS = "torch.cuda.graphs"
 _SAVE, _LOAD = (Phase.CHECKPOINT, Activity.SAVE), (Phase.CHECKPOINT, Activity.LOAD)
 _EVALUATION = (Phase.EVALUATION, Activity.NONE)
 _GENERATION = (Phase.GENERATION, Activity.NONE)
+_WRAP = (Phase.OTHER, Activity.WRAP)
 FUNCTIONS = (
     ("torch", "save", _SAVE),
     ("torch", "load", _LOAD),
@@ -45,6 +46,14 @@ FUNCTIONS = (
     (f"{DCP}.state_dict_loader", "load", _LOAD),
     ("safetensors.torch", "save_file", _SAVE),
     ("safetensors.torch", "load_file", _LOAD),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _WRAP),
+    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.__init__", _WRAP),
+    (
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel.__init__",
+        _WRAP,
+    ),
+    (ENGINE, "DeepSpeedEngine.__init__", _WRAP),
     (ENGINE, "DeepSpeedEngine.save_checkpoint", _SAVE),
     (ENGINE, "DeepSpeedEngine.load_checkpoint", _LOAD),
     ("accelerate.accelerator", "Accelerator.save_state", _SAVE),
@@ -130,12 +139,15 @@ class Activities(Backend):
 
     def _begins(self, phase: Phase, *args: Any, **kwargs: Any) -> Any:
         in_training = self.steps.is_training_thread()
+        if phase is Phase.OTHER and self.steps.in_loop:
+            return SKIP  # a model beside the one that is trained
         if in_training and self.context.phase == Phase.DATA_WAIT:
             return SKIP  # a data set that reads its samples with torch.load
         within = self.steps.evaluation.functions
         if in_training and phase is Phase.GENERATION and Phase.EVALUATION in within:
             return SKIP  # a framework evaluates what the model generates
-        where = tuple(filter(_is_place, (*args[:3], *kwargs.values())))
+        files = (*args[:3], *kwargs.values()) if phase is Phase.CHECKPOINT else ()
+        where = tuple(filter(_is_place, files))
         maps = bool(kwargs.get("mmap"))
         begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where, maps)
         if in_training:

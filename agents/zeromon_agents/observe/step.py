@@ -104,7 +104,7 @@ class Steps:
         self.step_start_ns = now
         self._free_since = 0
         """When the last batch, backward or step ended; 0 before the first."""
-        self._in_loop = False
+        self.in_loop = False
         """Whether the first backward has begun, and with it the training loop."""
         self.micro_steps = 0
         """Backward passes since the last step ended."""
@@ -164,7 +164,7 @@ class Steps:
 
     def _may_start(self, now: int) -> None:
         """Begins the first step, again with each batch and forward until the first backward."""
-        if not self._in_loop and not self.attached_mid_step:
+        if not self.in_loop and not self.attached_mid_step:
             if self.on_start is not None:
                 self.on_start()
             self.step_start_ns = now
@@ -231,7 +231,7 @@ class Steps:
             self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
         elif not self._has_wrapper:
             self._may_start(now)
-        self._in_loop, self._loss_from = True, 0
+        self.in_loop, self._loss_from = True, 0
         self._backward_from = now
         self._context.phase = Phase.BACKWARD
 
@@ -395,7 +395,7 @@ class Steps:
     def _end_partial_step(self, now: int, taken: int) -> None:
         """Ends the step during which the agent was attached: the next step is seen whole."""
         context = self._context
-        self.attached_mid_step, self._in_loop = False, True
+        self.attached_mid_step, self.in_loop = False, True
         context.step = context.steps_before = taken
         context.add_metadata(steps_before=taken)
         self._before_first_step()
@@ -427,7 +427,7 @@ class Steps:
 
     def _unmarked(self) -> Phase:
         """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
-        unmarked = Phase.FORWARD if self._in_loop and not self._has_wrapper else Phase.OTHER
+        unmarked = Phase.FORWARD if self.in_loop and not self._has_wrapper else Phase.OTHER
         return self.evaluation.phase or unmarked
 
     def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:

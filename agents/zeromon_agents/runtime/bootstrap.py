@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # its import is under way: the parts exist when they are used
 
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.imports import ImportWatch
+from zeromon_agents.runtime.imports import ImportClock, ImportWatch
 from zeromon_agents.runtime.patches import Patches
 from zeromon_agents.runtime.safe_point import run_when_not_executing
 
@@ -38,23 +38,30 @@ class Bootstrap:
         self._patches = Patches()
         self._optimizer_hooks: list[Any] = []
         self._watches_forks = False
-        self._watch = ImportWatch()
+        self._watch, self._clock = ImportWatch(), ImportClock()
+        self._torch_from_ns = 0
         self._failed = False
         self._waits = False
         """Whether the first optimizer step may start the agent."""
 
-    def install(self, c10d: ModuleType) -> None:
-        """Hooks ``init_process_group`` of *c10d* and the first optimizer step."""
+    def install(self, c10d: ModuleType, torch_from_ns: int = 0) -> None:
+        """Hooks ``init_process_group`` of *c10d* and the first optimizer step.
+
+        *torch_from_ns*: when the import of torch began, which is under way; 0 where that is not known.
+        """
         if self._c10d is not None:
             return
         self._c10d = c10d
         self._waits = True
+        self._torch_from_ns = torch_from_ns
+        self._clock.start("torch", torch_from_ns)
         original = self._patches.original(c10d, "init_process_group")
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic_ns()
             result = original(*args, **kwargs)
-            self.start_safely()
+            self.start_safely(began)
             return result
 
         for name in (c10d.__name__, "torch.distributed", "torch.distributed.device_mesh"):
@@ -118,17 +125,38 @@ class Bootstrap:
         if not torch.compiler.is_compiling() and self.agent is not None:
             self.agent.steps.optimizer_ends(optimizer)
 
-    def start_safely(self) -> None:
-        """Starts the agent. A failure is reported once on stderr, and training goes on."""
+    def start_safely(self, joined_from_ns: int = 0) -> None:
+        """Starts the agent. A failure is reported once on stderr, and training goes on.
+
+        *joined_from_ns*: when the script called ``init_process_group``, which has returned; 0: never.
+        """
         if self.agent is not None or self._failed:
             return
+        joined_ns = time.monotonic_ns()
+        self._clock.stop()
         try:
             self.agent = start_in_run()
             self._watch_forks()
+            parts = self._set_up(joined_from_ns or joined_ns, joined_ns)
+            self.agent.context.add_metadata(set_up=parts)
         except Guard.CAUGHT as error:
             self._failed = True
             hint = getattr(error, "hint", "")
             report_failure(error, hint)
+
+    def _set_up(self, joined_from_ns: int, joined_ns: int) -> dict[str, int]:
+        """Returns the nanoseconds of each known part of the set-up until now."""
+        from zeromon.ring.codes import SetUp
+        from zeromon_agents.observe.step import process_start_ns
+
+        known = {
+            SetUp.PROCESS_GROUPS: joined_ns - joined_from_ns,
+            SetUp.AGENT: time.monotonic_ns() - joined_ns,
+        }
+        if self._torch_from_ns:
+            known[SetUp.LAUNCH] = self._torch_from_ns - process_start_ns()
+            known[SetUp.IMPORTS] = self._clock.spent_ns(joined_from_ns, joined_ns)
+        return {str(part): ns for part, ns in known.items() if ns > 0}
 
     def stop(self) -> list[str]:
         """Stops the agent and removes the bootstrap's own wrappers; returns names that stay patched."""
@@ -145,6 +173,7 @@ class Bootstrap:
             if not run_when_not_executing(file, self._remove_hooks, self._is_detached):
                 kept.append("torch's global optimizer hooks")
         self._watch.close()
+        self._clock.stop()
         self._c10d = None
         self._failed = False
         return kept
@@ -168,9 +197,9 @@ def _is_rank() -> bool:
 BOOTSTRAP = Bootstrap()
 
 
-def install(c10d: ModuleType) -> None:
+def install(c10d: ModuleType, torch_from_ns: int = 0) -> None:
     """Installs the bootstrap; called by the start-up shim."""
-    BOOTSTRAP.install(c10d)
+    BOOTSTRAP.install(c10d, torch_from_ns)
 
 
 def report_failure(error: BaseException, hint: str = "") -> None:

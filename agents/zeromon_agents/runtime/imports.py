@@ -1,8 +1,10 @@
-"""Runs a callback when a module has been imported, without importing the module."""
+"""Runs a callback when a module has been imported, without importing it; and times imports."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -83,3 +85,47 @@ class ImportWatch(MetaPathFinder):
     def _call(self, name: str, module: ModuleType) -> None:
         for callback in self._waiting.pop(name, ()):
             callback(module)
+
+
+class ImportClock(MetaPathFinder):
+    """A finder that finds nothing: it notes when the main thread looks for modules.
+
+    An import lasts from the search for its module to the last search within it. The loaders stay as they
+    are, so what the last module within it takes is not known.
+    """
+
+    def __init__(self) -> None:
+        self._imports: list[list[int]] = []
+        """The outermost ones: when they began, and the last search within."""
+        self._outermost = ""
+        self._main = threading.main_thread().ident
+
+    def start(self, under_way: str, from_ns: int) -> None:
+        """Begins with the import of *under_way*, which began at *from_ns*; 0: unknown."""
+        if from_ns and not self._imports:
+            self._outermost = under_way
+            self._imports.append([from_ns, time.monotonic_ns()])
+            sys.meta_path = [self, *sys.meta_path]
+
+    def stop(self) -> None:
+        """Notes no more."""
+        if self in sys.meta_path:
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def spent_ns(self, but_from_ns: int, but_until_ns: int) -> int:
+        """Returns the time in imports but for those that began between the two times."""
+        times = ((a, b) for a, b in self._imports if not but_from_ns <= a < but_until_ns)
+        return sum(until - since for since, until in times)
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        """Notes the search for *fullname*."""
+        if threading.get_ident() == self._main:
+            now = time.monotonic_ns()
+            spec = getattr(sys.modules.get(self._outermost), "__spec__", None)
+            if getattr(spec, "_initializing", False):
+                self._imports[-1][1] = now
+            else:
+                self._outermost = fullname
+                self._imports.append([now, now])
+
+    leave_to_python(find_spec, and_callees=True)
