@@ -65,6 +65,7 @@ def test_launchers_start_watched_ranks(node: Node, command: list[str]) -> None:
     ranks = result.snapshot.ranks
     assert [(r.rank, r.steps) for r in ranks] == [(0, 5), (1, 5)], result.output
     assert all(r.ended in ENDED_WELL for r in ranks)
+    assert all({"launch", "imports", "process groups"} <= set(r.startup_parts) for r in ranks)
     assert "zeromon" not in result.output
 
 
