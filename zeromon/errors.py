@@ -97,6 +97,12 @@ class CaptureRefused(ZeromonError):
     hint = "zeromon trace capture --help describes the options."
 
 
+class TrialRefused(ZeromonError):
+    """A change cannot be tried in the live ranks now."""
+
+    hint = "zeromon try --help says what can be tried."
+
+
 class HistoryError(ZeromonError):
     """The history of a run cannot be written any more; the run continues without it."""
 

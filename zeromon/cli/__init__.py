@@ -44,10 +44,13 @@ VERBS = {
     "prometheus": "print recording rules, alerts and a scrape configuration",
     "grafana": "write dashboards for Grafana",
     "otlp": "push the metrics to an OpenTelemetry endpoint",
+    "try": "try a finding's change in the live job: measured in turns, and undone",
     "trace": "record steps of a live run; analyse Kineto traces: compute, exposed, idle",
 }
 
 
+_MODULES = {"try": "trial"}
+"""Verb -> its module, where Python reserves the word."""
 AFTER_DASHES = "after_dashes"
 """Attribute of the options of ``check``: the launch command after ``--``."""
 
@@ -69,7 +72,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         if only is not None and name != only:
             verbs.add_parser(name, help=text)
             continue
-        verb = importlib.import_module(f"zeromon.cli.{name}")
+        verb = importlib.import_module(f"zeromon.cli.{_MODULES.get(name, name)}")
         sub = verbs.add_parser(
             name,
             help=text,

@@ -29,11 +29,18 @@ from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer, node_report, read_node_infos
 from zeromon.collector.run import RUN_NAME, RunFollower, is_run_folder
 from zeromon.collector.trace_capture import Captures
-from zeromon.errors import CaptureRefused, CollectorError, RingError, RunNotFound, ZeromonError
+from zeromon.errors import (
+    CaptureRefused,
+    CollectorError,
+    RingError,
+    RunNotFound,
+    TrialRefused,
+    ZeromonError,
+)
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
-from zeromon.snapshot import Capture, Health, RunSnapshot
+from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import Store
 
@@ -77,13 +84,34 @@ class Collector:
 
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Requests a trace from the live ranks of run *name*; raises :class:`CaptureRefused`."""
+        snapshot, follower = self._live(name, CaptureRefused, "A trace needs a live run.")
+        if follower.captures is None:
+            raise CaptureRefused(f"run {name} is not named yet")
+        return follower.captures.request(snapshot.ranks, steps, ranks, time.monotonic_ns())
+
+    def try_change(self, name: str, rule: str, rounds: int) -> Trial:
+        """Requests a trial of the remedy of *rule* in run *name*; raises :class:`TrialRefused`."""
+        snapshot, follower = self._live(name, TrialRefused, "A change is tried in a live run.")
+        return follower.trials.request(
+            snapshot, follower.rings(), rule, rounds, time.monotonic_ns()
+        )
+
+    def renew_trial(self, name: str, number: int, *, go_on: bool) -> Trial:
+        """Lets trial *number* of run *name* go on, or ends it; raises :class:`TrialRefused`."""
+        _, follower = self._live(name, TrialRefused, "A change is tried in a live run.")
+        return follower.trials.renew(number, go_on=go_on)
+
+    def _live(
+        self, name: str, error: type[ZeromonError], hint: str
+    ) -> tuple[RunSnapshot, RunFollower]:
+        """Returns the newest snapshot of the live run *name*, and what follows it; raises *error*."""
         snapshot = next((run for run in self.view if run.run == name), None)
         follower = next((run for run in list(self._runs.values()) if run.run == name), None)
         if snapshot is None:
-            raise CaptureRefused(f"no run {name} is followed here")
-        if follower is None or follower.captures is None or snapshot.ended:
-            raise CaptureRefused(f"run {name} has ended", "A trace needs a live run.")
-        return follower.captures.request(snapshot.ranks, steps, ranks, time.monotonic_ns())
+            raise error(f"no run {name} is followed here")
+        if follower is None or snapshot.ended:
+            raise error(f"run {name} has ended", hint)
+        return snapshot, follower
 
     def tick(self) -> None:
         """Reads all new records and publishes new snapshots."""

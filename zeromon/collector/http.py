@@ -1,7 +1,9 @@
 """The collector's HTTP server: ``/metrics`` for Prometheus and ``/api`` for the views.
 
 ``POST /api/trace`` with ``{"run": ..., "steps": 2, "ranks": [0]}`` requests a trace from the live ranks.
-This request changes state, so it needs a token even on loopback: ``ZEROMON_TOKEN``, or the key in the
+``POST /api/try`` with ``{"run": ..., "rule": ...}`` tries a finding's change in the live ranks, and with
+``{"run": ..., "number": ..., "go_on": ...}`` lets it go on or ends it.
+These requests change state, so they need a token even on loopback: ``ZEROMON_TOKEN``, or the key in the
 collector's file, which only its user can read.
 
 ``/sd`` lists the collectors of all nodes of the live runs for Prometheus's HTTP service discovery.
@@ -27,9 +29,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import msgspec
 
 from zeromon.collector.cluster import NodeInfo
+from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.snapshot import Capture, Health, RunSnapshot
+from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import encode
@@ -43,7 +46,7 @@ Query = dict[str, list[str]]
 _PORTS_TO_TRY = 20
 _MOST_BODY = 1 << 16
 _MOST_REPORT = 1 << 23
-_ACTIONS = ("/api/trace", "/api/exchange")
+_ACTIONS = ("/api/trace", "/api/try", "/api/exchange")
 
 
 class _Trace(msgspec.Struct):
@@ -54,6 +57,17 @@ class _Trace(msgspec.Struct):
     ranks: list[int] = []
 
 
+class _Try(msgspec.Struct):
+    """The body of ``POST /api/try``: a *rule* to try, or the *number* of a trial to renew or end."""
+
+    run: str
+    rule: str = ""
+    rounds: int = ROUNDS
+    number: int = 0
+    go_on: bool = False
+
+
+_TRY = msgspec.json.Decoder(_Try)
 _TRACE = msgspec.json.Decoder(_Trace)
 _ENCODER = msgspec.json.Encoder()
 
@@ -77,6 +91,12 @@ class View(Protocol):
 
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Requests a trace from the live ranks of a run; raises :class:`CaptureRefused`."""
+
+    def try_change(self, name: str, rule: str, rounds: int) -> Trial:
+        """Requests a trial of a rule's remedy; raises :class:`TrialRefused`."""
+
+    def renew_trial(self, name: str, number: int, *, go_on: bool) -> Trial:
+        """Lets a trial go on, or ends it; raises :class:`TrialRefused`."""
 
     def exchange(self, body: bytes) -> bytes:
         """Replies to another node's collector; raises RunNotFound, ValueError for a malformed report."""
@@ -112,8 +132,10 @@ class Application:
             return _answer(respond, status, {"error": refused.reason})
         path = environ.get("PATH_INFO", "/")
         if environ.get("REQUEST_METHOD") == "POST":
-            act = self._exchange if path == "/api/exchange" else self._trace
-            return act(environ, respond)
+            if path == "/api/exchange":
+                return self._exchange(environ, respond)
+            act = self._try if path == "/api/try" else self._trace
+            return self._act(environ, respond, act)
         if path == "/sd":
             here = environ.get("HTTP_HOST", "")
             return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
@@ -172,17 +194,27 @@ class Application:
             )
         raise RunNotFound(f"nothing at {what}")
 
-    def _trace(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+    def _act(
+        self, environ: Environ, respond: Respond, act: Callable[[bytes], Capture | Trial]
+    ) -> Iterable[bytes]:
+        """Answers a request that changes what the ranks do."""
         try:
-            size = min(_MOST_BODY, _size_of(environ))
-            request = _TRACE.decode(environ["wsgi.input"].read(size))
+            made = act(environ["wsgi.input"].read(min(_MOST_BODY, _size_of(environ))))
         except (ValueError, msgspec.DecodeError) as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
-        try:
-            made = self._view.trace(request.run, request.steps, request.ranks)
         except ZeromonError as error:
             return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
         return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
+
+    def _trace(self, body: bytes) -> Capture:
+        request = _TRACE.decode(body)
+        return self._view.trace(request.run, request.steps, request.ranks)
+
+    def _try(self, body: bytes) -> Trial:
+        request = _TRY.decode(body)
+        if request.number:
+            return self._view.renew_trial(request.run, request.number, go_on=request.go_on)
+        return self._view.try_change(request.run, request.rule, request.rounds)
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         try:

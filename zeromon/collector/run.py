@@ -18,6 +18,7 @@ from zeromon.collector.nccl import Nccl
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.run_cluster import RunCluster
 from zeromon.collector.trace_capture import Captures
+from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.engine import FindingDebouncer, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
@@ -41,7 +42,7 @@ from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import REVISION, Revision
-from zeromon.ring import paths
+from zeromon.ring import paths, trials
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
@@ -62,6 +63,7 @@ RUN_NAME = "name.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
+    trials.REQUEST, trials.WORDS,
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
@@ -139,6 +141,7 @@ class RunFollower:
         self.ended = False
         self.ended_wall = 0.0
         self.captures: Captures | None = None
+        self.trials = Trials(folder)
         self.record: Record | None = None
         self.cluster = RunCluster(folder)
         self._earlier = _read_totals(folder / TOTALS)
@@ -215,6 +218,11 @@ class RunFollower:
         """Returns one follower per rank: after a restart those of the newest attempt."""
         return attempts.present(attempts.attempts_of(self.ranks.values()))
 
+    def rings(self) -> tuple[str, ...]:
+        """Returns the name of each rank's ring, in order of ranks."""
+        by_rank = {follower.state.rank: follower.path.name for follower in self.newest()}
+        return tuple(name for _, name in sorted(by_rank.items()))
+
     def is_named(self) -> bool:
         """Whether the run's name is known; see :meth:`RunCluster.can_name`."""
         states = [follower.state for follower in self.newest()]
@@ -261,6 +269,7 @@ class RunFollower:
             hangs=hangs,
             ras=self._nccl.ras(ranks, hangs if leads else (), now),
             capture=capture,
+            trials=self.trials.follow(ranks, now),
             history_note=self.record.note if self.record else "",
             alias=self.folder.name if self.folder.name != self.run else "",
             nodes=nodes,
@@ -276,7 +285,7 @@ class RunFollower:
             ),
             attempt=max(attempts.numbers(by_attempt), default=1),
         )
-        findings = advise(run)
+        findings = with_results(advise(run), run.trials)
         return replace(
             run, findings=findings if run.ended else self._debouncer.shown(findings, now)
         )

@@ -34,7 +34,7 @@ from zeromon.traces.analysis import RankTrace
 from zeromon.traces.results import RESULT_FILE, read_result
 
 MOST_STEPS = 100
-_POLL_SECONDS = 2.5
+POLL_SECONDS = 2.5
 """How long an agent may take to read a request."""
 _START_TIMEOUT_SECONDS = 60.0
 _SAVE_TIMEOUT_SECONDS = 600.0
@@ -239,8 +239,8 @@ def _chosen(ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int]) ->
 def first_step(ranks: Sequence[RankSnapshot]) -> int:
     """Returns the first step that no rank reaches before its agent has read the request."""
     newest = max(rank.step for rank in ranks)
-    fastest = min((rank.step_seconds or _POLL_SECONDS) for rank in ranks)
-    return newest + 2 + math.ceil(_POLL_SECONDS / max(fastest, 1e-4))
+    fastest = min((rank.step_seconds or POLL_SECONDS) for rank in ranks)
+    return newest + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
 def compare(analysis: Sequence[RankTrace], ranks: Sequence[TracedRank]) -> dict[int, TraceCheck]:

@@ -8,7 +8,15 @@ from typing import Any
 
 from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState, ScalarTotals, Spent
-from zeromon.ring.events import Exit, Heartbeat, Precision, Scalar, ScalarValue, TraceMark
+from zeromon.ring.events import (
+    Exit,
+    Heartbeat,
+    Precision,
+    Scalar,
+    ScalarValue,
+    TraceMark,
+    TrialMark,
+)
 
 
 @folds(Heartbeat)
@@ -26,6 +34,14 @@ def _fold_exit(state: RankState, e: Exit) -> None:
 @folds(TraceMark)
 def _fold_trace(state: RankState, e: TraceMark) -> None:
     state.trace = e
+
+
+@folds(TrialMark)
+def _fold_trial(state: RankState, e: TrialMark) -> None:
+    before = state.trial
+    same = before is not None and before.number == e.number
+    cost_ns = e.cost_ns + (before.cost_ns if before is not None and same else 0)
+    state.trial = e._replace(cost_ns=cost_ns)
 
 
 @folds(Precision)

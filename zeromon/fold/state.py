@@ -28,6 +28,7 @@ from zeromon.ring.events import (
     RoleBytes,
     Scalar,
     TraceMark,
+    TrialMark,
 )
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.stats.bandwidth import busbw
@@ -322,6 +323,8 @@ class RankState:
     oom: Oom | None = None
 
     trace: TraceMark | None = None
+    trial: TrialMark | None = None
+    """The newest of a trial, with the cost of all its switches."""
     errors: int = 0
     dropped: int = 0
     exit: Exit | None = None

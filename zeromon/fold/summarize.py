@@ -48,9 +48,11 @@ from zeromon.snapshot import (
     OutOfMemory,
     RankCapture,
     RankSnapshot,
+    RankTrial,
     RoleRow,
     Setting,
     TransferRow,
+    TrialState,
     UnitRow,
 )
 from zeromon.snapshot.step import settled
@@ -188,6 +190,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         ),
         sizes=size_rows(state.sizes, state.traffic),
         capture=_capture(state),
+        trial=_trial(state),
         loader=loader_metadata(state.meta.get("loader")),
         process=process_metadata(
             _facts_of(state, "process") | _facts_of(state, "initial") | _facts_of(state, "clipping")
@@ -316,6 +319,19 @@ def _capture(state: RankState) -> RankCapture | None:
         request=mark.request,
         state=CaptureState(mark.state.label),
         why=state.texts.get(mark.text, ""),
+    )
+
+
+def _trial(state: RankState) -> RankTrial | None:
+    mark = state.trial
+    if mark is None:
+        return None
+    return RankTrial(
+        number=mark.number,
+        state=TrialState(mark.state.label),
+        step=mark.step,
+        why=state.texts.get(mark.text, ""),
+        undo_seconds=mark.cost_ns / 1e9,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from zeromon.snapshot import Remedy, Rung
+from zeromon.snapshot import Remedy, Rung, Trial
 from zeromon.units import human_bytes, human_seconds
 
 _LEAST_SHOWN_SECONDS = 5e-7
@@ -42,12 +42,15 @@ class RemedyText:
     @property
     def outlook(self) -> str:
         """The line below the diff: the expected effects, and the cost."""
-        return f"expected: {', '.join(self.expected)}; cost: {self.price}"
+        lead = "" if self.expected[:1] and self.expected[0].startswith("tried: ") else "expected: "
+        return f"{lead}{', '.join(self.expected)}; cost: {self.price}"
 
 
 def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> RemedyText:
     """*remedy* in words; *size* formats bytes."""
     expected = [f"a step {gain} shorter"] if (gain := gain_text(remedy)) else []
+    if tried := tried_text(remedy):
+        expected = [f"tried: {tried} a step", *(f"predicted: {gain}" for gain in [gain] if gain)]
     if remedy.frees_bytes is not None:
         expected.append(f"{size(remedy.frees_bytes)} less a rank")
     if remedy.effect:
@@ -91,10 +94,25 @@ def gain_text(remedy: Remedy) -> str:
     return f"up to {span}" if low < _LEAST_SHOWN_SECONDS else f"{human_seconds(low)} to {span}"
 
 
+def tried_text(tried: Remedy | Trial) -> str:
+    """``-24.3 ms ± 3.1 ms``: the change of a step's time by a change that was tried; "" if not known."""
+    gain, error = (
+        (tried.tried_seconds, tried.tried_error_seconds)
+        if isinstance(tried, Remedy)
+        else (tried.gain_seconds, tried.error_seconds)
+    )
+    if gain is None or error is None:
+        return ""
+    sign = "-" if gain >= 0 else "+"
+    return f"{sign}{human_seconds(abs(gain))} ± {human_seconds(error)}"
+
+
 def effect_text(remedy: Remedy | None, size: Callable[[float], str] = human_bytes) -> str:
     """The effect for a table: ``-12.0 ms a step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
     if remedy is None:
         return ""
+    if tried := tried_text(remedy):
+        return f"tried {tried}"
     low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
     if low is not None and low >= _LEAST_SHOWN_SECONDS:
         return f"-{human_seconds(low)} a step"

@@ -189,6 +189,20 @@ class TraceState(_Labelled):
     FAILED = 5
 
 
+class TrialState(_Labelled):
+    """How far a rank is with a change that is tried."""
+
+    READY = 1
+    OFF = 2
+    ON = 3
+    DONE = 4
+    """All blocks are over, and the change is undone."""
+    WITHDRAWN = 5
+    """Undone before the last block."""
+    REFUSED = 6
+    """The rank never changed anything."""
+
+
 class Dtype(IntEnum):
     """The element type of a collective's payload, as a small number."""
 
@@ -266,3 +280,4 @@ class Kind(IntEnum):
     STAGE = 22
     SCALAR = 23
     BATCH = 24
+    TRIAL = 25

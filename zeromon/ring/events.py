@@ -44,6 +44,7 @@ from zeromon.ring.codes import (
     SetUp as SetUp,
     StageAction as StageAction,
     TraceState as TraceState,
+    TrialState as TrialState,
     UnitEvent as UnitEvent,
     Untimed as Untimed,
 )
@@ -396,6 +397,21 @@ class TraceMark(NamedTuple):
     step: int
     text: int
     """Id of a text with the reason, 0 for none."""
+
+
+@record(Kind.TRIAL, "t, TrialState(op), a, b, c, d")
+class TrialMark(NamedTuple):
+    """A rank has advanced with a change that is tried."""
+
+    t_ns: int
+    state: TrialState
+    number: int
+    step: int
+    """The first step in this state."""
+    text: int
+    """Id of a text with the reason, 0 for none."""
+    cost_ns: int
+    """How long the change took to undo."""
 
 
 @record(Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None")

@@ -87,3 +87,4 @@ from zeromon.snapshot.step import (
     StepRange as StepRange,
     StepSummary as StepSummary,
 )
+from zeromon.snapshot.trial import RankTrial as RankTrial, Trial as Trial, TrialState as TrialState

@@ -57,6 +57,10 @@ class Remedy:
     """What the change costs, in words."""
     rungs: tuple[Rung, ...] = ()
     """The OOM ladder: several changes in order, in place of one diff."""
+    tried_seconds: float | None = None
+    """How much shorter a step was with the change in this run; None: not tried, or no verdict."""
+    tried_error_seconds: float | None = None
+    """The 99 % uncertainty of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

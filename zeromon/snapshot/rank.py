@@ -41,6 +41,7 @@ from zeromon.snapshot.memory import (
 from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
 from zeromon.snapshot.step import BatchRow, ScalarRow, StepSummary
+from zeromon.snapshot.trial import RankTrial
 
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
@@ -155,6 +156,7 @@ class RankSnapshot:
     """The most exposed first."""
     sizes: tuple[SizeRow, ...] = ()
     capture: RankCapture | None = None
+    trial: RankTrial | None = None
     check: TraceCheck | None = None
     """Live figures compared with the last trace."""
     links: Links | None = None

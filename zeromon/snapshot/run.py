@@ -12,6 +12,7 @@ from zeromon.snapshot.finding import Finding
 from zeromon.snapshot.host import Energy
 from zeromon.snapshot.nccl import Ras
 from zeromon.snapshot.rank import RankSnapshot
+from zeromon.snapshot.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class RunSnapshot:
     """What NCCL's RAS says of it, on the node that leads; None without a hang of NCCL."""
     capture: Capture | None = None
     """The last trace that was asked for."""
+    trials: tuple[Trial, ...] = ()
+    """Changes that were tried in the live ranks, the newest last."""
     history_note: str = ""
     """Why no history is written any more, "" while it is."""
     alias: str = ""

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
+from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError, TrialRefused
 from zeromon.ring import paths
 from zeromon.snapshot import RECENT_STEPS, RunSnapshot
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
@@ -100,6 +100,23 @@ class LiveSource:
         body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
         made = json.loads(_send(self.address, "/api/trace", json.dumps(body).encode()))
         return int(made["number"])
+
+    def try_change(self, rule: str, rounds: int) -> int:
+        """Requests a trial of the remedy of *rule*; returns its number, raises :class:`TrialRefused`."""
+        return int(self._try({"run": self.run, "rule": rule, "rounds": rounds})["number"])
+
+    def renew_trial(self, number: int, *, go_on: bool) -> None:
+        """Lets trial *number* go on, which it needs every few seconds, or ends it."""
+        self._try({"run": self.run, "number": number, "go_on": go_on})
+
+    def _try(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            made: dict[str, Any] = json.loads(
+                _send(self.address, "/api/try", json.dumps(body).encode())
+            )
+        except CaptureRefused as error:
+            raise TrialRefused(str(error), error.hint) from error
+        return made
 
     def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
         """Does nothing: every snapshot of a collector has all of its ranks."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import UnitEvent
+from zeromon.ring.events import Phase, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy, fsdp2
 from zeromon_agents.hooks.backend import Backend, ImportHook
@@ -96,8 +96,11 @@ class Fsdp2(Backend):
             self._wrote_strategy = True
             self.context.add_metadata(**strategy_of(fsdp_state).metadata())
 
-    def _post_forward(self, *_: Any, **__: Any) -> None:
+    def _post_forward(self, group: Any, *_: Any, **__: Any) -> None:
         self.steps.forward_seen()
+        order = self.models.order
+        if order is not None and self.context.phase == Phase.FORWARD and group not in order:
+            order.append(group)
 
     def _unshard_begins(self, group: Any, *_: Any, **__: Any) -> object:
         """Sets the unit of the gather; returns SKIP where the gather is under way already."""

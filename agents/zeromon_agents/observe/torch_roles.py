@@ -36,6 +36,8 @@ class Models:
         self.optimizers: dict[int, weakref.ref[Any]] = {}
         self.changed = False
         """Whether a model or an optimizer is new since the metadata was written."""
+        self.order: list[Any] | None = None
+        """FSDP2's units as they ran forward, while a trial wants to know; else None."""
 
     def register_module(self, module: Any) -> bool:
         """Registers a root module, and returns whether it is new.

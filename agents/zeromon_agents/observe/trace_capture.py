@@ -126,6 +126,9 @@ class Capture:
         if request.number <= self._served:
             return  # the same request again
         self._served, self._withdrawn = request.number, False
+        if self._steps.on_boundary is not None:
+            self._write_state(TraceState.REFUSED, request, "a change is being tried")
+            return
         self._request = request
         self._write_state(TraceState.WAITING, request)
         self._steps.on_boundary = self._context.guard.guarded(self._boundary)

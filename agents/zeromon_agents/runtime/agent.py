@@ -45,6 +45,7 @@ from zeromon_agents.observe.stall_detector import StallDetector
 from zeromon_agents.observe.step import Steps, process_start_ns
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
+from zeromon_agents.observe.trials import Trials
 from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
 from zeromon_agents.runtime.collector_process import ensure_collector
 from zeromon_agents.runtime.guard import Guard
@@ -98,6 +99,7 @@ class Agent:
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
         self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
+        self.trials = Trials(context, self.steps, self.models, run_dir, rank_info.rank)
         self.census, self.units = Census(context), Units(context)
         self.transfers, self.scalars = Transfers(context), Scalars(context, self.steps)
         self.backends = Backends(
@@ -187,6 +189,7 @@ class Agent:
         self._stopping.set()
         self._count_the_rest()
         self.guard.guarded(self.capture.close)("the agent was stopped")
+        self.guard.guarded(self.trials.close)("the agent was stopped")
         self.backends.stop()
         self.units.stop()
         self._stop_counting()
@@ -203,8 +206,9 @@ class Agent:
         return kept
 
     def pause(self) -> None:
-        """Switches all hooks off, in place: too many of them failed."""
-        self.context.mode = OFF
+        """Switches all hooks off, in place: too many of them failed. A change is undone before."""
+        if not self.trials.after(self.pause):
+            self.context.mode = OFF
 
     # ---- metadata -----------------------------------------------------------------------------
 
@@ -347,6 +351,7 @@ class Agent:
             if self.models.changed:
                 self._write_models()
         self.capture.check()
+        self.trials.check()
         message = self.guard.message()
         if message:
             with suppress(OSError):  # stderr may be closed

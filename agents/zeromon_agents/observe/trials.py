@@ -1,0 +1,221 @@
+"""Tries a change in the live rank: on in the same steps of all ranks, and undone by itself.
+
+A request is a file beside the rings, which the heartbeat checks once a second. Everything else happens
+on the training thread between two steps, where no collective is under way. A block of steps is entered
+only if all ranks agreed to it (:mod:`zeromon.ring.trials`); a rank agrees while the request is there and
+was renewed lately. Where one rank does not, all ranks undo the change at the same step. So a request
+whose command was killed ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from zeromon.ring.events import Kind, TrialState
+from zeromon.ring.trials import LEASE_SECONDS, MARGIN, REQUEST, WORD, WORDS, Change, Plan
+from zeromon_agents.observe.changes import CHANGES, Unfit
+from zeromon_agents.observe.step import Steps
+from zeromon_agents.observe.torch_roles import Models
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import OFF, HookContext
+
+
+class Trials:
+    """Waits for requests, and tries one change at a time."""
+
+    def __init__(
+        self, context: HookContext, steps: Steps, models: Models, run_dir: Path, rank: int
+    ) -> None:
+        self._context, self._steps, self._models = context, steps, models
+        self._file, self._words = run_dir / REQUEST, run_dir / WORDS
+        self._rank = rank
+        self._plan: Plan | None = None
+        self._served = 0
+        self._seen_ns = 0
+        self._word = -1
+        """The open file of words; -1 without a plan."""
+        self._block = 0
+        """The block to enter next."""
+        self._agreed = False
+        self._change: Any = None
+        """The generator of the change, made or only examined."""
+        self._is_on = False
+        self._last = 0
+        """The step before which the training thread came here last."""
+        self._why = ""
+        """Why this rank agrees to no other block."""
+        self._then: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a change is being tried."""
+        return self._plan is not None
+
+    # ---- the heartbeat's thread ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """Accepts a new request."""
+        if self._plan is not None:
+            return
+        try:
+            seen_ns = self._file.stat().st_mtime_ns
+        except OSError:
+            return
+        if seen_ns != self._seen_ns:
+            self._seen_ns = seen_ns
+            self._accept()
+
+    def _accept(self) -> None:
+        content = json.loads(self._file.read_text())
+        content["change"] = Change(content["change"])  # the closed list
+        content["rings"] = tuple(content["rings"])
+        plan = Plan(**content)
+        mine = self._context.ring.path.name
+        if plan.number <= self._served or plan.rings[self._rank : self._rank + 1] != (mine,):
+            return
+        self._served = plan.number
+        if self._steps.on_boundary is not None:
+            self._write(TrialState.REFUSED, plan, 0, "a trace is being recorded")
+            return
+        self._word = os.open(self._words, os.O_RDWR | os.O_NOFOLLOW)
+        self._block, self._agreed, self._last, self._why = 0, False, 0, ""
+        self._plan = plan
+        self._steps.on_boundary = self._context.guard.guarded(self._boundary)
+
+    # ---- the training thread ------------------------------------------------------------------
+
+    def _boundary(self, following: int) -> None:
+        """Runs between two steps; *following* is the next one."""
+        plan = self._plan
+        if plan is None:
+            self._steps.on_boundary = None
+            return
+        mode, self._context.mode = self._context.mode, OFF  # what a change does is not training
+        try:
+            if self._is_on:
+                next(self._change)
+            if following != self._last:
+                self._last = following
+                self._advance(plan, following)
+        except Guard.CAUGHT as error:
+            self._end(plan, following, TrialState.WITHDRAWN, f"{type(error).__name__}: {error}")
+        finally:
+            self._context.mode = mode
+            then = self._then if self._plan is None else None
+            if then is not None:
+                self._then = None
+                then()
+
+    def _advance(self, plan: Plan, following: int) -> None:
+        start = plan.start(self._block)
+        if following > start:
+            why = f"step {start} was over when the rank read the request"
+            self._end(plan, following, TrialState.REFUSED, why)
+        elif following == start:
+            self._enter(plan, following)
+        elif following == start - MARGIN or (self._block == 0 and following < start - MARGIN):
+            if self._models.order is None:
+                self._models.order = []  # the next step shows in which order units run
+            elif not self._agreed and self._block < plan.blocks:
+                self._agree(plan)
+
+    def _agree(self, plan: Plan) -> None:
+        """Writes this rank's word for the next block, unless the request is gone."""
+        if not self._why:
+            self._why = self._withdrawn()
+        if not self._why and self._change is None and (self._block == 0 or plan.is_on(self._block)):
+            try:
+                self._change = CHANGES[plan.change](self._models)
+                next(self._change)
+            except Unfit as unfit:
+                self._change, self._why = None, str(unfit)
+        if self._why:
+            if self._block == 0:
+                self._end(plan, self._last, TrialState.REFUSED, self._why)
+            return
+        os.pwrite(self._word, WORD.pack(plan.number, self._block + 1), WORD.size * self._rank)
+        self._agreed = True
+        if self._block == 0:
+            self._write(TrialState.READY, plan, self._last)
+
+    def _withdrawn(self) -> str:
+        """Why the request does not hold any more; "" while it does."""
+        try:
+            age = time.time() - self._file.stat().st_mtime
+        except OSError:
+            return "it was withdrawn"
+        return "" if age < LEASE_SECONDS else f"the command was silent for {age:.0f} s"
+
+    def _enter(self, plan: Plan, following: int) -> None:
+        """Begins a block, or ends the trial: with the last block, or where a rank did not agree."""
+        block = self._block
+        if block == plan.blocks:
+            self._end(plan, following, TrialState.DONE)
+            return
+        silent = self._silent(plan, block)
+        if silent:
+            state = TrialState.WITHDRAWN if block else TrialState.REFUSED
+            self._end(plan, following, state, self._why or f"rank {silent[0]} did not agree")
+            return
+        cost_ns = 0
+        on = plan.is_on(block)
+        if on and not self._is_on:
+            next(self._change)
+            self._is_on = True
+        elif not on:
+            cost_ns = self._undo()
+        self._write(TrialState.ON if on else TrialState.OFF, plan, following, cost_ns=cost_ns)
+        self._block, self._agreed = block + 1, False
+
+    def _silent(self, plan: Plan, block: int) -> list[int]:
+        """Returns the ranks that have not agreed to *block*."""
+        ranks = range(len(plan.rings))
+        words = os.pread(self._word, WORD.size * len(ranks), 0)
+        agreed = list(WORD.iter_unpack(words)) + [(0, 0)] * len(ranks)
+        return [r for r in ranks if agreed[r][0] != plan.number or agreed[r][1] <= block]
+
+    def _undo(self) -> int:
+        """Undoes the change; returns how long that took, nanoseconds."""
+        change: Generator[None] | None
+        change, self._change = self._change, None
+        self._is_on = False
+        began = time.monotonic_ns()
+        if change is not None:
+            change.close()
+        return time.monotonic_ns() - began
+
+    def _end(self, plan: Plan, step: int, state: TrialState, why: str = "") -> None:
+        self._plan, self._models.order = None, None
+        self._steps.on_boundary = None
+        try:
+            cost_ns = self._undo()
+        except Guard.CAUGHT as error:
+            cost_ns, why = 0, f"cannot be undone: {type(error).__name__}: {error}"
+            self._context.guard.note(error, "undo of a trial")
+        os.close(self._word)
+        self._word = -1
+        self._write(state, plan, step, why, cost_ns)
+
+    def after(self, work: Any) -> bool:
+        """Ends the trial as soon as all ranks can, then calls *work*; returns False without a trial."""
+        if self._plan is None:
+            return False
+        self._why, self._then = "the agent stops", work
+        return True
+
+    def close(self, why: str) -> None:
+        """Undoes a change at once: the script itself removes the agent, at one place of all ranks."""
+        plan = self._plan
+        if plan is not None:
+            self._end(plan, self._context.step + 1, TrialState.WITHDRAWN, why)
+
+    def _write(
+        self, state: TrialState, plan: Plan, step: int, why: str = "", cost_ns: int = 0
+    ) -> None:
+        text = self._context.text(why) if why else 0
+        self._context.emit(Kind.TRIAL, plan.number, step, text, cost_ns, op=state)
