@@ -13,7 +13,7 @@ from builders import rank, run
 from served import Fixed, get
 
 from zeromon.collector.http import start_server
-from zeromon.errors import CaptureRefused, CollectorError
+from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
 from zeromon.snapshot import Capture, RunSnapshot
 
 
@@ -72,6 +72,34 @@ def test_a_trace_is_asked_for_with_the_key_only() -> None:
     many = json.dumps({"run": "train-1", "steps": 101}).encode()
     status, said = post(port, "/api/trace", many, **good)
     assert (status, said) == (409, {"error": "too many", "hint": "Ask for fewer."})
+    server.shutdown()
+
+
+def test_a_change_is_tried_with_the_key_only() -> None:
+    asked: list[Any] = []
+
+    class Trying(Fixed):
+        def try_change(self, name: str, rule: str, rounds: int) -> None:
+            asked.append((name, rule, rounds))
+            raise TrialRefused("not this one", "Another.")
+
+        def renew_trial(self, name: str, number: int, *, go_on: bool) -> None:
+            asked.append((name, number, go_on))
+            raise TrialRefused("not this one", "Another.")
+
+    server = start_server(Trying(run(rank(0))), "127.0.0.1", 0, key="secret")
+    port, good = server.server_port, {"Authorization": "Bearer secret"}
+    body = json.dumps({"run": "train-1", "rule": "ZM606"}).encode()
+    assert post(port, "/api/try", body)[0] == 401
+    assert post(port, "/api/try", body, Authorization="Bearer wrong")[0] == 401
+    assert post(port, "/api/try", body, **good | {"Origin": "http://evil.example"})[0] == 403
+    assert post(port, "/api/try", b'{"rule": "ZM606"}', **good)[0] == 400
+    assert asked == []
+    refused = (409, {"error": "not this one", "hint": "Another."})
+    assert post(port, "/api/try", body, **good) == refused
+    more = json.dumps({"run": "train-1", "number": 3, "go_on": True}).encode()
+    assert post(port, "/api/try", more, **good) == refused
+    assert asked == [("train-1", "ZM606", 6), ("train-1", 3, True)]
     server.shutdown()
 
 

@@ -22,9 +22,9 @@ from zeromon.errors import TrialRefused
 from zeromon.readout.trial import CHANGES, obstacle
 from zeromon.ring.atomic import replace_file
 from zeromon.ring.trials import LEAST_SIZE, MARGIN, REQUEST, WORD, WORDS, Change, Plan
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Trial, TrialState
+from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
+from zeromon.stats.abba import A_ROUND, LEAST_ROUNDS, gain_in_turns
 from zeromon.stats.noise import half_width
-from zeromon.stats.turns import A_ROUND, LEAST_ROUNDS, gain_in_turns
 
 ROUNDS = 6
 MOST_ROUNDS = 12
@@ -132,7 +132,7 @@ class Trials:
                 return replace(
                     made, state=TrialState.REFUSED, note=f"no rank answered in {waited:.0f} s"
                 )
-            return self._observed(made, ranks, now_ns) if answers else made
+            return self._observed(made, answers, ranks, now_ns) if answers else made
         self._keep(go_on=False)
         note = next((answer.why for answer in over if answer.why), "")
         ended = replace(made, state=over[0].state, note=made.note or note)
@@ -140,9 +140,11 @@ class Trials:
             return replace(ended, state=TrialState.REFUSED)
         return judged(ended, ranks, min(answer.step for answer in over))
 
-    def _observed(self, made: Trial, ranks: Sequence[RankSnapshot], now_ns: int) -> Trial:
+    def _observed(
+        self, made: Trial, answers: Sequence[RankTrial], ranks: Sequence[RankSnapshot], now_ns: int
+    ) -> Trial:
         """Ends a trial that stalls the job, or makes it much slower."""
-        state = next((rank.trial.state for rank in ranks if rank.trial), made.state)
+        state = next((answer.state for answer in answers if not answer.state.is_over), made.state)
         now = replace(made, state=state)
         newest_ns = max((r.recent[-1].end_ns for r in ranks if r.recent), default=now_ns)
         silent, step = (now_ns - newest_ns) / 1e9, _typical(ranks)

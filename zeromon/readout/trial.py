@@ -21,7 +21,7 @@ _FRAMEWORK = {
 }
 _REFUSED = {
     "accumulation_communicates": "gradients are summed in another order, so results differ",
-    "cpu_threads": "sums are split between threads, so results differ",
+    "cpu_starved": "sums are split between threads, so results differ",
     "data_wait": "the workers of an iterator are fixed when it begins",
 }
 """Rule -> why its change is not tried, where one might expect that it is."""
@@ -78,4 +78,4 @@ def result_text(trial: Trial) -> str:
             gain_low_seconds=trial.gain_low_seconds, gain_high_seconds=trial.gain_high_seconds,
         )
     )  # fmt: skip
-    return text + (f" (predicted: {predicted} shorter)" if predicted else "")
+    return text + (f" (predicted: {predicted} less)" if predicted else "")
