@@ -21,20 +21,19 @@ class Unfit(Exception):
 
 
 def shared_collections(_: Models) -> Iterator[None]:
-    """Python collects no garbage by itself; the undoing collects, at the same step of all ranks."""
+    """Python collects no garbage by itself; the undoing collects, at the same step of all ranks.
+
+    Nothing is frozen: that matters to a full collection alone, and the script may have frozen objects.
+    """
     if not gc.isenabled():
         raise Unfit("automatic garbage collection is off already")
-    if gc.get_freeze_count():
-        raise Unfit("the script has frozen objects itself")
     yield
     try:
-        gc.freeze()
         gc.disable()
         while True:
             yield
     finally:
         gc.collect(1)
-        gc.unfreeze()
         gc.enable()
 
 
