@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import MS, collective, folded, run, series, span, step
+from builders import MS, collective, folded, run, series, span, state, step
 
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.diagnosis.engine import advise
@@ -138,3 +138,23 @@ def test_ddps_buckets_count_as_timed_once_the_reducer_has_told_their_times() -> 
     one = summarize(folded(events))
     assert [s.timed for s in one.recent] == [True, True, False]
     assert one.exposed_ratio == 0.1
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_group_written_in_python_may_hide_all_collectives(seen: bool) -> None:
+    """Nothing sees or counts what its own methods issue. Where it calls another group, that is seen."""
+    rank = state(process={"unknown_collectives": ["Mine.allreduce"]})
+    rank.groups[2] = {"label": "mine", "size": 2, "ranks": [0, 1], "in_python": True}
+    events: list[Event] = []
+    for number in range(1, 13):
+        begin = number * 100.0
+        events += collective(begin, begin + 2, 2, sequence=number) if seen else []
+        events += [span(Phase.FORWARD, begin, begin + 60), step(number, begin, begin + 100)]
+    one = summarize(folded(events, rank))
+    assert (one.exposed_ratio is not None) == exposed_is_known(one) == seen
+    assert exposed_unknown(one) == ("" if seen else "no hook sees Mine.allreduce")
+    assert ("  n/a: no hook sees Mine.allreduce" in render(run(one)).splitlines()) == (not seen)
+    text = Writer().write([run(one)], None, openmetrics=False).decode()
+    assert ("zeromon_exposed_communication_ratio{" in text) == seen
+    restored = step_of(row_of(0, one.recent[-1], 0), 0)
+    assert restored.timed == one.recent[-1].timed == seen

@@ -235,6 +235,9 @@ def exposed_unknown(rank: RankSnapshot) -> str:
         return ""
     if rank.untimed_ratio is not None and rank.untimed_ratio > UNTIMED:
         return f"{human_ratio(rank.untimed_ratio)} of its collectives are {_IN_CPP}"
+    unknown = rank.process.get("unknown_collectives")
+    if unknown and any(step.untimed > step.collectives for step in rank.recent):
+        return f"no hook sees {', '.join(unknown)}"
     return "no step has been timed yet"
 
 

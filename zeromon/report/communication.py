@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
-from zeromon.readout.text import in_graphs
+from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.table import table
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -34,7 +34,9 @@ def communication(run: RunSnapshot) -> str:
         )
         for row in rank.collectives
     ]
-    lines = [f"Communication of rank {rank.rank}", table(header, rows) if rows else "  none"]
+    why = exposed_unknown(rank) if rank.steps else ""
+    nothing = f"  n/a: {why}" if why else "  none"
+    lines = [f"Communication of rank {rank.rank}", table(header, rows) if rows else nothing]
     if rank.untimed:
         unknown = sum(rank.unattributed.values())
         of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""

@@ -50,7 +50,9 @@ class StepSummary:
     late_gather_ns: int = 0
     """How long it stood still for parameters that were asked for only when they were needed."""
     untimed: int = 0
-    """How many of the collectives were not timed, such as those that C++ or compiled code issues."""
+    """How many of the collectives were not timed, such as those that C++ or compiled code issues.
+
+    1 where they cannot even be counted: of a process group written in Python."""
 
     samples: int = -1
     """That the model of this rank was called with; -1 where unknown."""

@@ -11,6 +11,8 @@ import torch
 
 from zeromon_agents.runtime.hook_context import Entry
 
+_BASE = torch._C._distributed_c10d.ProcessGroup
+
 
 class Group:
     """What the hooks know of a process group, without keeping it alive."""
@@ -127,4 +129,5 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
         "nodes": nodes_of(ranks),
         "devices": devices or ["cpu"],
         "backend": str(torch.distributed.distributed_c10d._world.pg_map.get(pg, ("?",))[0]),
+        "in_python": isinstance(pg, _BASE) and type(pg) is not _BASE,
     }

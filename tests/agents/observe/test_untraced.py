@@ -188,5 +188,7 @@ def test_a_process_group_written_in_python_is_told() -> None:
     with pytest.raises(RuntimeError):
         _ = pg.group_name
     assert text_of(pg, "group_name") == "" and text_of(object(), "group_name") is None
-    assert describe_group(pg)["name"] == ""
+    described = describe_group(pg)
+    assert described["name"] == "" and described["in_python"]
+    assert not describe_group(MODULE.ProcessGroup(0, 1))["in_python"]
     assert sequence_number(pg) == -1

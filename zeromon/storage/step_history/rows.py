@@ -102,7 +102,7 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         offload_blocked_ns=1000 * values["offload_blocked_us"],
         micro_steps=values["micro_steps"],
         collectives=values["collectives"],
-        untimed=values["collectives"] if values["flags"] & UNTIMED else 0,
+        untimed=max(1, values["collectives"]) if values["flags"] & UNTIMED else 0,
         collective_bytes=values["collective_bytes"],
         allocated_bytes=values["allocated_bytes"],
         reserved_bytes=values["reserved_bytes"],
