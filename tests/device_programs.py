@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import Group, VirtualDevice, Work, exposed
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Issued, Stall, decode
+from zeromon.ring.events import Done, Flag, Issued, Stall, decode, place
 from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.payloads import PAYLOADS
@@ -144,8 +144,9 @@ class Run:
         self.device.now += duration
 
     def issue(self, group: int, peers: int, duration: int, asynchronous: bool) -> None:
-        self.context.unit = len(self.collectives) + 1
-        arguments = _Arguments(self, self.context.unit, peers, duration, asynchronous)
+        unit = len(self.collectives) + 1
+        self.context.unit = place(0, unit)
+        arguments = _Arguments(self, unit, peers, duration, asynchronous)
         work = self._issue(self.groups[group], _PAYLOAD, arguments)
         self.collectives.append(arguments.collective)
         if work is not None:

@@ -41,6 +41,8 @@ from zeromon_agents.runtime.hook_context import (
 from zeromon_agents.runtime.patches import Patches
 
 _EXIT_TIMEOUT_NS = 200_000_000
+# A name of the module costs a call less than one of the enclosing function, which each call copies.
+_caller, _Tensor = threading.get_ident, torch.Tensor
 
 
 def _entry(known: Any) -> Entry:
@@ -143,10 +145,9 @@ class Collectives:
         """
         context, groups, opened = self._context, self.groups, self.open
         following, pack, records, mask = context.ring.slots
-        note, now, caller = context.guard.note, time.monotonic_ns, threading.get_ident
+        now = time.monotonic_ns
         op, index, keyword, per_rank = where
         issued = head(Kind.ISSUED, op)
-        tensor_type, dtypes = torch.Tensor, DTYPES
         op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
         is_async = head(0, flags=Flag.ASYNC)
         attached, timed = self.attached, self._device.device_type
@@ -154,7 +155,10 @@ class Collectives:
         point_to_point = op in (Op.SEND, Op.RECV)
         asks = not point_to_point and hasattr(torch.distributed.AllreduceOptions, "asyncOp")
 
+        settled: Group | None = None  # that of the newest call, where a call takes one number
+
         def method(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
+            nonlocal settled
             mode = context.mode
             if (
                 not mode
@@ -175,12 +179,12 @@ class Collectives:
                         payload = kwargs[keyword if keyword in kwargs else next(iter(kwargs))]
                     if type(payload) is list and len(payload) == 1:
                         payload = payload[0]
-                    if type(payload) is tensor_type:
-                        nbytes, dtype = payload.nbytes, dtypes[payload.dtype]
+                    if type(payload) is _Tensor:
+                        nbytes, dtype = payload.nbytes, DTYPES[payload.dtype]
                     else:
                         nbytes = total_bytes(payload)
                         payload = first_tensor(payload)
-                        dtype = dtypes.get(getattr(payload, "dtype", None), 0)
+                        dtype = DTYPES.get(getattr(payload, "dtype", None), 0)
                     if per_rank:
                         nbytes *= group.size
                 group.issued += 1
@@ -194,8 +198,8 @@ class Collectives:
                     group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
-                word, at, engine = context.head_word, group.id | context.unit << 16, context.engine
-                if caller() != context.thread and self.is_apart(group):
+                word, at, engine = context.head_word, group.id | context.unit, context.engine
+                if _caller() != context.thread and self.is_apart(group):
                     word, at, engine = 0, context.place_apart(group.id), 0
                     mode = IDLE if group.on_device else ON
                 if group.on_device:
@@ -224,14 +228,18 @@ class Collectives:
                         self._device.issued(entry)
                 elif mode:
                     self.count(group.id, op, nbytes, dtype)
-                if name not in group.even:
+                if group is settled:
+                    pass
+                elif name in group.even:
+                    settled = group
+                else:
                     extra = group.extras.get(name)
                     if extra is None:
                         before = sequence_number(pg)
                     elif extra and group.coalescing is None:
                         group.extra += extra
             except Guard.CAUGHT as error:
-                note(error, name)
+                context.guard.note(error, name)
                 return original(pg, *args, **kwargs)
             try:
                 if kwargs:
@@ -268,7 +276,7 @@ class Collectives:
                             if wants_callback and not on_device:
                                 self._call_back(work, entry)
             except Guard.CAUGHT as error:
-                note(error, name)
+                context.guard.note(error, name)
             return work
 
         method.__name__ = name
@@ -279,7 +287,6 @@ class Collectives:
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, take, now = self._context, self.open.pop, time.monotonic_ns
         following, pack, records, mask = context.ring.slots
-        note = context.guard.note
         done = head(Kind.DONE, flags=Flag.END_KNOWN)
         failed = done | head(0, flags=Flag.FAILED)
 
@@ -317,7 +324,7 @@ class Collectives:
                          nbytes, issued, blocked, sequence, n)
                     # fmt: on
                 except Guard.CAUGHT as error:
-                    note(error, "Work.wait")
+                    context.guard.note(error, "Work.wait")
 
         return leave_to_python(wait, and_callees=True)
 
@@ -386,7 +393,7 @@ class Collectives:
             if context.mode != ON:
                 self.count(group.id, Op.BROADCAST, nbytes, 0)
                 continue
-            word, at = context.head_word, group.id | context.unit << 16
+            word, at = context.head_word, group.id | context.unit
             start, took = began + (end - began) * number // calls, (end - began) // calls
             issued = head(Kind.ISSUED, Op.BROADCAST) | word
             context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)

@@ -83,6 +83,9 @@ _BLOCKED_NS = 20_000
 _ISSUED, _DONE = head(Kind.ISSUED), head(Kind.DONE)
 _FAILED, _END_KNOWN = head(0, flags=Flag.FAILED), head(0, flags=Flag.END_KNOWN)
 _DONE_FAILED = _DONE | _FAILED
+# A name of the module costs a call less than one of the enclosing function, which each call copies.
+_now, _caller, _Tensor = time.monotonic_ns, threading.get_ident, torch.Tensor
+_depth = torch._C._len_torch_dispatch_stack
 
 
 class Functional:
@@ -151,9 +154,6 @@ class Functional:
         context, collectives, pending = self._context, self._collectives, self.pending
         groups, names = collectives.groups, self._names
         following, pack, records, mask = context.ring.slots
-        note, now, dtypes, plain = context.guard.note, time.monotonic_ns, DTYPES, _PLAIN
-        tensor_type, modes = torch.Tensor, _python_dispatch
-        depth, caller = torch._C._len_torch_dispatch_stack, threading.get_ident
         name = qualified.rpartition(".")[2]
         op, per_rank = OPERATORS[name]
         keyword, group_at = schema[0], schema.index(GROUP)
@@ -161,8 +161,10 @@ class Functional:
         own_word = head(0, op, flags=Flag.ASYNC)
         counts_calls = not point_to_point and not collectives.attached
         timed = self._device.device_type
+        settled: Group | None = None  # that of the newest call, where a call takes one number
 
         def issue(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
+            nonlocal settled
             mode = context.mode
             if not mode:
                 return original(*args, **kwargs)
@@ -171,12 +173,12 @@ class Functional:
             before, began = -1, 0
             try:
                 payload = args[0] if args else kwargs[keyword]
-                single = type(payload) is tensor_type
+                single = type(payload) is _Tensor
                 first = payload if single or type(payload) is not list else payload[0]
                 # a mode or a subclass calls the operator again, with plain tensors
                 if (
-                    (single or type(first) in plain)
-                    and not (modes._is_in_torch_dispatch_mode and depth())
+                    (single or type(first) in _PLAIN)
+                    and not (_python_dispatch._is_in_torch_dispatch_mode and _depth())
                     and not first.is_meta
                 ):
                     try:
@@ -199,10 +201,10 @@ class Functional:
                     else:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
-                    dtype = dtypes[first.dtype]
-                    word, at = own_word | context.head_word, group.id | context.unit << 16
+                    dtype = DTYPES[first.dtype]
+                    word, at = own_word | context.head_word, group.id | context.unit
                     engine, here = context.engine, False
-                    if caller() != context.thread and collectives.is_apart(group):
+                    if _caller() != context.thread and collectives.is_apart(group):
                         word, at, engine = own_word, context.place_apart(group.id), 0
                         mode = IDLE if group.on_device else ON
                     if group.on_device:
@@ -210,7 +212,7 @@ class Functional:
                         if here and self._device.captures():
                             mode = OFF  # nothing runs, so nothing would end the record
                     if mode == ON:
-                        began, n = now(), following()
+                        began, n = _now(), following()
                         # fmt: off
                         pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
                              nbytes, sequence, dtype, engine, n)
@@ -221,35 +223,39 @@ class Functional:
                             event = entry[EVENT]
                     elif mode:
                         collectives.count(group.id, op, nbytes, dtype)
-                    if qualified not in group.even:
+                    if group is settled:
+                        pass
+                    elif qualified in group.even:
+                        settled = group
+                    else:
                         extra = group.extras.get(qualified)
                         if extra is None:
                             before = sequence_number(group.ref())
                         elif extra:
                             group.extra += extra
             except Guard.CAUGHT as error:
-                note(error, qualified)
+                context.guard.note(error, qualified)
             try:
                 result = original(*args, **kwargs) if kwargs else original(*args)
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
                     if began:
                         entry = [word | _FAILED, at, nbytes, began, sequence, 0, None, 0]
-                        collectives.done(entry, now(), 0)
+                        collectives.done(entry, _now(), 0)
                 raise
             try:
                 if before >= 0:
                     collectives.note_sequence(group, group.ref(), before, qualified)
                 if began:
-                    held = now() - began
-                    if fresh and event is None and type(result) is tensor_type:
+                    held = _now() - began
+                    if fresh and event is None and type(result) is _Tensor:
                         key = result.data_ptr() or _key(result)
                         pending[key] = word, at, nbytes, began, sequence, held
                     else:
                         entry = [word, at, nbytes, began, sequence, 0, event, held]
                         self._keep(result, entry)
             except Guard.CAUGHT as error:
-                note(error, qualified)
+                context.guard.note(error, qualified)
             return result
 
         return issue
@@ -267,34 +273,32 @@ class Functional:
 
     def wait_hook(self, original: Any) -> Callable[..., Any]:
         """Returns the wrapper of ``wait_tensor``."""
-        context, take, now = self._context, self.pending.pop, time.monotonic_ns
+        context, pending, take = self._context, self.pending, self.pending.pop
         following, pack, records, mask = context.ring.slots
-        note, plain, pending = context.guard.note, _PLAIN, self.pending
-        tensor_type = torch.Tensor
 
         def wait(tensor: Any) -> Any:
             entry = None
             if pending and context.mode:
                 try:
-                    if type(tensor) is tensor_type or type(tensor) in plain:
+                    if type(tensor) is _Tensor or type(tensor) in _PLAIN:
                         entry = take(tensor.data_ptr(), None) or take(_key(tensor), None)
                 except Guard.CAUGHT as error:
-                    note(error, WAIT)
+                    context.guard.note(error, WAIT)
             if entry is None:
                 return original(tensor)
             if type(entry) is list:
                 if len(entry) > 1 or entry[0][EVENT] is not None or entry[0][END]:
                     return self._wait_for_entries(original, tensor, entry)
-                entry[0][END] = now()  # for the waits for the other results of the operator
+                entry[0][END] = _now()  # for the waits for the other results of the operator
                 entry = (*entry[0][:END], entry[0][HELD_NS])
             word, at, nbytes, issued, sequence, held = entry
-            reached, outcome = now(), _DONE_FAILED
+            reached, outcome = _now(), _DONE_FAILED
             try:
                 result = original(tensor)
                 outcome = _DONE
                 return result
             finally:
-                left = now()
+                left = _now()
                 try:
                     blocked = left - reached
                     if blocked > _BLOCKED_NS:
@@ -305,7 +309,7 @@ class Functional:
                          nbytes, issued, blocked + held, sequence, n)
                     # fmt: on
                 except Guard.CAUGHT as error:
-                    note(error, WAIT)
+                    context.guard.note(error, WAIT)
 
         return wait
 
@@ -394,10 +398,7 @@ class Functional:
             if context.mode != ON:
                 self._collectives.count(group.id, op, nbytes, dtype)
                 continue
-            word, at = (
-                head(0, op, flags=Flag.ASYNC) | context.head_word,
-                group.id | context.unit << 16,
-            )
+            word, at = head(0, op, flags=Flag.ASYNC) | context.head_word, group.id | context.unit
             now, sequence = time.monotonic_ns(), -group.point_to_point
             context.ring.write(now, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
             entry: Entry = [word, at, nbytes, now, sequence, 0, None, 0]

@@ -24,7 +24,7 @@ class Units:
         self._owners: list[weakref.ref[Any]] = []
 
     def id_of(self, owner: Any, describe: Describe) -> int:
-        """Returns the id of the unit that *owner* owns, kept at *owner*, where it is found fastest.
+        """Returns the id of the unit that *owner* owns, as ``unit_id``, kept at *owner*: found fastest.
 
         *describe* names a new unit. It returns None for an owner without a unit, whose id is 0.
         """

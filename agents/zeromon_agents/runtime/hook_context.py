@@ -84,7 +84,7 @@ class HookContext:
         self.engine = 0
         """Number of the DeepSpeed engine that is running, 0 for none."""
         self.unit = 0
-        """Id of the unit that is communicating, 0 for none."""
+        """Place of the unit that is communicating, as :meth:`unit_id` returns it; 0 for none."""
         self.step = 0
         self.steps_before = 0
         """Steps that the run had taken when the agent was attached."""
@@ -124,16 +124,16 @@ class HookContext:
         self.phase = self._phase
 
     def unit_id(self, fqn: str, describe: dict[str, Any]) -> int:
-        """Returns the id of the unit *fqn* in records; 0 when the name table is full."""
-        number = self._units.get(fqn)
-        if number is None:
+        """Returns the id of the unit *fqn* at its place in records; 0 when the name table is full."""
+        unit = self._units.get(fqn)
+        if unit is None:
             number = self.ring.name(NameKind.UNIT, {"fqn": fqn, **describe})
-            self._units[fqn] = number
-        return number
+            self._units[fqn] = unit = place(0, number)
+        return unit
 
     def place_apart(self, group: int) -> int:
         """Returns group and unit of a collective that another thread than that of training issues."""
-        return place(group, self.unit_id(BACKGROUND, {}))
+        return group | self.unit_id(BACKGROUND, {})
 
     def add_metadata(self, **metadata: Any) -> None:
         """Writes metadata of this rank. A later value of a key replaces an earlier one."""
@@ -168,11 +168,11 @@ class HookContext:
     # fmt: off
     def write(self, t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
               a: int, b: int, c: int, d: int) -> None:
-        """Writes a record. Hot paths pack ``head`` and ``place`` themselves."""
-        self.ring.write(t_ns, head(kind, op, phase, flags), place(group, unit), a, b, c, d)
+        """Writes a record; *unit* as :meth:`unit_id` returns it. Hot paths pack it themselves."""
+        self.ring.write(t_ns, head(kind, op, phase, flags), group | unit, a, b, c, d)
     # fmt: on
 
     def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
         """Writes a record of the current time, phase and unit, from a hook off the hot path."""
         now = time.monotonic_ns()
-        self.ring.write(now, head(kind, op, self.phase), place(0, self.unit), a, b, c, d)
+        self.ring.write(now, head(kind, op, self.phase), self.unit, a, b, c, d)
