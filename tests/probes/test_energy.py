@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import rank, run
+from builders import rank, received, run
 from hypothesis import given, strategies as st
 
 from zeromon.probes.energy import EnergyMeter, Rapl
-from zeromon.readout.text import energy_text, mean_watts
+from zeromon.readout.energy import energy_text, joules_per_unit, mean_watts
 from zeromon.snapshot import Energy
+from zeromon.snapshot.ledger import Cause, LedgerRow
 
 RANGE = 262.143
 
@@ -75,7 +76,29 @@ def test_the_text_names_what_is_missing() -> None:
     used = Energy(seconds=100, device_joules=72_000.0, host_joules=None, host_note="no counters")
     known = replace(one, energy=used)
     assert mean_watts(known) == 720
-    text = "72 kJ by devices of n1 in 100.00 s, mean 720 W; of processors n/a: no counters"
-    assert energy_text(known) == text
+    text = energy_text(known)
+    assert text.startswith(
+        "72 kJ by devices of n1 in 100.00 s, mean 720 W, J a token n/a: no batch"
+    )
+    assert text.endswith("; of processors n/a: no counters")
     assert energy_text(one) == ""
+    nothing = energy_text(replace(one, energy=replace(used, device_joules=None)))
+    assert nothing == "n/a: no device has a counter; of processors n/a: no counters"
     assert mean_watts(replace(one, energy=replace(used, device_joules=None))) is None
+
+
+def test_a_token_has_its_joules() -> None:
+    """Two ranks that live for 100 s at 720 W, and get 36,000 tokens together; one may get none."""
+    lived = (
+        LedgerRow(cause=Cause.COMPUTE, seconds=60), LedgerRow(cause=Cause.CHECKPOINT, seconds=40),
+    )  # fmt: skip
+    facts = {"ledger": lived, "strategy": "ddp", "world_size": 2}
+    ranks = [rank(n, batches=received(60, length=30), **facts) for n in range(2)]
+    used = Energy(seconds=50, device_joules=36_000.0, host_joules=0.0)
+    one = run(*ranks, energy=used)
+    assert joules_per_unit(one) == (2.0, "token")
+    assert energy_text(one).endswith("mean 720 W, 2 J a token")
+    images = [replace(each, batches=received(60)) for each in ranks]
+    assert joules_per_unit(replace(one, ranks=tuple(images))) == (60.0, "sample")
+    untold = replace(one, ranks=(ranks[0], replace(ranks[1], batches=None)))
+    assert joules_per_unit(untold) == "no batch is known of some rank"

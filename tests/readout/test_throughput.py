@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import folded, rank, received, run, step
+from builders import folded, rank, received, run, step, summary
 
 from zeromon.fold.summarize import summarize
 from zeromon.memory.devices import peak_flops
@@ -21,6 +21,10 @@ from zeromon.readout.throughput import (
 )
 from zeromon.ring.events import BatchMark, Padding
 from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
+from zeromon.storage.step_history import frame, row_of
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.plots import Trends, plots_of
+from zeromon_dashboard.charts import charts_of
 
 LAYERS, WIDTH, LENGTH = 4, 1024, 2048
 MODEL: dict[str, Any] = {
@@ -52,6 +56,21 @@ def test_tokens_of_a_second_are_those_of_all_ranks() -> None:
     assert samples_per_second(two()) == pytest.approx(2 * 2 / 0.1)
     tp = {"dimensions": (Dimension(name="tp", size=2, used=True),)}
     assert tokens_per_second(two(tp)) == pytest.approx(4500)  # the mean of both, once
+
+
+@pytest.mark.parametrize("counts", ["tokens", "samples"])
+def test_the_rate_of_each_step_has_a_chart(counts: str) -> None:
+    """Of 100 ms each, in the terminal from a snapshot, on the page from a history; a gap stays one."""
+    batches = received(4, length=30 if counts == "tokens" else 0)
+    steps = [summary(n, **{counts: each}) for n, each in enumerate((100, -1, 300), 1)]
+    one = run(rank(0, recent=tuple(steps), batches=batches))
+    plots = plots_of(one.ranks, Trends(), DisplayOptions(), 40, ())
+    assert [*plots["throughput"].plot.curves[0].points] == [(1, 1000.0), (3, 3000.0)]
+    assert plots["throughput"].title == f"{counts}/s of a rank"
+    rows = frame([row_of(0, each, 0) for each in steps]).to_dict(as_series=False)
+    chart = charts_of(rows, one)["throughput"]
+    assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [1000.0, None, 3000.0])
+    assert "throughput" not in charts_of(rows, run(rank(0)))
 
 
 def test_a_mask_on_a_device_is_said_to_count_padding() -> None:

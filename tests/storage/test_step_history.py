@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import resource
@@ -65,13 +66,15 @@ def test_a_row_keeps_what_a_step_was() -> None:
 
 def test_a_loss_comes_back_and_an_unknown_one_stays_unknown(tmp_path: Path) -> None:
     """Also from Parquet, and as the mean of the merged rows that have one."""
-    known = [summary(n, loss=float(n), grad_norm=None, learning_rate=3e-4) for n in range(1, 9)]
+    batch = {"samples": 4, "tokens": 128}
+    known = [summary(n, loss=float(n), learning_rate=3e-4, **batch) for n in range(1, 9)]
     kept = [row_of(0, one, 0) for one in [*known, *(summary(n) for n in range(9, 17))]]
     assert [step_of(row, 0) for row in unpack(b"".join(map(pack, kept)))][:8] == known
     write_parquet(frame(kept), tmp_path / "000001.parquet")
     assert read_parquet(tmp_path / "000001.parquet").rows() == kept
     (row,) = merged(frame(kept)).rows(named=True)
     assert (row["loss"], row["grad_norm"], row["learning_rate"]) == (4.5, None, 3e-4)
+    assert (row["samples"], row["tokens"]) == (4, 128)
 
 
 def test_a_step_comes_back_with_what_each_phase_waited() -> None:
@@ -92,7 +95,7 @@ def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path, ve
     older = [row[:columns] for row in rows(20)]
 
     def record(row: Row) -> bytes:
-        body = former.pack(*row)
+        body = former.pack(*(math.nan if value is None else value for value in row))
         return body + zlib.crc32(body).to_bytes(4, "little")
 
     frame(rows(10)).select(NAMES[:columns]).write_parquet(tmp_path / "000001.parquet")

@@ -17,8 +17,8 @@ from dataclasses import asdict
 
 from zeromon.cli.report import newest_snapshot
 from zeromon.errors import ZeromonError
+from zeromon.readout.energy import mean_watts
 from zeromon.readout.ledger import job_ledger
-from zeromon.readout.text import mean_watts
 from zeromon.report.ledger import activities, ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.ledger import Cause

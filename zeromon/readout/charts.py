@@ -38,6 +38,8 @@ class StepRow(NamedTuple):
     other_bytes: int
     loss: float | None
     grad_norm: float | None
+    samples: float | None
+    tokens: float | None
 
     @property
     def timed(self) -> bool:
@@ -210,6 +212,27 @@ def _grad_norm(step: Step) -> float | None:
     return step.grad_norm
 
 
+def _tokens(step: Step) -> float | None:
+    return _per_second(step.tokens, step)
+
+
+def _samples(step: Step) -> float | None:
+    return _per_second(step.samples, step)
+
+
+def _per_second(count: float | None, step: Step) -> float | None:
+    return None if count is None or count < 0 or step.seconds <= 0 else count / step.seconds
+
+
+def _counts_tokens(ranks: Sequence[RankSnapshot]) -> bool:
+    return any(rank.batches is not None and rank.batches.tokens for rank in ranks)
+
+
+def _counts_samples(ranks: Sequence[RankSnapshot]) -> bool:
+    """Batches are known, and hold no tokens."""
+    return any(rank.batches is not None for rank in ranks) and not _counts_tokens(ranks)
+
+
 def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
     """Whether a rank knows it: without a logger no place is taken for it."""
     return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.scalars)
@@ -224,6 +247,10 @@ CHARTS: tuple[ChartSpec, ...] = (
               pool=Pool.HOST, shared=True, overview=True, applies=_has_none),
     ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed,
               share=_exposed_share, overview=True),
+    ChartSpec(name="throughput", title="tokens/s of a rank", unit=figures.COUNT, read=_tokens,
+              applies=_counts_tokens),
+    ChartSpec(name="throughput", title="samples/s of a rank", unit=figures.COUNT, read=_samples,
+              applies=_counts_samples),
     ChartSpec(name="loss", title="loss", unit=figures.NUMBER, read=_loss, applies=_knows(Scalar.LOSS)),
     ChartSpec(name="grad-norm", title="gradient norm", unit=figures.NUMBER, read=_grad_norm,
               applies=_knows(Scalar.GRAD_NORM)),

@@ -30,7 +30,7 @@ from zeromon.snapshot import (
     Severity,
     Straggler,
 )
-from zeromon.units import human_bytes, human_count, human_energy, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 # ---- the run ---------------------------------------------------------------------------------------
 
@@ -41,33 +41,6 @@ CHANGED = " with changes"
 def commit_text(revision: str) -> str:
     """Returns the git commit of a run: ``638361765e7a with changes``; "" where unknown."""
     return revision[:12] + (CHANGED if revision.endswith("-dirty") else "")
-
-
-def energy_text(run: RunSnapshot) -> str:
-    """What the run's node has used since the run was watched; "" where nothing of it is known."""
-    used = run.energy
-    if used is None or (used.device_joules is None and used.host_joules is None):
-        return ""
-    parts = [
-        f"{human_energy(joules)} by {what}"
-        for joules, what in (
-            (used.device_joules, "devices"),
-            (used.host_joules, "processors and DRAM"),
-        )
-        if joules is not None
-    ]
-    missing = f"; of processors n/a: {used.host_note}" if used.host_note else ""
-    watts = mean_watts(run)
-    mean = f", mean {human_count(watts)} W" if watts is not None else ""
-    return f"{', '.join(parts)} of {run.node} in {human_seconds(used.seconds)}{mean}{missing}"
-
-
-def mean_watts(run: RunSnapshot) -> float | None:
-    """Returns the mean power of the run's node, of what counts it; None where unknown."""
-    used = run.energy
-    known = [] if used is None else [used.device_joules, used.host_joules]
-    joules = [each for each in known if each is not None]
-    return sum(joules) / used.seconds if used is not None and joules and used.seconds else None
 
 
 def run_state(run: RunSnapshot) -> str:

@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
+from zeromon.readout.energy import energy_text
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.ledger import startup_parts_text
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
-    energy_text,
     exposed_unknown,
     finding_text,
     joined_text,

@@ -86,6 +86,12 @@ def _step(labels: str, how: str, by: str) -> str:
     return f"{how} by ({by}) ({spent} / ({steps} > 0))"
 
 
+def _named(what: str) -> str:
+    """Of *what* a second, by all ranks; the label ``unit`` names it."""
+    rate = f"sum(rate(zeromon_{what}_total{{{_RUN}}}{_RATE}))"
+    return f'label_replace({rate}, "unit", "{what}/s", "", "")'
+
+
 def _moved(what: str, labels: str, how: str) -> str:
     return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}})"
 
@@ -179,6 +185,8 @@ _OF_RUN = Dashboard(
             _lines("Step time, distribution", "s", "Quantiles over ranks and steps, from the histogram.",
                    *((f"histogram_quantile({q}, sum by (le) (rate(zeromon_step_seconds_bucket{{{_RUN}}}{_RATE})))",
                       f"p{round(100 * q)}") for q in (0.5, 0.9, 0.99))),
+            _lines("Throughput", "none", "Tokens a second of all ranks; samples where batches hold no tokens.",
+                   (f'{_named("tokens")} or on () {_named("samples")}', "{{unit}}")),
             _lines("Ledger", "percentunit", "Where the time of set-up and steps goes: share of all ranks' seconds by cause.",
                    (f"sum by (cause) (rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE})) / ignoring (cause) "
                     f"group_left sum(rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE}))", "{{cause}}"),

@@ -27,9 +27,10 @@ COLUMNS = (
     ("garbage_collection_exposed_us", "Q"), ("compile_exposed_us", "Q"),
     ("generation_us", "Q"), ("generation_exposed_us", "Q"),
     ("loss", "d"), ("grad_norm", "d"), ("learning_rate", "d"),
+    ("samples", "d"), ("tokens", "d"),
 )  # fmt: skip
 """Name and :mod:`struct` code of each column, in the order of a row."""
-VERSIONS = {1: 22, 2: 28, 3: 36, 4: 38, 5: len(COLUMNS)}
+VERSIONS = {1: 22, 2: 28, 3: 36, 4: 38, 5: 41, 6: len(COLUMNS)}
 """Format version -> how many of the columns its logs and Parquet files have."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
@@ -64,13 +65,17 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
         step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
         *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
-        step.loss, step.grad_norm, step.learning_rate,
+        step.loss, step.grad_norm, step.learning_rate, _known(step.samples), _known(step.tokens),
     )  # fmt: skip
 
 
 def _flags(step: StepSummary) -> int:
     untimed = not step.timed and not step.idle
     return IDLE * step.idle | SKIPPED * step.skipped | UNTIMED * untimed
+
+
+def _known(count: int) -> float | None:
+    return count if count >= 0 else None
 
 
 _NO_PHASES = (0,) * len(_PHASES)
@@ -108,5 +113,13 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         reserved_bytes=values["reserved_bytes"],
         rss_bytes=values["rss_bytes"],
         other_bytes=values["other_bytes"],
-        **{name: values[name] for name in SCALARS},
+        samples=_count(values["samples"]),
+        tokens=_count(values["tokens"]),
+        loss=values["loss"],
+        grad_norm=values["grad_norm"],
+        learning_rate=values["learning_rate"],
     )
+
+
+def _count(known: float | None) -> int:
+    return -1 if known is None else round(known)
