@@ -146,7 +146,10 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
     count = samples if isinstance(samples, float) else float(micro_batches * size)
     each = tokens / count if isinstance(tokens, float) else None
     device = device_named(options.memory or "")
-    peak = device_peak(rank) if device is None else device.half_flops
+    peak = device_peak(rank)
+    if device is not None:
+        half = base.plan.precision.compute_bytes < 4
+        peak = device.half_flops if half else device.single_flops
     return Work(
         tokens=each,
         flops=each * flops if each is not None and isinstance(flops, float) else None,

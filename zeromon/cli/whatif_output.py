@@ -57,7 +57,7 @@ def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
     unknown = ("n/a",) * 9
     if one.row is None:
         return (name, *unknown)
-    memory = f"{human_bytes(one.row.device_bytes)}{'' if one.counts_activations else ' +'}"
+    memory = f"{human_bytes(one.row.device_bytes)}{' +' if one.is_bound else ''}"
     after = (
         memory,
         "yes" if one.row.fits else "no",
@@ -108,8 +108,8 @@ def _notes(base: Point, points: Sequence[Point]) -> list[str]:
     setup = base.setup
     assert setup is not None
     lines = [f"note: {note}" for note in setup.model.notes]
-    if not base.counts_activations:
-        lines.append("note: +: activations are unknown and not counted in the memory")
+    if any(point.is_bound for point in (base, *points)):
+        lines.append("note: +: at least, as activations or gathered units are unknown")
     if base.time is not None:
         lines += [f"seconds: {text}" for text in sources(setup.machine, setup.measured, setup.plan)]
     unknown = dict.fromkeys((p.error and f"{p.label}: {p.error}") for p in points if p.row is None)
@@ -148,6 +148,7 @@ def _one(one: Point, base: Point, best: Sequence[Point]) -> dict[str, Any]:
         "bytes": {place: row.memory.total(place) for place in PLACES},
         "roles": {place: row.memory.by_role(place) for place in PLACES},
         "activations_known": one.counts_activations,
+        "bytes_are_least": one.is_bound,
         "communication_bytes": row.communication_bytes,
         "samples": one.samples,
         "tokens_per_second": one.tokens_per_second,

@@ -33,6 +33,9 @@ Three = tuple[Speeds, Speeds, Speeds]
 _CORE = 5e9
 """Bytes/s that a core of a host reads and writes at least; a slower optimizer waits for its calls."""
 
+_LAST_STEPS = 128
+"""A rank is judged by so many of its last steps: a run may have thousands of ranks."""
+
 _SMALL_BYTES = 1 << 16
 """A collective of fewer bytes shows a latency, not a bandwidth."""
 
@@ -228,7 +231,8 @@ def _kind(plan: ShardPlan) -> tuple[str, bool]:
 
 
 def _timed(rank: RankSnapshot) -> list[StepSummary]:
-    return [step for step in settled(rank.recent) if step.timed and step.phase_exposed_ns]
+    recent = rank.recent[-_LAST_STEPS:]
+    return [step for step in settled(recent) if step.timed and step.phase_exposed_ns]
 
 
 def _busy(rank: RankSnapshot) -> float:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zeromon.errors import PlanError
-from zeromon.memory.plan import Row, Setup, row
+from zeromon.memory.plan import Row, Setup, row, sizes_of
 from zeromon.memory.seconds import StepTime, forward_flops
+from zeromon.memory.spec import ZeroStage
 from zeromon.memory.terms import ACTIVATION
 
 
@@ -67,6 +68,15 @@ class Point:
     def sample_seconds(self) -> float | None:
         """Seconds a sample of all ranks: what a step costs, whatever its batch."""
         return None if self.time is None else self.time.seconds / self.samples
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the memory is at least what is counted: activations or gathered units are unknown."""
+        if self.row is None or self.setup is None:
+            return False
+        gathers = self.row.plan.stage == ZeroStage.PARAMETERS
+        units = sizes_of(self.setup, self.row.plan).unit_numels
+        return not self.counts_activations or (gathers and not units)
 
     @property
     def counts_activations(self) -> bool:
