@@ -113,3 +113,10 @@ def test_one_rank_sends_nothing() -> None:
 def test_gradients_in_fp32_take_twice_as_long_to_reduce() -> None:
     nothing = replace(RATES, hides=Hides.NOTHING)
     assert total(nothing, precision=Precision.policy()) == pytest.approx(4 + 4 + 8)
+
+
+def test_thousands_of_buckets_keep_the_latency_of_each() -> None:
+    """8 s of bytes, and 8,000 calls of 1 ms, as if each were sent by itself."""
+    slow = replace(RATES, hides=Hides.NOTHING, latency=1e-3)
+    many = {"framework": "deepspeed", "stage": ZeroStage.OPTIMIZER, "grad_bucket_numel": 500_000}
+    assert total(slow, **many) == pytest.approx(8 + 8 + 4, rel=0.01)

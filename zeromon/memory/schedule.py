@@ -26,6 +26,9 @@ from zeromon.memory.spec import ROOT, ShardPlan, Sizes, ZeroStage
 UNITS = 32
 """Assumed number of units of a model whose layers are unknown: those of a model of 7 B."""
 
+_MOST_BUCKETS = 256
+"""Of more, several are taken as one, with the latency of each."""
+
 _FIRST_BUCKET_BYTES = 1 << 20
 """Of DDP (``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``)."""
 
@@ -237,6 +240,14 @@ class _Reducer:
         self._t, self._plan, self._r = t, plan, r
         self._trained = sizes.trainable / sizes.numel
         self._by_units = plan.framework.startswith("fsdp")
+        self._least = sizes.trainable / _MOST_BUCKETS
+        self._calls = 1.0
+        """Buckets that are taken as one, because there are very many."""
+        if not self._by_units:
+            own = plan.grad_bucket_numel or sizes.trainable
+            if plan.framework == "ddp":
+                own = round(plan.bucket_cap_bytes / plan.precision.sent_grad_bytes)
+            self._calls = max(1.0, self._least / max(1, own))
         self._buckets = self._sizes(sizes)
         self._left = next(self._buckets)
         self._filled = 0.0
@@ -254,9 +265,9 @@ class _Reducer:
             each = plan.precision.sent_grad_bytes
             yield min(_FIRST_BUCKET_BYTES, plan.bucket_cap_bytes) / each
             while True:
-                yield plan.bucket_cap_bytes / each
+                yield max(plan.bucket_cap_bytes / each, self._least)
         while True:
-            yield float(plan.grad_bucket_numel or sizes.trainable)
+            yield max(float(plan.grad_bucket_numel or sizes.trainable), self._least)
 
     def compute(self, piece: Piece, seconds: float) -> None:
         """Computes the gradients of a unit, and reduces the buckets that they fill."""
@@ -286,7 +297,9 @@ class _Reducer:
         """Reduces *numel* gradients; a second reduction waits for the one before the last."""
         if self._at_once and len(self._ends) >= self._at_once:
             self._t.wait(self._ends[-self._at_once], self._last)
-        self._ends.append(self._t.send(_reduce_seconds(numel, self._plan, self._r)))
+        seconds = _reduce_seconds(numel, self._plan, self._r)
+        seconds += (self._calls - 1) * self._r.latency
+        self._ends.append(self._t.send(seconds))
         self._last = name
         self._number += 1
         if self._waits:
