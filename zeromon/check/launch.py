@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
-from zeromon.check.problem import Config, Path, Problem, problem_at, whole
+from zeromon.check.problem import Config, Path, Problem, whole
 from zeromon.check.schema import schema
 
 COMMAND = "the command"
@@ -59,7 +59,7 @@ class Command:
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the option or argument *name*."""
         place = self.line, self.places.get(name, 1)
-        return problem_at(self.file, place, code, severity, message, fix, name)
+        return Problem(self.file, *place, code, severity, message, fix, name)
 
     @property
     def ranks(self) -> int | None:

@@ -22,15 +22,16 @@ SEVERITIES = ("error", "warning", "info")
 """error: training fails or ignores the setting; warning: costs time or memory; info: a trade-off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A problem of a configuration or script, with a fix."""
 
-    code: str
-    severity: str
     file: str
     line: int
     column: int
+    """Both from 1."""
+    code: str
+    severity: str
     message: str
     """One sentence without a period."""
     fix: str
@@ -44,32 +45,6 @@ class Problem:
     def name(self) -> str:
         """The name of the rule, from its documentation page."""
         return pages()[self.code].name
-
-
-def problem_at(
-    file: str,
-    place: tuple[int, int],
-    code: str,
-    severity: str,
-    message: str,
-    fix: str,
-    key: str = "",
-    *,
-    quiet: bool = False,
-) -> Problem:
-    """Returns a problem of *file* at *place*: (line, column), both from 1."""
-    line, column = place
-    return Problem(
-        code=code,
-        severity=severity,
-        file=file,
-        line=line,
-        column=column,
-        message=message,
-        fix=fix,
-        key=key,
-        quiet=quiet,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +129,7 @@ class Config:
     ) -> Problem:
         """Returns a problem at *path*."""
         place, key = self.place(path), ".".join(path)
-        return problem_at(self.file, place, code, severity, message, fix, key, quiet=quiet)
+        return Problem(self.file, *place, code, severity, message, fix, key, quiet=quiet)
 
     def on(self, ranks: int | None) -> Config:
         """Returns a copy with the number of ranks, unless the configuration already has one."""

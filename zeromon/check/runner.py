@@ -31,7 +31,7 @@ from zeromon.check.documents import (
     read_text,
 )
 from zeromon.check.figures import Figure, Sources, figures
-from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, problem_at
+from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.pages import pages
 from zeromon.errors import CheckError
 
@@ -242,7 +242,7 @@ class _Run:
         """Reports a file that cannot be read."""
         place = error.line, error.column
         fix = error.fix or "give a JSON or YAML configuration, or a Python script"
-        self.problems.append(problem_at(str(file), place, "ZM101", "error", error.message, fix))
+        self.problems.append(Problem(str(file), *place, "ZM101", "error", error.message, fix))
 
     def config(self, config: Config, kind: str, file: Path) -> None:
         """Checks one configuration, and the file that it names."""

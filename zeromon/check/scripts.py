@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.flow import LOOPS, Flow, read_flow
-from zeromon.check.problem import AUTO, Config, Path, Problem, number, problem_at
+from zeromon.check.problem import AUTO, Config, Path, Problem, number
 
 FRAMEWORKS = (
     "torch", "deepspeed", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning",
@@ -103,7 +103,7 @@ class Script:
     ) -> Problem:
         """Returns a problem at *node*."""
         place = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
-        return problem_at(self.file, place, code, severity, message, fix, key)
+        return Problem(self.file, *place, code, severity, message, fix, key)
 
 
 Check = Callable[[Script], Iterable[Problem]]

@@ -4,75 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from zeromon.check.deepspeed.batch import (
-    batch_product,
-    batch_size,
-    missing_batch,
-    save_without_gather,
+from zeromon.check.deepspeed import (
+    batch,
+    conflicts,
+    fields,
+    hygiene,
+    optimizer,
+    performance,
+    readers,
 )
-from zeromon.check.deepspeed.conflicts import (
-    bf16_needs,
-    duplicates,
-    no_effect,
-    stage_conflicts,
-    two_names,
-    two_precisions,
-)
-from zeromon.check.deepspeed.fields import deprecated, names, values
-from zeromon.check.deepspeed.hygiene import (
-    bf16_device,
-    clipping,
-    dead_paths,
-    gradient_types,
-    gradients,
-    large_prefetch,
-)
-from zeromon.check.deepspeed.optimizer import optimizer, scheduler
-from zeromon.check.deepspeed.performance import (
-    bucket_size,
-    fp16_with_zero3,
-    fp32_gradients,
-    loss_scale,
-    no_mixed_precision,
-    nvme,
-    overlap_comm,
-    pinned_memory,
-)
-from zeromon.check.deepspeed.readers import hjson, unfilled
 from zeromon.check.problem import Config, Machine, Problem
 
 Check = Callable[[Config, Machine], Iterable[Problem]]
 
 CHECKS: tuple[Check, ...] = (
-    names,
-    values,
-    deprecated,
-    duplicates,
-    two_precisions,
-    two_names,
-    stage_conflicts,
-    bf16_needs,
-    no_effect,
-    fp32_gradients,
-    overlap_comm,
-    bucket_size,
-    fp16_with_zero3,
-    loss_scale,
-    no_mixed_precision,
-    pinned_memory,
-    nvme,
-    batch_size,
-    missing_batch,
-    batch_product,
-    save_without_gather,
-    optimizer,
-    scheduler,
-    hjson,
-    unfilled,
-    gradients,
-    gradient_types,
-    bf16_device,
-    clipping,
-    large_prefetch,
-    dead_paths,
-)
+    fields.names, fields.values, fields.deprecated,
+    conflicts.duplicates, conflicts.two_precisions, conflicts.two_names, conflicts.stage_conflicts,
+    conflicts.bf16_needs, conflicts.no_effect,
+    performance.fp32_gradients, performance.overlap_comm, performance.bucket_size,
+    performance.fp16_with_zero3, performance.loss_scale, performance.no_mixed_precision,
+    performance.pinned_memory, performance.nvme,
+    batch.batch_size, batch.missing_batch, batch.batch_product, batch.save_without_gather,
+    optimizer.optimizer, optimizer.scheduler,
+    readers.hjson, readers.unfilled,
+    hygiene.gradients, hygiene.gradient_types, hygiene.bf16_device, hygiene.clipping,
+    hygiene.large_prefetch, hygiene.dead_paths,
+)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zeromon.check.deepspeed.settings import ZERO
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, listed, problem_at
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, listed
 
 _FILLED = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -41,7 +41,7 @@ def hjson(config: Config, _: Machine) -> Iterator[Problem]:
         "transformers and accelerate refuse it"
     )
     severity = "error" if has_auto(config) else "info"
-    yield problem_at(config.file, place, "ZM101", severity, message, _HJSON_FIX)
+    yield Problem(config.file, *place, "ZM101", severity, message, _HJSON_FIX)
 
 
 def has_auto(config: Config) -> bool:

@@ -6,44 +6,21 @@ take more than a limit, the rows of the oldest are merged by sixteen, and by six
 times, maxima of bytes, and the number of steps in each row.
 """
 
-from zeromon.snapshot.step import (
-    IDLE as IDLE,
-    NOT_TIMED as NOT_TIMED,
-    SKIPPED as SKIPPED,
-    UNTIMED as UNTIMED,
-)
-from zeromon.storage.step_history.log import (
-    RECORD_SIZE as RECORD_SIZE,
-    pack as pack,
-    read_log as read_log,
-    segments as segments,
-    unpack as unpack,
-)
-from zeromon.storage.step_history.parquet import frame as frame, merged as merged, shrink as shrink
+from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
+from zeromon.storage.step_history.log import RECORD_SIZE, pack, read_log, segments, unpack
+from zeromon.storage.step_history.parquet import frame, merged, shrink
 from zeromon.storage.step_history.queries import (
-    LEAST as LEAST,
-    MEDIAN as MEDIAN,
-    MOST as MOST,
-    by_step as by_step,
-    collect as collect,
-    last_steps as last_steps,
-    load as load,
-    pieces as pieces,
-    series as series,
-    step_ranges as step_ranges,
-    steps as steps,
+    LEAST,
+    MEDIAN,
+    MOST,
+    by_step,
+    collect,
+    last_steps,
+    load,
+    pieces,
+    series,
+    step_ranges,
+    steps,
 )
-from zeromon.storage.step_history.rows import (
-    ABSENT as ABSENT,
-    COLUMNS as COLUMNS,
-    NAMES as NAMES,
-    Row as Row,
-    Series as Series,
-    row_of as row_of,
-    step_of as step_of,
-)
-from zeromon.storage.step_history.writer import (
-    LIMIT_BYTES as LIMIT_BYTES,
-    SEGMENT_ROWS as SEGMENT_ROWS,
-    Writer as Writer,
-)
+from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, Row, Series, row_of, step_of
+from zeromon.storage.step_history.writer import LIMIT_BYTES, SEGMENT_ROWS, Writer

@@ -36,6 +36,7 @@ BY = ("unit", "op", "group", "dim", "phase")
 class Communication(View):
     """The collectives of the chosen rank, else of the most exposed one."""
 
+    FOCUS = "#traffic"
     TAB = "communication"
     HINT = "part of a unit, operation, group, dimension or phase"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "by", "By unit, op, ...")]
@@ -56,16 +57,6 @@ class Communication(View):
                 yield Table(FLIGHTS, _flight_key, id="flights", title="in flight",
                             empty="no collective is in flight")  # fmt: skip
                 yield Panel("arrivals", id="skew", classes="box")
-
-    def on_mount(self) -> None:
-        """Adds boxes, and focuses the table."""
-        for table in self.query(Table):
-            table.add_class("box")
-        self.focus_body()
-
-    def focus_body(self) -> None:
-        """Focuses the table."""
-        self.query_one("#traffic", Table).focus()
 
     @on(Table.Chosen, "#flights")
     def _chosen(self) -> None:

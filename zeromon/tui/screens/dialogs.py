@@ -67,7 +67,11 @@ class Runs(ModalScreen["RunChoice | None"]):
             box.border_title = "runs"
             box.border_subtitle = "enter: open   esc: cancel"
             yield Table(
-                RUNS, lambda run: (run.run, run.address), id="runs", empty="no run is known"
+                RUNS,
+                lambda run: (run.run, run.address),
+                id="runs",
+                empty="no run is known",
+                classes="",
             )
 
     def on_mount(self) -> None:

@@ -27,6 +27,7 @@ from zeromon.tui.widgets.table import Table
 class Findings(View):
     """The most severe findings first; below them, the one under the cursor."""
 
+    FOCUS = "#findings"
     TAB = "findings"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "copy", "Copy the diff")]
 
@@ -37,16 +38,6 @@ class Findings(View):
                 FINDINGS, lambda f: (f.rule, f.rank), id="findings", empty="nothing to report"
             )
             yield Page("the finding", id="finding")
-
-    def on_mount(self) -> None:
-        """Adds boxes, and focuses the list."""
-        for part in ("#findings", "#finding"):
-            self.query_one(part).add_class("box")
-        self.focus_body()
-
-    def focus_body(self) -> None:
-        """Focuses the list."""
-        self.query_one("#findings", Table).focus()
 
     def draw(self, model: ViewModel) -> None:
         """Draws the list and the details."""

@@ -20,6 +20,7 @@ from zeromon.units import human_count
 class Logs(View):
     """One line for each entry, the newest at the end."""
 
+    FOCUS = "#notes"
     TAB = "logs"
     HINT = "part of an entry"
 
@@ -30,15 +31,6 @@ class Logs(View):
     def body(self) -> ComposeResult:
         """The log."""
         yield Page("notes", id="notes")
-
-    def on_mount(self) -> None:
-        """Adds a box, and focuses the log."""
-        self.query_one(Page).add_class("box")
-        self.focus_body()
-
-    def focus_body(self) -> None:
-        """Focuses the log."""
-        self.query_one(Page).focus()
 
     def filter_text(self) -> str:
         """The filter of the log; ranks have their own."""

@@ -32,6 +32,7 @@ _AXIS = 7
 class Memory(View):
     """The memory of the chosen rank, else of the one closest to its limit."""
 
+    FOCUS = "#roles"
     TAB = "memory"
 
     def body(self) -> ComposeResult:
@@ -41,12 +42,6 @@ class Memory(View):
             yield Page("by role", id="roles")
             yield Panel("within a step", id="within", classes="box")
             yield Page("allocator", id="allocator")
-
-    def on_mount(self) -> None:
-        """Adds boxes around what scrolls."""
-        for page in self.query(Page):
-            page.add_class("box")
-        self.query_one("#roles", Page).focus()
 
     def draw(self, model: ViewModel) -> None:
         """Draws all four parts."""

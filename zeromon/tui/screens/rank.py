@@ -39,6 +39,7 @@ _AXIS = 7
 class RankView(View):
     """Opened from the table of ranks; ``[`` and ``]`` show its neighbours."""
 
+    FOCUS = "#rank-page"
     TAB = "ranks"
 
     def body(self) -> ComposeResult:
@@ -49,15 +50,6 @@ class RankView(View):
                     Panel(name, id=f"rank-{name}", classes="box") for name in charts.names()
                 )
             yield Page("rank", id="rank-page")
-
-    def on_mount(self) -> None:
-        """Adds a box, and focuses the text."""
-        self.query_one(Page).add_class("box")
-        self.focus_body()
-
-    def focus_body(self) -> None:
-        """Focuses the text."""
-        self.query_one(Page).focus()
 
     def draw(self, model: ViewModel) -> None:
         """Draws the charts and the text."""

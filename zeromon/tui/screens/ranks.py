@@ -74,6 +74,7 @@ class HeatMap(Panel):
 class Ranks(View):
     """The heat map over the table; usable with thousands of ranks."""
 
+    FOCUS = "#ranks"
     TAB = "ranks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("h", "figure", "Heat map of"),
@@ -92,23 +93,14 @@ class Ranks(View):
             yield HeatMap(id="heat", classes="box")
             yield Table(RANKS, lambda rank: rank.rank, id="ranks", order="rank",
                         empty=NO_RANK)  # fmt: skip
-            yield Table(NODES, lambda node: node.address, id="nodes", order="share", down=True)
-
-    def on_mount(self) -> None:
-        """Adds boxes, and focuses the table."""
-        for table in self.query(Table):
-            table.add_class("box")
-        self.query_one("#nodes", Table).display = False
-        self.focus_body()
+            nodes = Table(NODES, lambda node: node.address, id="nodes", order="share", down=True)
+            nodes.display = False
+            yield nodes
 
     @property
     def _table(self) -> Table[Any]:
         """The table that is shown."""
-        return self.query_one("#nodes" if self._by_node else "#ranks", Table)
-
-    def focus_body(self) -> None:
-        """Focuses the table."""
-        self._table.focus()
+        return self.query_one(self.FOCUS, Table)
 
     def draw(self, model: ViewModel) -> None:
         """Draws the map and the table."""
@@ -140,6 +132,7 @@ class Ranks(View):
             self.notify("all ranks are shown; nodes are for larger runs", severity="warning")
             return
         self._by_node = not self._by_node
+        self.FOCUS = "#nodes" if self._by_node else "#ranks"
         for table in self.query(Table):
             table.display = table is self._table
         self.focus_body()

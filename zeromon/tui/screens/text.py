@@ -16,6 +16,8 @@ from zeromon.tui.widgets.page import Page
 class TextScreen(View):
     """*write* makes the text."""
 
+    FOCUS = "#page"
+
     def __init__(self, title: str, write: Callable[[ViewModel], str]) -> None:
         super().__init__()
         self._title = title
@@ -23,19 +25,9 @@ class TextScreen(View):
 
     def body(self) -> ComposeResult:
         """The text."""
-        yield Page(id="page")
-
-    def on_mount(self) -> None:
-        """Adds a box with a title."""
-        page = self.query_one(Page)
-        page.add_class("box")
-        page.border_title = self._title.replace("[", r"\[")
+        page = Page(self._title.replace("[", r"\["), id="page")
         page.border_subtitle = "esc: back"
-        page.focus()
-
-    def focus_body(self) -> None:
-        """Focuses the text."""
-        self.query_one(Page).focus()
+        yield page
 
     def draw(self, model: ViewModel) -> None:
         """Draws the text."""

@@ -183,19 +183,12 @@ class Lanes(Panel, can_focus=True):
 class Timeline(View):
     """One lane for each rank; a second one for communication where there is room."""
 
+    FOCUS = "#lanes"
     TAB = "timeline"
 
     def body(self) -> ComposeResult:
         """The lanes."""
         yield Lanes(id="lanes", classes="box")
-
-    def on_mount(self) -> None:
-        """Focuses the lanes."""
-        self.focus_body()
-
-    def focus_body(self) -> None:
-        """Focuses the lanes."""
-        self.query_one(Lanes).focus()
 
     def draw(self, model: ViewModel) -> None:
         """Draws the newest steps."""

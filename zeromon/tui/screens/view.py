@@ -73,6 +73,8 @@ class View(Screen[None]):
         Binding("escape", "leave", "Back", show=False),
     ]
     AUTO_FOCUS = "#body"
+    FOCUS = ""
+    """Selects the widget that the screen's keys belong to; "" for none."""
     TAB = ""
     HINT = "ranks: 3   0-7,16   exposed>10   memory>=60   late>0.01   part of a node, state or unit"
 
@@ -108,6 +110,11 @@ class View(Screen[None]):
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:  # noqa: ARG002
         """The screen's table, for a CSV file; None without one."""
         return None
+
+    def on_mount(self) -> None:
+        """Focuses the screen's own part."""
+        if self.FOCUS:
+            self.focus_body()
 
     def on_screen_resume(self) -> None:
         """Draws what has changed while another screen was on top."""
@@ -195,7 +202,7 @@ class View(Screen[None]):
 
     def focus_body(self) -> None:
         """Focuses the widget that the screen's keys belong to."""
-        self.set_focus(None)
+        self.set_focus(self.query_one(self.FOCUS) if self.FOCUS else None)
 
 
 def _tabs(shown: str, model: ViewModel, width: int) -> Line:

@@ -21,7 +21,7 @@ class Page(ScrollView, can_focus=True):
     ALLOW_SELECT = False
 
     def __init__(self, title: str = "", *, id: str | None = None) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, classes="box")
         if title:
             self.border_title = title
         self._write: Write = lambda _width: []

@@ -85,8 +85,9 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         title: str = "",
         empty: str = "nothing to show",
         opens: bool = True,
+        classes: str = "box",
     ) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, classes=classes)
         if title:
             self.border_title = title
         self.columns, self.order, self.down = columns, order, down
