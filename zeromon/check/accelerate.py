@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.deepspeed.settings import ZERO, stage_of
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, whole
+from zeromon.check.problem import (
+    AUTO,
+    Config,
+    Machine,
+    Path,
+    Problem,
+    is_on,
+    listed,
+    meant,
+    whole,
+    without_effect,
+)
 from zeromon.check.schema import schema
 from zeromon.units import human_bytes
 
@@ -61,8 +71,7 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
     sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
     for name in () if sagemaker else config.data:
         if str(name) not in known["top"] and str(name) not in _OLD:
-            near = get_close_matches(str(name), known["top"], 1, 0.7)
-            fix = f"did you mean {near[0]}?" if near else f"remove {name}"
+            fix = meant(name, known["top"], 0.7) or f"remove {name}"
             message = f"accelerate has no setting {name}, and refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, fix)
     for part in (DEEPSPEED, FSDP):
@@ -70,10 +79,10 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
         for name in config.section(part):
             prefixed = str(name) if part != FSDP or str(name).startswith("fsdp") else f"fsdp_{name}"
             if prefixed not in options:
-                near = get_close_matches(prefixed, known[part], 1, 0.7)
-                fix = f"did you mean {near[0]}?" if near else f"remove {name}"
-                if part == DEEPSPEED and not near:
-                    fix = _in_a_file(config, str(name)) or fix
+                fix = meant(prefixed, known[part], 0.7)
+                if part == DEEPSPEED and not fix:
+                    fix = _in_a_file(config, str(name))
+                fix = fix or f"remove {name}"
                 message = f"{part} has no {name}: accelerate ignores the setting"
                 yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
     for old, new in _OLD.items():
@@ -174,12 +183,8 @@ def _choices(config: Config) -> dict[Path, list[str]]:
                 choices = known[name]
                 allowed[FSDP, name] = [*choices, *map(str, range(1, len(choices) + 1))]
         if version_of(config) == 2:  # LOCAL_STATE_DICT is refused
-            allowed[FSDP, "fsdp_state_dict_type"] = [
-                "FULL_STATE_DICT",
-                "SHARDED_STATE_DICT",
-                "1",
-                "3",
-            ]
+            kept = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
+            allowed[FSDP, "fsdp_state_dict_type"] = kept
             allowed[FSDP, "fsdp_reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO"]
         allowed[FSDP, "fsdp_auto_wrap_policy"] = known["fsdp_auto_wrap_policy"]
         allowed[FSDP, "fsdp_version"] = ["1", "2"]
@@ -247,9 +252,7 @@ def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Prob
         part, why = FSDP, "under FSDP1, where fsdp_sharding_strategy decides"
         unused = [name for name in ("fsdp_reshard_after_forward",) if name in sections]
     if unused:
-        does = "has" if len(unused) == 1 else "have"
-        message = f"{listed(unused)} {does} no effect {why}"
-        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        message, fix = without_effect(unused, why)
         if "fsdp_sharding_strategy" in unused and "fsdp_reshard_after_forward" not in sections:
             keeps = strategy_of(config) in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
             fix = f"fsdp_reshard_after_forward: {'false' if keeps else 'true'}"
@@ -425,20 +428,7 @@ def checkpoint_choices(config: Config, _other: Config | None, _: Machine) -> Ite
 
 
 CHECKS: tuple[Check, ...] = (
-    names,
-    values,
-    contradictions,
-    no_effect,
-    nvme,
-    precision,
-    save_without_gather,
-    whole_model_unit,
-    backward_prefetch,
-    across_nodes,
-    full_state_dict,
-    checkpoint_choices,
-    dead_paths,
-    whole_model_on_every_rank,
-    bf16_device,
-    idle_devices,
-)
+    names, values, contradictions, no_effect, nvme, precision, save_without_gather, whole_model_unit,
+    backward_prefetch, across_nodes, full_state_dict, checkpoint_choices, dead_paths,
+    whole_model_on_every_rank, bf16_device, idle_devices,
+)  # fmt: skip

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.one_rank import one_rank, one_rank_alone
-from zeromon.check.problem import Machine, Problem
+from zeromon.check.problem import Machine, Problem, meant
 from zeromon.check.scripts import (
     FSDP,
     WRAPPERS,
@@ -38,8 +37,7 @@ def arguments(script: Script) -> Iterator[Problem]:
         for word in call.node.keywords:
             if word.arg is None or word.arg in _ARGUMENTS:
                 continue
-            near = get_close_matches(word.arg, _ARGUMENTS, 1, 0.7)
-            fix = f"did you mean {near[0]}?" if near else f"remove {word.arg}"
+            fix = meant(word.arg, _ARGUMENTS, 0.7) or f"remove {word.arg}"
             fix = f"auto_wrap_policy={_PARTIAL}" if word.arg in _OF_A_POLICY else fix
             message = f"{FSDP} has no argument {word.arg}"
             yield script.problem("ZM107", "error", word.value, message, fix, word.arg)
@@ -205,12 +203,6 @@ def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    arguments,
-    no_shard,
-    unscaled,
-    policy_of_the_root,
-    loaded_on_device_0,
-    one_rank_alone,
-    every_module,
-    loaded_on_every_rank,
-)
+    arguments, no_shard, unscaled, policy_of_the_root, loaded_on_device_0, one_rank_alone,
+    every_module, loaded_on_every_rank,
+)  # fmt: skip

@@ -7,11 +7,11 @@ report settings that torch refuses, settings without effect, and explicit settin
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zeromon.check.problem import Problem, number
-from zeromon.check.scripts import UNKNOWN, Call, Script, is_arguments, is_open
+from zeromon.check.scripts import UNKNOWN, Call, Check, Script, is_arguments, is_open
 
 _POSITIONS = {
     "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "pin_memory": 7,
@@ -230,13 +230,6 @@ def _uses_gpu(script: Script) -> bool:
     )
 
 
-Check = Callable[[Script], Iterable[Problem]]
-
 CHECKS: tuple[Check, ...] = (
-    needs_workers,
-    order,
-    no_workers,
-    not_pinned,
-    restarted_workers,
-    same_order,
-)
+    needs_workers, order, no_workers, not_pinned, restarted_workers, same_order,
+)  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from zeromon.diagnosis.pages import pages
@@ -146,6 +147,19 @@ def _yaml(value: Any) -> str:
     if value == "no":
         return "'no'"
     return value if isinstance(value, str) else _json(value)
+
+
+def meant(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns ``did you mean X?`` with the name of *known* that is like *name*; "" where none is."""
+    near = get_close_matches(str(name), list(known), 1, cutoff)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def without_effect(names: Sequence[str], why: str) -> tuple[str, str]:
+    """Returns message and fix for settings that have no effect *why*: ``at stage 2``."""
+    if len(names) == 1:
+        return f"{names[0]} has no effect {why}", f"remove {names[0]}"
+    return f"{listed(names)} have no effect {why}", "remove them"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -452,11 +452,6 @@ def _whole_state(script: Script, call: Call) -> Problem:
 
 
 CHECKS: tuple[Check, ...] = (
-    precision,
-    nonexistent_api,
-    whole_model_unit,
-    fp32_reduction,
-    fsdp_arguments,
-    bucket_size,
+    precision, nonexistent_api, whole_model_unit, fp32_reduction, fsdp_arguments, bucket_size,
     full_state_dict,
-)
+)  # fmt: skip

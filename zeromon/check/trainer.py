@@ -8,10 +8,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, listed, number, whole
+from zeromon.check.problem import (
+    AUTO,
+    Config,
+    Path,
+    Problem,
+    is_on,
+    listed,
+    meant,
+    number,
+    whole,
+    without_effect,
+)
 from zeromon.check.schema import Schema, schema
 from zeromon.check.scripts import UNKNOWN, Call, Script
 
@@ -108,9 +118,8 @@ def names(fsdp: Fsdp) -> Iterator[Problem]:
     for name in fsdp.section.data:
         bare = str(name).removeprefix("fsdp_")
         if bare not in known["fsdp_config"]:
-            near = get_close_matches(bare, known["fsdp_config"], 1, 0.6)
             message = f"fsdp_config has no {name}: transformers ignores the option"
-            fix = f"did you mean {near[0]}?" if near else f"remove {name}"
+            fix = meant(bare, known["fsdp_config"]) or f"remove {name}"
             yield fsdp.section.problem("ZM102", "warning", (str(name),), message, fix)
     for old, new in _REMOVED.items():
         if fsdp.script.argument(fsdp.call, old) is not None:
@@ -126,8 +135,7 @@ def values(fsdp: Fsdp) -> Iterator[Problem]:
     options: list[str] = schema()["transformers"]["fsdp"]
     for word in fsdp.words:
         if word.lower() not in options:
-            near = get_close_matches(word, options, 1, 0.6)
-            fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(options)}"
+            fix = meant(word, options) or f"one of {', '.join(options)}"
             yield fsdp.of_argument("ZM103", "error", "fsdp", f"there is no fsdp option {word}", fix)
     for name, choices in _choices(fsdp).items():
         value = fsdp.get(name)
@@ -212,9 +220,7 @@ def no_effect(fsdp: Fsdp) -> Iterator[Problem]:
         return
     unused = [name for name in _OF_FSDP_1 if fsdp.section.has(*fsdp.path(name))]
     if unused and fsdp.version == 2:
-        does = "has" if len(unused) == 1 else "have"
-        message = f"{listed(unused)} {does} no effect under FSDP2"
-        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        message, fix = without_effect(unused, "under FSDP2")
         yield fsdp.problem("ZM106", "info", unused[0], message, fix)
     by_size = fsdp.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") == "SIZE_BASED_WRAP"
     if _is_new() and (number(fsdp.get("min_num_params")) or 0) > 0 and not by_size:

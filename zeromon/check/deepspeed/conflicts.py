@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, number
+from zeromon.check.problem import (
+    AUTO,
+    Config,
+    Machine,
+    Path,
+    Problem,
+    is_on,
+    number,
+    without_effect,
+)
 from zeromon.check.schema import schema
 
 _ONLY_STAGE_3 = (
@@ -125,9 +134,7 @@ def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
     )
     unused = [name for name in config.section(ZERO) if name in ignored and _is_set(config, name)]
     if unused:
-        does = "has" if len(unused) == 1 else "have"
-        message = f"{listed(unused)} {does} no effect at stage {stage}"
-        fix = "remove them" if len(unused) > 1 else f"remove {unused[0]}"
+        message, fix = without_effect(unused, f"at stage {stage}")
         yield config.problem("ZM106", "info", (ZERO, unused[0]), message, fix)
     nvme = config.get(ZERO, "offload_optimizer", "device") == "nvme"
     if nvme and stage in (1, 2):

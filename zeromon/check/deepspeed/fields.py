@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from zeromon.check.deepspeed.settings import ZERO, precision_of
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, number, whole
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, meant, number, whole
 from zeromon.check.schema import Schema, schema
 
 _RENAMED = {("aio", "thread_count"): "intra_op_parallelism", ("bfloat16",): "bf16"}
@@ -30,11 +29,11 @@ def names(config: Config, _: Machine) -> Iterator[Problem]:
                 f"move it into {ZERO}",
             )  # fmt: skip
         elif not key.lower().startswith(_REMARKS):
-            near = get_close_matches(key, known["top"], 1, 0.8)
+            near = meant(key, known["top"], 0.8)
             yield config.problem(
                 "ZM102", "warning" if near else "info", (key,),
                 f"DeepSpeed does not know {key} and silently ignores it",
-                f"did you mean {near[0]}?" if near else "remove it, if nothing else reads it",
+                near or "remove it, if nothing else reads it",
             )  # fmt: skip
     for name, part in known["sections"].items():
         yield from _unknown(config, (name,), part, known)
@@ -57,13 +56,12 @@ def _unknown(config: Config, path: Path, part: Schema, known: Schema) -> Iterato
         if field is None:
             if here in _RENAMED or (path == (ZERO,) and name in known["removed_zero"]):
                 continue
-            near = get_close_matches(str(name), list(fields), 1, 0.6)
             strict = part["strict"]
             says = "refuses it" if strict else "silently ignores it"
             yield config.problem(
                 "ZM102", "error" if strict else "warning", here,
                 f"{'.'.join(path)} has no {name}, and DeepSpeed {says}",
-                f"did you mean {near[0]}?" if near else "remove it",
+                meant(name, fields) or "remove it",
             )  # fmt: skip
         elif field["type"] == "section" and isinstance(value, Mapping):
             yield from _unknown(config, here, field["section"], known)

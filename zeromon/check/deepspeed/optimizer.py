@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from zeromon.check.deepspeed.settings import stage_of
-from zeromon.check.problem import Config, Machine, Path, Problem, listed
+from zeromon.check.problem import Config, Machine, Path, Problem, listed, meant
 from zeromon.check.schema import schema
 
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
@@ -54,8 +54,7 @@ def scheduler(config: Config, _: Machine) -> Iterator[Problem]:
     if not isinstance(kind, str):
         return
     if kind not in known:
-        near = get_close_matches(kind, known, 1, 0.6)
-        fix = f"did you mean {near[0]}?" if near else "one of WarmupLR, WarmupDecayLR, OneCycle"
+        fix = meant(kind, known) or "one of WarmupLR, WarmupDecayLR, OneCycle"
         message = f"DeepSpeed does not recognize the scheduler {kind}"
         yield config.problem("ZM103", "error", path, message, fix)
         return
@@ -77,8 +76,9 @@ def _refused(config: Config, part: str, kind: str, taken: Collection[str]) -> It
     """Yields parameters that the constructor of *kind* does not have."""
     for name in config.section(part, "params"):
         if str(name) not in taken:
-            near = get_close_matches(str(name), taken, 1, 0.6)
-            better = _OTHER_NAMES.get(str(name)) or (near[0] if near else "")
-            fix = f"did you mean {better}?" if better else f"remove {name}"
+            better = _OTHER_NAMES.get(str(name))
+            near = f"did you mean {better}?" if better else meant(name, taken)
             message = f"{kind} has no parameter {name}, and refuses it"
-            yield config.problem("ZM102", "error", (part, "params", str(name)), message, fix)
+            yield config.problem(
+                "ZM102", "error", (part, "params", str(name)), message, near or f"remove {name}"
+            )
