@@ -22,6 +22,7 @@ from evidence import (
     fp16,
     offloading,
     one,
+    pausing,
     planning,
     role,
     units,
@@ -35,6 +36,7 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
 from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.report.render import render
+from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.snapshot import (
     ConfigFormat,
@@ -50,6 +52,7 @@ from zeromon.snapshot import (
     Severity,
     Straggler,
 )
+from zeromon.snapshot.ledger import ActivityRow
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.screens.findings import finding_page
 
@@ -615,3 +618,19 @@ def test_an_optimizer_on_the_host_may_run_beside_the_next_batch() -> None:
     finding = found(FIRES["cpu_optimizer_slow"], "cpu_optimizer_slow")
     assert finding is not None and finding.remedy is not None
     assert "ZenFlow" in finding.remedy.effect and "SuperOffload" in finding.remedy.effect
+
+
+def test_saves_that_stop_the_loop_are_written_by_a_thread() -> None:
+    """4 saves of 2 s in 40 steps, of 1 GiB each; one that a thread writes already gets no advice."""
+    save = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,
+                       longest_seconds=2.0, nbytes=4 * GIB, last_ns=0)  # fmt: skip
+    rank = pausing(Phase.CHECKPOINT, 10, 2000, activities=(save,), checkpoints=4)
+    finding = found(rank, "slow_steps")
+    assert finding is not None and finding.remedy is not None
+    assert "async_save(state, checkpoint_id=path, process_group=savers)" in finding.remedy.diff
+    gains = finding.remedy.gain_low_seconds, finding.remedy.gain_high_seconds
+    assert gains == pytest.approx((0.3 * 0.2, 0.9 * 0.2))
+    assert "a copy of the state (1.0 GiB on this rank)" in finding.remedy.price
+    threads = replace(rank, activities=(save, replace(save, background=True)))
+    again = found(threads, "slow_steps")
+    assert again is not None and again.remedy is None

@@ -5,7 +5,9 @@
 
 import contextlib
 import gc
+import shutil
 import sys
+import tempfile
 import time
 from collections import deque
 from typing import Any
@@ -179,6 +181,37 @@ def recompilations() -> None:
             yield batch
 
     train(compiled, batches())
+
+
+def blocking_saves() -> None:
+    """A checkpoint of 96 MiB every 40 steps."""
+    import torch.distributed.checkpoint as dcp
+
+    model = DistributedDataParallel(layers())
+    state = {"model": model.state_dict(), "moments": [torch.ones(1 << 20) for _ in range(22)]}
+    savers = dist.new_group(backend="gloo")
+    folder = tempfile.mkdtemp() if dist.get_rank() == 0 else ""
+
+    def batches() -> Any:
+        written: Any = None
+        for step, batch in enumerate(same(), 1):
+            yield batch
+            if step % 40 == 0:
+                if AFTER:
+                    if written is not None:
+                        written.result()
+                    written = dcp.async_save(state, checkpoint_id=place[0], process_group=savers)
+                else:
+                    dcp.save(state, checkpoint_id=place[0], process_group=savers)
+        if written is not None:
+            written.result()
+
+    place = [folder]
+    dist.broadcast_object_list(place)
+    train(model, batches())
+    dist.barrier()
+    if folder:
+        shutil.rmtree(folder)
 
 
 def engine(model: nn.Module, **config: Any) -> Any:

@@ -18,6 +18,10 @@ LEAST_SHARE = AVOIDABLE.warning
 WINDOW = 20
 """The last steps that means are taken over."""
 MIB = 1 << 20
+ASYNC_SAVE = (
+    "torch.distributed.checkpoint.async_save(state, checkpoint_id=path, process_group=savers)"
+)
+"""A save that a thread writes. Its collectives need a group of their own beside those of training."""
 
 
 class Gain(NamedTuple):

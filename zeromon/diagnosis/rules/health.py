@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rules.common import ASYNC_SAVE
 from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
 from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import STARTS
@@ -110,7 +111,8 @@ def _save_every(found: Checkpoints, rank: RankSnapshot, best: float) -> Remedy:
         cause="the interval between checkpoints is far from the square root of 2 x cost of a save x "
         "time between failures (Young 1974)",
         dialect=ConfigFormat.PYTHON,
-        diff=f"+ if {when}:\n+     torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
+        diff=f"+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
+        f"+ if {when}:\n+     {ASYNC_SAVE}",
         effect="saves and steps taken again together cost least; async_save writes in the background",
         price="none known" if found.measured else "the time between failures is an assumption",
     )

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_STEPS, Gain
+from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
 from zeromon.levels import AVOIDABLE, Severity
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
-from zeromon.units import human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _FIRST_STEPS = 10
 """torch.compile is expected to compile in these."""
@@ -25,6 +25,8 @@ _STATIC = Gain(0.8, 1.0)
 """Shares of the time of compilations that shapes and numbers declared dynamic save."""
 _SLOW = 2.0
 """A step of so many times the median is slow."""
+_WRITING = Gain(0.3, 0.9)
+"""Shares of the time of saves that a thread can take over: all but the copy of the state."""
 _PERSISTENT = 0.5
 """The share of the waits for new workers that persistent ones save at least."""
 
@@ -163,7 +165,7 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
         f"{human_seconds(slow.of_cause_seconds)} of it {name}{_SEE.get(slow.cause, '')}",
         rank.rank,
-        _persistent(rank, slow),
+        _persistent(rank, slow) or _in_background(rank, slow),
     )
 
 
@@ -205,4 +207,23 @@ def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         gain_high_seconds=slow.lost_seconds
         / count,  # with the end of the workers of the last epoch
         price="the workers keep their memory between epochs",
+    )
+
+
+def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
+    """A thread that writes the checkpoints, where the slow steps wait for them."""
+    saves = [row for row in rank.activities if row.activity == "save"]
+    if slow.cause is not Phase.CHECKPOINT or not saves or any(row.background for row in saves):
+        return None
+    each = round(sum(row.nbytes for row in saves) / max(1, rank.checkpoints))
+    size = f" ({human_bytes(each)} on this rank)" if each else ""
+    wait = slow.of_cause_seconds / len(_later(rank))
+    return Remedy(
+        cause="the training thread writes each checkpoint itself",
+        dialect=ConfigFormat.PYTHON,
+        diff="+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
+        f"- torch.save(state, path)  # or dcp.save\n+ {ASYNC_SAVE}  # on all ranks",
+        gain_low_seconds=_WRITING.low * wait,
+        gain_high_seconds=_WRITING.high * wait,
+        price=f"host memory for a copy of the state{size}; wait for the result before the next save",
     )
