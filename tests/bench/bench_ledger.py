@@ -16,13 +16,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support import PROGRAMS, TORCHRUN, Node, train_command
+from support import PROGRAMS, ROOT, TORCHRUN, Node, train_command
 
+from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.ledger import job_ledger
 from zeromon.snapshot import RunSnapshot
 
 LOSSES = ("save", "dcp", "evaluate", "collect", "compile", "loader", "late")
 CAUSES = ("checkpoint", "evaluation", "compile", "data", "garbage_collection", "waiting")
+
+
+EXAMPLES = (
+    ("train_gpt.py", "--strategy", "ddp"), ("train_gpt.py", "--strategy", "fsdp2"),
+    ("train_gpt_accelerate.py",), ("train_gpt_deepspeed.py", "--no-compile"),
+)  # fmt: skip
+"""Healthy runs of 60 steps: what of a step has no cause."""
 
 
 def main() -> None:
@@ -36,6 +44,8 @@ def main() -> None:
         print(f"{'loss':24}{'injected':>12}{'ledger':>12}{'error':>9}")
         of_rank(result.snapshot, folder / "a")
         of_restart(restarted(node, folder / "b"), folder / "b")
+        for words in EXAMPLES:
+            of_example(node, words)
     finally:
         node.close()
 
@@ -86,6 +96,16 @@ def of_restart(run: RunSnapshot, truth: Path) -> None:
     line("work lost in a restart", lost, found["lost"])
     wall = sum(one["process"][1] for one in times) + found["dead"]
     line("sum of both attempts", wall, whole.rank_seconds)
+
+
+def of_example(node: Node, words: tuple[str, ...]) -> None:
+    """The share of the last steps that is Python between the phases, of the rank with the most."""
+    program = str(ROOT / "examples" / words[0])
+    result = node.run([*TORCHRUN, "2", program, *words[1:], "--steps", "60"], DS_ACCELERATOR="cpu")
+    assert result.code == 0, result.output
+    parts = [rank_parts(rank) for rank in result.snapshot.ranks]
+    other = max(one.get("other", 0.0) / sum(one.values()) for one in parts)
+    print(f"{' '.join(words)}: other {other:.1%} of a step", flush=True)
 
 
 if __name__ == "__main__":
