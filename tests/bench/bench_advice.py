@@ -47,7 +47,7 @@ CASES = {
     "epoch_workers": Case("slow_steps", steps=120, single=True),
     "garbage_collection": Case("garbage_collection", steps=200, single=True),
     "recompilations": Case("recompilations", steps=40, single=True),
-    "blocking_saves": Case("slow_steps", steps=200, single=True),
+    "blocking_saves": Case("slow_steps", steps=120, single=True),
     "stage_too_high": Case("stage_too_high", link="2gbit"),
     "tiny_buckets": Case("tiny_collectives"),
     "overflow_storm": Case("overflow_storm", steps=40),

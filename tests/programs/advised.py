@@ -184,7 +184,7 @@ def recompilations() -> None:
 
 
 def blocking_saves() -> None:
-    """A checkpoint of 96 MiB every 40 steps."""
+    """A checkpoint of 96 MiB every 8 steps."""
     import torch.distributed.checkpoint as dcp
 
     model = DistributedDataParallel(layers())
@@ -196,7 +196,7 @@ def blocking_saves() -> None:
         written: Any = None
         for step, batch in enumerate(same(), 1):
             yield batch
-            if step % 40 == 0:
+            if step % 8 == 0:
                 if AFTER:
                     if written is not None:
                         written.result()

@@ -131,6 +131,7 @@ def test_progress_is_of_what_says_how_many_steps_there_are() -> None:
         progress_text(goal(steps=120, before=20, by="Trainer")) == "step 40 of 120, about 8 s left"
     )
     assert progress_text(goal(100, steps=120)) == "step 20 of 100, about 8 s left"
+    assert progress_text(goal(20)) == "step 20 of 20"
     assert progress_text(goal(40, ended=True)) == "step 20 of 40"
     assert progress_text(goal(batches=8, before=-15, by="DataLoader")).startswith(
         "step 5 of 8 of this epoch"

@@ -32,6 +32,8 @@ def test_what_is_unknown_has_its_reason() -> None:
     )
     text = training_text(rank(0, scalars=known[2:]))
     assert "loss and gradient norm n/a: nothing in the process has them as numbers" in text
+    text = training_text(rank(0, scalars=()))
+    assert text.startswith("loss, gradient norm and learning rate n/a: nothing")
 
 
 def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:

@@ -230,7 +230,7 @@ def _of_rank(run: RunSnapshot, rank: RankSnapshot) -> Progress | None:
     if not of or not 0 <= step <= of:
         return None
     steps = settled(rank.recent)
-    moves = steps and not run.ended and pause_seconds(run) is None
+    moves = steps and step < of and not run.ended and pause_seconds(run) is None
     left = (of - step) * fmean(one.seconds for one in steps) if moves else None
     return Progress(step=step, of=of, by=by, left_seconds=left)
 

@@ -27,7 +27,8 @@ def training_text(rank: RankSnapshot) -> str:
     missing = [called for name, called in NAMES.items() if name not in known]
     if missing:
         it = "them as numbers" if len(missing) > 1 else "it as a number"
-        parts.append(f"{' and '.join(missing)} n/a: nothing in the process has {it} on the host")
+        which = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        parts.append(f"{which} n/a: nothing in the process has {it} on the host")
     return ", ".join(parts)
 
 
