@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 
 import msgspec
 
@@ -16,6 +17,7 @@ from zeromon.attach.loader import Outcome, detach
 from zeromon.attach.rank_processes import Process, processes
 from zeromon.cli import say
 from zeromon.cli.attach_process import selected_processes, watched_pids
+from zeromon.cli.trial import end_trial
 from zeromon.errors import AttachRefused, RunNotFound
 from zeromon.ring import paths
 from zeromon.sources.live import find, only
@@ -31,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the ranks and removes the agent from each."""
-    outcomes = detach(_ranks(options), paths.choose_root(), method=options.method or "")
+    ranks = _ranks(options)
+    _end_trials({rank.pid for rank in ranks})
+    outcomes = detach(ranks, paths.choose_root(), method=options.method or "")
     if options.json:
         sys.stdout.write(msgspec.json.encode(outcomes).decode() + "\n")
     for outcome in outcomes:
@@ -52,6 +56,16 @@ def _ranks(options: argparse.Namespace) -> list[Process]:
         return selected_processes(options.target, everything=False)
     ranks = only(find(options.target)).open().latest().ranks
     return [table[rank.pid] for rank in ranks if rank.alive and rank.pid in table]
+
+
+def _end_trials(pids: set[int]) -> None:
+    """Ends the trials of these ranks: the agents leave at different steps, and all must undo at one."""
+    with suppress(RunNotFound):
+        for live in find(None):
+            trials = live.open().latest().trials if pids.intersection(live.pids) else ()
+            if trials and trials[-1].is_open:
+                say(f"ending trial {trials[-1].number} first ...")
+                end_trial(live.open(), trials[-1].number)
 
 
 def _say(outcome: Outcome) -> None:

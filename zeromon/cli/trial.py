@@ -99,9 +99,14 @@ def _tried(source: LiveSource, number: int) -> Trial:
     except KeyboardInterrupt:
         say("undoing the change ...")
         with suppress(ZeromonError):
-            source.renew_trial(number, go_on=False)
-            _followed(source, number, renews=False)
+            end_trial(source, number)
         raise
+
+
+def end_trial(source: LiveSource, number: int) -> None:
+    """Ends trial *number*, and returns when all ranks are as before; raises :class:`TrialRefused`."""
+    source.renew_trial(number, go_on=False)
+    _followed(source, number, renews=False)
 
 
 def _followed(source: LiveSource, number: int, *, renews: bool = True) -> Trial:
