@@ -14,23 +14,26 @@ from zeromon.ring.atomic import replace_file
 from zeromon.ring.trials import LEAST_SIZE, REQUEST, WORDS, Change, Plan
 from zeromon.snapshot import RunSnapshot, TrialState
 
+BEFORE, LEAD = 80, 20
 
-def tried(node: Node, change: Change, steps: int, blocks: int, timeout: float = 180) -> RunSnapshot:
+
+def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunSnapshot:
     """Asks for a trial as soon as the first of two equal trainings is over."""
-    first = steps + 20
+    first = BEFORE + LEAD
+    steps = LEAD + blocks * LEAST_SIZE + 10
 
     def look(run: RunSnapshot) -> None:
         folder: Path = node.root / run.run
         if (folder / REQUEST).exists():
             os.utime(folder / REQUEST)
-        elif run.ranks and len(run.ranks) == 2 and min(rank.step for rank in run.ranks) == steps:
+        elif run.ranks and len(run.ranks) == 2 and min(rank.step for rank in run.ranks) == BEFORE:
             rings = tuple(sorted(path.name for path in folder.glob("rank*.ring")))
             plan = Plan(1, change, first, LEAST_SIZE, blocks, rings)
             (folder / WORDS).write_bytes(bytes(16))
             with suppress(FileNotFoundError):
                 replace_file(folder / REQUEST, json.dumps(plan._asdict()))
 
-    command = train_command(2, str(steps), program="tried.py")
+    command = train_command(2, str(BEFORE), str(steps), program="tried.py")
     result = node.run(command, seen=look, timeout=timeout)
     assert result.code == 0, result.output
     assert result.output.count("first difference None; open False") == 2, result.output
@@ -43,11 +46,11 @@ def tried(node: Node, change: Change, steps: int, blocks: int, timeout: float = 
 
 @pytest.mark.fsdp2
 def test_a_trial_leaves_losses_bit_identical(node: Node) -> None:
-    tried(node, Change.KEEP_GATHERED, 80, 8)
+    tried(node, Change.KEEP_GATHERED, 12)
 
 
 @pytest.mark.long
 @pytest.mark.fsdp2
 @pytest.mark.parametrize("change", list(Change))
 def test_a_thousand_switches(node: Node, change: Change) -> None:
-    tried(node, change, 2000 * LEAST_SIZE + 50, 2000, timeout=1200)
+    tried(node, change, 2000, timeout=2400)
