@@ -39,6 +39,7 @@ VERBS = {
     "doctor": "examine this machine and its runs: problems, hangs, missing ranks",
     "plan": "predict memory and step time: what fits on which devices, under which stage, at what cost",
     "whatif": "predict a change before it is made: stage, batch, buckets, links, devices; or sweep many",
+    "fit": "find the largest micro-batch and the best stage of a command, without running out of memory",
     "check": "check training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
     "rule": "explain a rule by its code",
     "prometheus": "print recording rules, alerts and a scrape configuration",

@@ -1,0 +1,145 @@
+"""`zeromon fit`: how a micro-batch gets into a command, and how a search ends and continues."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeromon.cli import main
+from zeromon.cli.fit_files import template
+from zeromon.cli.fit_launch import Request
+from zeromon.errors import LaunchError
+from zeromon.memory.fit import HOST, Trial
+
+COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
+    """Launches that take 100 MB and 10 MB a sample of 205 MB, without a process."""
+    done: list[Request] = []
+
+    def launch(request: Request, tell: Any) -> Trial:
+        done.append(request)
+        size = request.trial.micro_batch
+        return replace(
+            request.trial, peaks={HOST: 10**8 + size * 10**7}, rooms={HOST: 205_000_000},
+            base_bytes=9 * 10**7, seconds=0.01 * size, samples=2.0 * size, wall_seconds=1.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr("zeromon.cli.fit.launch", launch)
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    return done
+
+
+def test_it_ends_with_the_largest_and_continues_from_disk(
+    launches: list[Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--json", "--launches", "2", "--", *COMMAND]) == 0
+    assert len(launches) == 2
+    assert main(["fit", "--json", "--", *COMMAND]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["recommended"] == {"stage": "", "micro_batch": 10}
+    assert len(launches) == len(found["launches"]) <= 4
+    assert list(launches[-1].command) == ["torchrun", "train.py", "--batch", "10"]
+    assert Path(found["files"][""]).read_text() == "torchrun train.py --batch 10\n"
+    before = len(launches)
+    assert main(["fit", "--", *COMMAND]) == 0
+    assert len(launches) == before
+    out = capsys.readouterr().out
+    assert "Recommended: micro-batch 10" in out and "0 killed" in out
+    assert main(["fit", "--again", "--launches", "1", "--", *COMMAND]) == 0
+    assert len(launches) == before + 1
+
+
+def test_ctrl_c_keeps_what_is_done(
+    launches: list[Request], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zeromon.cli import fit
+
+    real = fit.launch
+
+    def launch(request: Request, tell: Any) -> Trial:
+        if launches:
+            raise KeyboardInterrupt
+        return real(request, tell)
+
+    monkeypatch.setattr(fit, "launch", launch)
+    assert main(["fit", "--json", "--", *COMMAND]) == 0
+    captured = capsys.readouterr()
+    assert "the same command continues" in captured.err
+    assert json.loads(captured.out)["recommended"] == {"stage": "", "micro_batch": 1}
+
+
+def test_only_sizes_that_divide_the_global_batch(launches: list[Request]) -> None:
+    command = [*COMMAND, "--accumulate", "{accumulation}"]
+    assert main(["fit", "--global-batch", "48", "--ranks", "2", "--", *command]) == 0
+    for request in launches:
+        assert request.trial.micro_batch * request.trial.accumulation * 2 == 48
+        assert request.command[-1] == str(request.trial.accumulation)
+
+
+def test_a_deepspeed_file_is_written_anew_beside_the_users(tmp_path: Path) -> None:
+    mine = tmp_path / "ds.json"
+    text = '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {}}'
+    mine.write_text(text)
+    made = template(["deepspeed", "t.py", f"--deepspeed_config={mine}"], [], str(mine))
+    values = {"micro_batch": "6", "stage": "3", "accumulation": "2"}
+    command, _, files = made.filled(values, tmp_path / "out")
+    ((path, content),) = files.items()
+    assert command[-1] == f"--deepspeed_config={path}" and path.parent == tmp_path / "out"
+    assert json.loads(content) == {
+        "train_micro_batch_size_per_gpu": 6,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 3},
+    }
+    assert mine.read_text() == text
+
+
+def test_accelerate_names_a_deepspeed_file(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "ds.json", tmp_path / "a.yaml"
+    inner.write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}')
+    outer.write_text(
+        f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {inner}\n"
+    )
+    made = template(["accelerate", "launch", "--config_file", str(outer), "t.py"], [], str(outer))
+    command, _, files = made.filled({"micro_batch": "6"}, tmp_path / "out")
+    copy = tmp_path / "out" / "ds.json"
+    assert command[3] == str(tmp_path / "out" / "a.yaml")
+    assert json.loads(files[Path(command[3])])["deepspeed_config"] == {
+        "deepspeed_config_file": str(copy)
+    }
+    assert json.loads(files[copy])["train_micro_batch_size_per_gpu"] == 6
+
+
+def test_a_variable_takes_the_value() -> None:
+    made = template(["python", "t.py"], ["BATCH={micro_batch}"], None)
+    assert made.filled({"micro_batch": "7"}, Path())[1] == {"BATCH": "7"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "torchrun", "train.py"], "where the micro-batch goes"),
+        (["--stages", "0,3", "--", *COMMAND], "where the stage goes"),
+        (["--global-batch", "7", "--", *COMMAND], "needs --ranks"),
+        ([], "no command"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_config_that_the_command_does_not_name_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "ds.json"
+    mine.write_text('{"train_micro_batch_size_per_gpu": 4}')
+    with pytest.raises(LaunchError, match="does not name"):
+        template(["deepspeed", "t.py"], [], str(mine)).filled({"micro_batch": "6"}, tmp_path)

@@ -1,0 +1,138 @@
+"""What to launch next, what fits, and which stage to take."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zeromon.memory.fit import (
+    DEVICE,
+    HOST,
+    MOST_LAUNCHES,
+    RESERVE,
+    Trial,
+    largest,
+    line,
+    loses,
+    next_size,
+    second,
+)  # fmt: skip
+from zeromon.memory.fit_stages import ranked, recommend, stages_of
+from zeromon.memory.models import from_count
+from zeromon.memory.plan import Setup
+from zeromon.memory.spec import Precision, ShardPlan, ZeroStage
+from zeromon.stats.noise import Estimate
+
+MB = 1 << 20
+SIZES = list(range(1, 257))
+
+
+def trial(
+    size: int, peak: int, *, pool: str = HOST, room: int = 1000 * MB, **facts: object
+) -> Trial:
+    return Trial(
+        stage="", micro_batch=size, peaks={pool: peak}, rooms={pool: room}, base_bytes=300 * MB,
+        **facts,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def launched(size: int, room: int, peak: float) -> Trial:
+    """What a launch tells: beyond the room it is stopped."""
+    if peak > 0.99 * room:
+        return trial(size, room, room=room, outcome="host memory would have run out")
+    return trial(size, round(peak), room=room)
+
+
+def test_the_line_goes_through_the_two_largest_that_fit() -> None:
+    known = [
+        trial(1, 500 * MB),
+        trial(4, 500 * MB),
+        trial(8, 540 * MB),
+        trial(9, 990 * MB, outcome="stopped"),
+    ]
+    found = line(known, HOST)
+    assert found is not None
+    assert (found.each, found.at(10)) == (10 * MB, 560 * MB)
+    assert line(known[:1], HOST) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.004])
+def test_at_any_limit_the_search_ends_at_the_truth_or_one_step_below(noise: float) -> None:
+    chance = random.Random(3)
+    cases = good = 0
+    for limit in range(560, 1960, 70):
+        for each in (20, 45):
+            room = limit * MB
+            peak = lambda size: (450 + each * size) * MB * (1 + chance.uniform(-noise, noise))  # noqa: B023, E731
+            truth = max(size for size in SIZES if (450 + each * size) * MB <= room)
+            trials: list[Trial] = []
+            while (size := next_size(trials, SIZES, MOST_LAUNCHES - len(trials))) is not None:
+                trials.append(launched(size, room, peak(size)))
+            assert len(trials) <= MOST_LAUNCHES
+            found = max((t.micro_batch for t in trials if t.fits), default=0)
+            cases += 1
+            good += truth - 1 <= found <= truth
+    assert good >= 0.95 * cases
+
+
+def test_the_second_launch_surely_fits() -> None:
+    """A sample takes at most what the first launch took beyond the processes without a model."""
+    first = trial(1, 500 * MB)
+    size = second(first, SIZES)
+    assert size is not None and 1 < size <= 8
+    assert 500 * MB + (size - 1) * (500 - 300) * MB <= 1000 * MB
+    assert second(trial(2, 100 * MB, pool=DEVICE, room=1000 * MB), SIZES) == 16
+
+
+def test_the_scarcer_memory_decides() -> None:
+    both = [
+        Trial(stage="", micro_batch=n, peaks={HOST: (100 + n) * MB, DEVICE: 10 * n * MB},
+              rooms={HOST: 1000 * MB, DEVICE: 100 * MB})
+        for n in (1, 2)
+    ]  # fmt: skip
+    assert largest(both, SIZES) == int(10 * (1 - RESERVE[DEVICE]))
+    assert largest(both, SIZES, {HOST: 885.0 * MB}) == 5
+    assert largest(both[:1], SIZES) is None
+
+
+def test_what_was_stopped_is_not_launched_again() -> None:
+    known = [trial(1, 400 * MB), trial(2, 410 * MB), trial(20, 1000 * MB, outcome="stopped")]
+    size = next_size(known, SIZES, 1)
+    assert size is not None and 2 < size < 20
+    assert next_size([trial(1, 990 * MB, outcome="stopped")], SIZES, 3) is None
+    assert next_size(known, SIZES, 0) is None
+
+
+def test_a_loser_is_one_beyond_the_noise_of_both() -> None:
+    assert loses(Estimate(1.2, 0.01, 7), Estimate(1.0, 0.01, 7))
+    assert not loses(Estimate(1.02, 0.01, 7), Estimate(1.0, 0.01, 7))
+    assert not loses(Estimate(2.0, None, 0), Estimate(1.0, 0.01, 7))
+
+
+def test_other_stages_move_by_the_difference_of_their_states() -> None:
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS, ranks=2, framework="deepspeed", precision=Precision.mixed()
+    )
+    setup = Setup(model=from_count(50_000_000, name="m"), plan=plan, device_bytes=80 << 30)
+    first = [
+        Trial(stage="3", micro_batch=n, peaks={HOST: (1000 + 50 * n) * MB}, rooms={HOST: 3000 * MB},
+              seconds=0.1 * n, samples=2.0 * n)
+        for n in (1, 20)
+    ]  # fmt: skip
+    zero3, zero0, other = stages_of(["3", "0", "mystery"], first, SIZES, setup, "")
+    assert (zero3.largest, zero3.measured) == (20, True)
+    assert zero0.largest is not None and zero0.largest < 38
+    assert not zero0.measured and zero0.roles["optimizer_state"] > zero3.roles["optimizer_state"]
+    assert zero0.seconds is None and zero0.why.startswith("seconds: ")
+    assert other.largest is None and "no arithmetic" in other.why
+    assert recommend([zero3, zero0, other]) is zero3
+
+
+def test_the_stage_with_the_least_memory_is_first() -> None:
+    assert ranked(["ddp", "what", "fsdp2", "fsdp2-zero2"]) == [
+        "fsdp2",
+        "fsdp2-zero2",
+        "ddp",
+        "what",
+    ]

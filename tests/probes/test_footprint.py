@@ -1,0 +1,30 @@
+"""The memory of a process and of those that it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from zeromon.probes.footprint import Footprint
+
+_CHILD = "x = bytearray(64 << 20); del x; print('held', flush=True); import time; time.sleep(60)"
+_PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {_CHILD!r}])"
+
+
+def test_the_peak_of_a_child_counts_after_it_is_over_and_the_tree_ends() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", _PARENT], stdout=subprocess.PIPE)
+    feet = Footprint(process.pid)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        deadline = time.monotonic() + 20
+        while feet.peak() < 64 << 20 and time.monotonic() < deadline:
+            now = feet.read()
+            time.sleep(0.05)
+        assert feet.peak() >= 64 << 20 > now > 0
+        feet.end(patience_seconds=20)
+        assert process.wait(20) != 0
+        assert feet.read() == 0
+    finally:
+        feet.kill()
+        process.wait(20)

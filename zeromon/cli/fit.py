@@ -1,0 +1,332 @@
+r"""Finds the largest micro-batch and the best stage of a training command, in at most 4 short launches.
+
+Write {micro_batch} where the command has its micro-batch. zeromon launches the command at small sizes,
+measures the peak of host and device memory, computes what fits, and launches that to prove it. A launch
+that would run out of memory is stopped before it does. The script stays unchanged.
+
+  zeromon fit -- torchrun --nproc-per-node 2 train.py --batch {micro_batch}
+  zeromon fit --stages ddp,fsdp2 -- torchrun ... train.py --strategy {stage} --batch {micro_batch}
+  zeromon fit --config ds.json --stages 0,1,2,3 -- deepspeed train.py --deepspeed_config ds.json
+  zeromon fit --env BATCH={micro_batch} -- accelerate launch train.py
+  zeromon fit --global-batch 64 --ranks 2 -- torchrun ... --batch {micro_batch} --accum {accumulation}
+
+With --config a copy of the file, with the values, takes its place: a DeepSpeed JSON (which has
+train_micro_batch_size_per_gpu, else write {micro_batch} in the command), or an accelerate YAML.
+
+Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
+that needs the least memory; the arithmetic of `zeromon plan` predicts the others from it, and the table
+says which figures are measured. Ctrl-C keeps what is done, and the same command continues; --again
+begins anew. Results: a table of stages, a recommendation with its reason, and in --output the files.
+
+Exit code 0 with a recommendation; 1 where no size fits; 2 where the command fails or says nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.cli import positive, say
+from zeromon.cli.fit_files import Template, template
+from zeromon.cli.fit_launch import Request, launch, reported
+from zeromon.cli.fit_output import as_json, as_text
+from zeromon.errors import LaunchError, PlanError, ZeromonError
+from zeromon.memory import fit
+from zeromon.memory.fit import MOST_LAUNCHES, Trial
+from zeromon.memory.fit_stages import Stage, ranked, recommend, stages_of
+from zeromon.memory.plan import Setup, of_run
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon fit [options] -- command ...``"""
+    what = parser.add_argument_group("what may change")
+    what.add_argument(
+        "--stages", metavar="NAME,...",
+        help="values of {stage}: 0 to 3, ddp, fsdp2, ... (default: the command as it is)",
+    )  # fmt: skip
+    what.add_argument(
+        "--config", metavar="FILE", help="a DeepSpeed JSON or accelerate YAML of the command"
+    )
+    what.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE",
+        help="a variable for the command: BATCH={micro_batch}",
+    )  # fmt: skip
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument(
+        "--least", type=positive, default=1, metavar="N", help="smallest micro-batch (default: 1)"
+    )
+    sizes.add_argument(
+        "--most", type=positive, default=1024, metavar="N", help="largest (default: 1024)"
+    )
+    sizes.add_argument(
+        "--multiple", type=positive, default=1, metavar="N", help="only multiples of N"
+    )
+    sizes.add_argument(
+        "--global-batch", type=positive, metavar="N",
+        help="samples of a step of all ranks: {accumulation} follows; needs --ranks",
+    )  # fmt: skip
+    sizes.add_argument(
+        "--ranks", type=positive, metavar="N", help="data-parallel ranks, for --global-batch"
+    )
+    each = parser.add_argument_group("launches")
+    each.add_argument(
+        "--launches", type=positive, default=MOST_LAUNCHES, metavar="N", help="in all (default: 4)"
+    )
+    each.add_argument(
+        "--steps", type=positive, default=12, metavar="N", help="of a launch (default: 12)"
+    )
+    each.add_argument(
+        "--seconds",
+        type=positive,
+        default=300,
+        metavar="N",
+        help="a launch takes at most (default: 300)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="forget what an earlier call has measured"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("zeromon-fit"), metavar="DIR",
+        help="where the files to use and the output of launches go (default: zeromon-fit)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
+
+
+def call(options: argparse.Namespace) -> int:
+    """Launches until nothing is to be learnt, and prints what was found."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise LaunchError("no command to fit", "zeromon fit -- torchrun ... --batch {micro_batch}")
+    made = template(command, options.env, options.config)
+    names = options.stages.split(",") if options.stages else [""]
+    if names != [""] and not made.uses("stage"):
+        raise LaunchError(
+            "nothing in the command says where the stage goes", "Write {stage} in its place."
+        )
+    search = _Search(options, made, ranked(names))
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        search.go()
+    except KeyboardInterrupt:
+        say("interrupted: the same command continues")
+        if not search.trials:
+            return 130
+    stages = search.stages()
+    chosen = recommend(stages)
+    written = search.write(stages)
+    found = as_json(stages, search.trials, chosen, written, search.notes)
+    sys.stdout.write(
+        json.dumps(found) + "\n" if options.json
+        else as_text(stages, search.trials, chosen, written, search.notes)
+    )  # fmt: skip
+    return 0 if chosen is not None else 1
+
+
+class _Search:
+    """The launches so far, on disk, and what they say."""
+
+    def __init__(self, options: argparse.Namespace, made: Template, names: Sequence[str]) -> None:
+        self._options, self._template, self._names = options, made, names
+        self.sizes = _sizes(options)
+        facts = [made.command, dict(made.environment), str(made.config), self.sizes, os.getcwd()]
+        self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
+        self._state = paths.store_root() / "fit" / f"{self.key}.json"
+        self.trials: list[Trial] = []
+        self.notes: list[str] = []
+        if not options.again and self._state.is_file():
+            self.trials = msgspec.json.decode(self._state.read_bytes(), type=list[Trial])
+            say(
+                f"{len(self.trials)} launches are known from an earlier call (--again forgets them)"
+            )
+
+    def go(self) -> None:
+        """Launches what is to be learnt next, until nothing is."""
+        while len(self.trials) < self._options.launches:
+            target = self._next()
+            if target is None:
+                return
+            self._launch(*target)
+
+    def _next(self) -> tuple[str, int] | None:
+        left = self._options.launches - len(self.trials)
+        first = self._names[0]
+        own = self._of(first)
+        alone = len(self._names) == 1
+        # two launches of the first stage give the line; of several stages the others prove the best
+        size = fit.next_size(own, self.sizes, left if alone else min(left, 2 - len(own)))
+        if size is not None:
+            return first, size
+        if alone:
+            return None
+        for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or 0.0)):
+            known = self._of(stage.name)
+            if (
+                stage.largest
+                and stage.largest not in {t.micro_batch for t in known}
+                and not any(t.micro_batch <= stage.largest and not t.fits for t in known)
+            ):
+                return stage.name, stage.largest
+            if known and stage.name != first:
+                return None  # the best is proven
+        return None
+
+    def _of(self, stage: str) -> list[Trial]:
+        return [t for t in self.trials if t.stage == stage]
+
+    def _launch(self, stage: str, size: int) -> None:
+        number = len(self.trials) + 1
+        folder = self._options.output
+        trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation(size))
+        command, environment = self._filled(trial, folder / f"launch{number}")
+        name = f"fit-{self.key}-{number}-{int(time.time())}"
+        label = f"launch {number} of at most {self._options.launches}: {_named(trial)}"
+        say(label)
+        request = Request(
+            trial=trial, command=command, environment=environment, name=name,
+            log=folder / f"launch{number}.log", steps=self._options.steps,
+            most_seconds=self._options.seconds, best=self._best(stage),
+            expected_bytes=self._expected(stage, size),
+        )  # fmt: skip
+        done = launch(request, _progress)
+        _progress("")
+        self.trials.append(done)
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self._state, msgspec.json.encode(self.trials))
+        say(f"  {done.outcome or 'measured'}: {_peaks(done)}, {done.wall_seconds:.1f} s")
+        self._check(done)
+
+    def _check(self, done: Trial) -> None:
+        """Notes where the run's own micro-batch is another than what was asked."""
+        setup_run = _snapshot(done.run)
+        own = reported(setup_run) if setup_run is not None else None
+        if own is not None and own != done.micro_batch:
+            self.notes.append(
+                f"the run reports a micro-batch of {own}, where {done.micro_batch} was asked"
+            )
+
+    def _expected(self, stage: str, size: int) -> float | None:
+        known = fit.line(self._of(stage), fit.HOST)
+        return None if known is None else known.at(size)
+
+    def _best(self, stage: str) -> Any:
+        others = [
+            e for t in self.trials if t.stage != stage and t.fits and (e := t.estimate) is not None
+        ]
+        return min(others, key=lambda e: e.value, default=None)
+
+    def _accumulation(self, size: int) -> int:
+        whole = self._options.global_batch
+        return 1 if whole is None else whole // (size * self._options.ranks)
+
+    def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command, environment, files = self._template.filled(_values(trial), folder.absolute())
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text, private=False)
+        return command, environment
+
+    def stages(self) -> list[Stage]:
+        """The stages with what is measured and predicted of them."""
+        first = self._of(self._names[0])
+        setup, why = self._setup(first)
+        return stages_of(self._names, self.trials, self.sizes, setup, why)
+
+    def _setup(self, trials: Sequence[Trial]) -> tuple[Setup | None, str]:
+        run = _snapshot(trials[-1].run) if trials else None
+        if run is None:
+            return None, "no launch of the first stage is on record"
+        try:
+            return of_run(run), ""
+        except PlanError as error:
+            return None, str(error)
+
+    def write(self, stages: Sequence[Stage]) -> dict[str, str]:
+        """Writes the command and the files of each stage's largest micro-batch; stage -> its script."""
+        written = {}
+        for stage in stages:
+            if not stage.largest:
+                continue
+            trial = Trial(
+                stage=stage.name,
+                micro_batch=stage.largest,
+                accumulation=self._accumulation(stage.largest),
+            )
+            folder = self._options.output / (f"stage-{stage.name}" if stage.name else "use")
+            command, environment = self._filled(trial, folder)
+            words = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
+            script = folder / "command.sh"
+            script.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(script, " ".join([*words, shlex.join(command)]) + "\n", private=False)
+            written[stage.name] = str(script)
+        return written
+
+
+def _sizes(options: argparse.Namespace) -> list[int]:
+    """The micro-batches that may be tried, ascending."""
+    sizes = [n for n in range(options.least, options.most + 1) if n % options.multiple == 0]
+    if options.global_batch is not None:
+        if options.ranks is None:
+            raise LaunchError(
+                "--global-batch needs --ranks", "The data-parallel ranks of the command."
+            )
+        share, rest = divmod(options.global_batch, options.ranks)
+        sizes = [n for n in sizes if not rest and share % n == 0]
+    if not sizes:
+        raise LaunchError(
+            "no micro-batch may be tried", "Look at --least, --most, --multiple, --global-batch."
+        )
+    return sizes
+
+
+def _values(trial: Trial) -> dict[str, str]:
+    values = {"micro_batch": str(trial.micro_batch), "accumulation": str(trial.accumulation)}
+    return values | ({"stage": trial.stage} if trial.stage else {})
+
+
+def _named(trial: Trial) -> str:
+    stage = f"stage {trial.stage}, " if trial.stage else ""
+    return f"{stage}micro-batch {trial.micro_batch}"
+
+
+def _peaks(trial: Trial) -> str:
+    from zeromon.units import human_bytes
+
+    parts = [
+        f"{pool} {human_bytes(n)} of {human_bytes(trial.rooms[pool])}"
+        for pool, n in trial.peaks.items()
+    ]
+    return ", ".join(parts) or "no memory was measured"
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{'zeromon:   ' + text if text else ''}")
+        sys.stderr.flush()
+
+
+def _snapshot(run: str) -> Any:
+    from zeromon.cli.report import snapshot_of
+
+    try:
+        return snapshot_of(run)[0]
+    except ZeromonError:
+        return None

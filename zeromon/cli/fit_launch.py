@@ -1,0 +1,242 @@
+"""One launch of ``zeromon fit``: the user's command under the agent, measured and then ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from zeromon.errors import LaunchError, RunNotFound, SourceError
+from zeromon.levels import OOM
+from zeromon.memory.fit import DEVICE, HOST, Trial, loses
+from zeromon.memory.reconcile import micro_batch
+from zeromon.probes.footprint import Footprint
+from zeromon.readout.throughput import samples_per_step, tokens_per_step
+from zeromon.ring import paths
+from zeromon.snapshot import RiskCause, RunSnapshot
+from zeromon.snapshot.step import settled
+from zeromon.sources.live import LiveSource, collector_address
+from zeromon.stats.noise import Estimate, typical
+
+_LOOK_SECONDS = 0.01
+_ASK_SECONDS = 0.4
+_SAFE_SHARE = 0.004
+"""Of the memory: a launch with less left is stopped at once."""
+_LOOKS_AHEAD = 4
+"""It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
+line of earlier launches says that it ends sooner."""
+_TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause.NON_TORCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to launch, and how long."""
+
+    trial: Trial
+    """Without measurements."""
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    name: str
+    log: Path
+    steps: int
+    most_seconds: float
+    best: Estimate | None = None
+    """Seconds a sample of the best launch so far; this one is stopped where it loses."""
+    expected_bytes: float | None = None
+    """The peak on the host by the line of earlier launches."""
+    poll_seconds: float = _LOOK_SECONDS
+
+
+def launch(request: Request, tell: Callable[[str], None]) -> Trial:
+    """Runs the command until it is measured, and ends it; raises :class:`LaunchError` where it fails."""
+    environment = {**os.environ, **request.environment, "PYTHONUNBUFFERED": "1"}
+    environment.pop("ZEROMON_RUN", None)
+    run = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", request.name, "--"]
+    began = time.monotonic()
+    with request.log.open("wb") as log:
+        child = subprocess.Popen(
+            [*run, *request.command], env=environment, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    watch = _Watch(request, child, tell)
+    try:
+        trial = watch.follow()
+    finally:
+        watch.feet.end()
+        child.wait()
+    return replace(trial, wall_seconds=time.monotonic() - began)
+
+
+class _Watch:
+    """Follows one launch: its memory many times a second, its steps by the collector."""
+
+    def __init__(
+        self, request: Request, child: subprocess.Popen[bytes], tell: Callable[[str], None]
+    ) -> None:
+        self.request, self.child, self._tell = request, child, tell
+        self.feet = Footprint(child.pid)
+        self._root = paths.choose_root()
+        self._source: LiveSource | None = None
+        self._run: RunSnapshot | None = None
+        self._rooms: list[int] = []
+        self._base = 0
+        self._peak = 0
+        self._kills = -1
+        self._headroom = -1
+
+    def follow(self) -> Trial:
+        """Returns the trial once it is measured, stopped or ended."""
+        deadline, asked = time.monotonic() + self.request.most_seconds, 0.0
+        while self.child.poll() is None:
+            if why := self._look():
+                self.feet.kill(all_but=(self.child.pid,))
+                return self._trial(why)
+            if time.monotonic() - asked >= _ASK_SECONDS:
+                asked = time.monotonic()
+                self._ask()
+                if why := self._forecast():
+                    return self._trial(why)
+                if self._run is not None and self._steps() >= self.request.steps:
+                    return self._trial("")
+                if self._is_slower():
+                    return replace(
+                        self._trial("slower than the best, beyond the noise"), slower=True
+                    )
+            if time.monotonic() > deadline:
+                return self._timed_out()
+            time.sleep(self.request.poll_seconds)
+        return self._ended()
+
+    def _look(self) -> str:
+        """Reads the memory; returns why the launch must stop at once, "" while it may go on."""
+        used, before = self.feet.read(), self._headroom
+        self._headroom, kills = self.feet.headroom()
+        self._kills = max(self._kills, kills)
+        if self._headroom < 0:
+            return ""
+        room = used + self._headroom
+        self._rooms.append(room)
+        if not self._base and self._ranks_began():
+            self._base = used
+        self._peak = max(self._peak, self.feet.peak(), used)
+        taken = max(0, before - self._headroom) if before >= 0 else 0
+        soon, expected = used + _LOOKS_AHEAD * taken, self.request.expected_bytes
+        if expected is not None and used <= expected:
+            soon = min(soon, round(expected))
+        if room - max(used, soon) < _SAFE_SHARE * room:
+            return "host memory would have run out"
+        return ""
+
+    def _ranks_began(self) -> bool:
+        return any((self._root / self.request.name).glob("rank*.ring"))
+
+    def _ask(self) -> None:
+        if self._source is None:
+            address = collector_address(self._root)
+            self._source = LiveSource(address, self.request.name) if address else None
+        if self._source is not None:
+            with suppress(SourceError, RunNotFound):
+                self._run = self._source.latest()
+                self._tell(f"{self._steps()} of {self.request.steps} steps")
+
+    def _steps(self) -> int:
+        ranks = self._run.ranks if self._run is not None else ()
+        if not ranks or len(ranks) < max(rank.world_size for rank in ranks):
+            return 0
+        return min(rank.steps for rank in ranks)
+
+    def _forecast(self) -> str:
+        """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
+        if self._run is None:
+            return ""
+        risks = [risk for rank in self._run.ranks for risk in rank.risks]
+        bad = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
+        return f"the forecast: {bad[0].pool} memory runs out ({bad[0].cause})" if bad else ""
+
+    def _is_slower(self) -> bool:
+        mine = self._trial("").estimate
+        return mine is not None and self.request.best is not None and loses(mine, self.request.best)
+
+    def _timed_out(self) -> Trial:
+        if self._steps() > 1:
+            return self._trial("")
+        raise LaunchError(
+            f"no two steps in {self.request.most_seconds:.0f} seconds",
+            f"--seconds allows more; the output is in {self.request.log}.",
+        )
+
+    def _ended(self) -> Trial:
+        """The command ended by itself: it was short, or it died."""
+        for _ in range(10):
+            self._ask()
+            time.sleep(0.2)
+            if self._run is not None and self._run.ended:
+                break
+        ranks = self._run.ranks if self._run is not None else ()
+        no_memory = self._kills > 0 or any(r.out_of_memory is not None for r in ranks)
+        if no_memory:
+            return replace(self._trial("out of memory"), killed=True)
+        if self.child.returncode == 0 and self._steps() > 1:
+            return self._trial("")
+        lines = self.request.log.read_text(errors="replace").strip().splitlines()
+        raise LaunchError(
+            f"the command ended with code {self.child.returncode} after {self._steps()} steps"
+            + (f": {lines[-1][:200]}" if lines else ""),
+            f"Its whole output is in {self.request.log}.",
+        )
+
+    def _trial(self, outcome: str) -> Trial:
+        trial = replace(
+            self.request.trial, outcome=outcome, run=self.request.name, base_bytes=self._base
+        )
+        peaks, rooms = {}, {}
+        if self._peak and self._rooms:
+            peaks[HOST], rooms[HOST] = self._peak, round(median(self._rooms))
+        run = self._run
+        if run is None or not run.ranks:
+            return replace(trial, peaks=peaks, rooms=rooms)
+        devices = [_device(rank) for rank in run.ranks]
+        if all(each is not None for each in devices):
+            peaks[DEVICE], rooms[DEVICE] = max(filter(None, devices), key=lambda d: d[0] - d[1])
+        return replace(_timed(trial, run), peaks=peaks, rooms=rooms)
+
+
+def _device(rank: object) -> tuple[int, int] | None:
+    """The most bytes that the allocator had handed out, and what it may; None without a device."""
+    memory, recent = getattr(rank, "memory", None), getattr(rank, "recent", ())
+    if memory is None or memory.capacity_bytes <= 0 or not recent:
+        return None
+    others = max([0, *(step.other_bytes for step in recent)])
+    return max(step.allocated_bytes for step in recent), memory.capacity_bytes - others
+
+
+def _timed(trial: Trial, run: RunSnapshot) -> Trial:
+    """*trial* with the seconds of the slowest rank, and what a step of all ranks trains."""
+    spent = [[step.seconds for step in settled(rank.recent) if step.step > 1] for rank in run.ranks]
+    known = [typical(each) for each in spent if len(each) > 1]
+    if not known:
+        return trial
+    slowest = max(known, key=lambda each: each.value)
+    exposed = [r.exposed_seconds for r in run.ranks if r.exposed_seconds is not None]
+    samples, tokens = samples_per_step(run), tokens_per_step(run)
+    return replace(
+        trial,
+        seconds=slowest.value,
+        seconds_error=slowest.error,
+        seconds_freedom=min(slowest.freedom, 1e6),
+        exposed_seconds=fmean(exposed) if exposed else None,
+        samples=samples if isinstance(samples, float) else None,
+        tokens=tokens if isinstance(tokens, float) else None,
+        steps=min(rank.steps for rank in run.ranks),
+    )
+
+
+def reported(run: RunSnapshot) -> int | None:
+    """The micro-batch that the run itself reports."""
+    return next((size for rank in run.ranks if (size := micro_batch(rank))), None)

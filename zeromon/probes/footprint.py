@@ -1,0 +1,112 @@
+"""The host memory of a process and everything that it starts: now, and at the peak of each process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from zeromon.probes.cgroups import PROC
+from zeromon.probes.host_memory import HostReader
+
+_LOOK_FOR_CHILDREN_SECONDS = 0.2
+_KEPT = ("VmHWM:", "RssAnon:", "RssFile:", "RssShmem:")
+
+
+class Footprint:
+    """Follows the tree of *pid*. Pages of files do not count: the kernel takes them back first."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self.pid = pid
+        self._proc = proc
+        self._pids: set[int] = {pid}
+        self._looked = 0.0
+        self._most: dict[int, int] = {}
+        """Pid -> bytes at its peak, also of those that have ended."""
+        self._living: set[int] = set()
+        self._reader = HostReader(proc)
+
+    def read(self) -> int:
+        """Returns the bytes of all processes now."""
+        self._find()
+        total = 0
+        self._living = set()
+        for pid in self._pids:
+            fields = _status(self._proc / str(pid) / "status")
+            if not fields:
+                continue
+            self._living.add(pid)
+            now = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
+            peak = max(now, fields.get("VmHWM:", 0) - fields.get("RssFile:", 0))
+            self._most[pid] = max(self._most.get(pid, 0), peak)
+            total += now
+        return total
+
+    def peak(self) -> int:
+        """Returns the sum of the peaks of the living processes: ranks peak together."""
+        return sum(self._most.get(pid, 0) for pid in self._living)
+
+    def headroom(self) -> tuple[int, int]:
+        """Returns the bytes that can still be taken, and the OOM kills that the cgroup counted."""
+        self._reader.new_round()
+        memory = self._reader.read(self.pid)
+        return memory.headroom_bytes, memory.oom_kills
+
+    def end(self, *, patience_seconds: float = 10.0) -> None:
+        """Ends all processes by SIGTERM, and what remains by SIGKILL."""
+        self._find(at_once=True)
+        _signal(self._pids, signal.SIGTERM)
+        deadline = time.monotonic() + patience_seconds
+        while time.monotonic() < deadline and self._alive():
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self, *, all_but: Iterable[int] = ()) -> None:
+        """Ends all processes by SIGKILL, at once, before they take more."""
+        self._find(at_once=True)
+        _signal(self._pids - set(all_but), signal.SIGKILL)
+
+    def _alive(self) -> bool:
+        return any(_state(self._proc, pid) not in ("", "Z") for pid in self._pids)
+
+    def _find(self, *, at_once: bool = False) -> None:
+        """Adds the children of the known processes; a child keeps its place when its parent ends."""
+        now = time.monotonic()
+        if not at_once and now - self._looked < _LOOK_FOR_CHILDREN_SECONDS:
+            return
+        self._looked = now
+        waiting = list(self._pids)
+        while waiting:
+            pid = waiting.pop()
+            for task in (self._proc / str(pid) / "task").glob("*/children"):
+                with suppress(OSError, ValueError):
+                    found = set(map(int, task.read_text().split())) - self._pids
+                    self._pids |= found
+                    waiting += found
+        self._pids = {pid for pid in self._pids if _state(self._proc, pid)}
+
+
+def _status(path: Path) -> dict[str, int]:
+    fields: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        for each in path.read_text().splitlines():
+            name, _, rest = each.partition("\t")
+            if name in _KEPT:
+                fields[name] = int(rest.split()[0]) * 1024
+    return fields
+
+
+def _state(proc: Path, pid: int) -> str:
+    """The letter of the state; "" where there is no such process."""
+    with suppress(OSError, IndexError):
+        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
