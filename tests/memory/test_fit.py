@@ -121,12 +121,15 @@ def test_other_stages_move_by_the_difference_of_their_states() -> None:
         for n in (1, 20)
     ]  # fmt: skip
     zero3, zero0, other = stages_of(["3", "0", "mystery"], first, SIZES, setup, "")
-    assert (zero3.largest, zero3.measured) == (20, True)
+    assert (zero3.largest, zero3.measured) == (39, False)
+    assert zero3.seconds == pytest.approx(3.9)
     assert zero0.largest is not None and zero0.largest < 38
     assert not zero0.measured and zero0.roles["optimizer_state"] > zero3.roles["optimizer_state"]
     assert zero0.seconds is None and zero0.why.startswith("seconds: ")
     assert other.largest is None and "no arithmetic" in other.why
     assert recommend([zero3, zero0, other]) is zero3
+    (alone,) = stages_of(["3"], first, SIZES, setup, "")
+    assert (alone.largest, alone.measured, alone.why) == (20, True, "more may fit: 39 by the line")
 
 
 def test_the_stage_with_the_least_memory_is_first() -> None:

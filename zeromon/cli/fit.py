@@ -16,7 +16,7 @@ train_micro_batch_size_per_gpu, else write {micro_batch} in the command), or an 
 Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
 that needs the least memory; the arithmetic of `zeromon plan` predicts the others from it, and the table
 says which figures are measured. Ctrl-C keeps what is done, and the same command continues; --again
-begins anew. Results: a table of stages, a recommendation with its reason, and in --output the files.
+begins again. Results: a table of stages, a recommendation with its reason, and in --output the files.
 
 Exit code 0 with a recommendation; 1 where no size fits; 2 where the command fails or says nothing.
 """
@@ -210,7 +210,7 @@ class _Search:
         self._check(done)
 
     def _check(self, done: Trial) -> None:
-        """Notes where the run's own micro-batch is another than what was asked."""
+        """Notes where the run's own micro-batch is another than what was set."""
         setup_run = _snapshot(done.run)
         own = reported(setup_run) if setup_run is not None else None
         if own is not None and own != done.micro_batch:

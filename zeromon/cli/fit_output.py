@@ -66,10 +66,14 @@ def _cells(s: Stage) -> tuple[str, ...]:
         *(human_bytes(round(s.peaks[p])) if p in s.peaks else _UNKNOWN for p in (HOST, DEVICE)),
         *(_UNKNOWN if v is None else human_seconds(v) for v in (s.seconds, s.exposed_seconds)),
         *(
-            _UNKNOWN if v is None else human_count(v)
+            _UNKNOWN if v is None else _number(v)
             for v in (s.samples_per_second, s.tokens_per_second)
         ),
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else human_count(value)
 
 
 def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:
@@ -79,15 +83,17 @@ def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:
     text = f"Recommended: {name}micro-batch {chosen.largest}"
     rate = chosen.samples_per_second
     others = [s for s in stages if s is not chosen and s.samples_per_second is not None]
+    if not chosen.measured:
+        text += " (predicted; one more --launches proves it)"
     if rate is None:
         return f"{text}, the largest that ran; its samples a second are n/a"
     if not others:
-        return f"{text}, the largest that ran: {human_count(rate)} samples/s"
+        return f"{text}, the largest that ran: {_number(rate)} samples/s"
     best = max(others, key=lambda s: s.samples_per_second or 0.0)
     kind = "" if best.measured else " (predicted)"
     return (
-        f"{text}: {human_count(rate)} samples/s; the next, stage {best.name}, "
-        f"{human_count(best.samples_per_second or 0.0)}{kind}"
+        f"{text}: {_number(rate)} samples/s; the next, stage {best.name}, "
+        f"{_number(best.samples_per_second or 0.0)}{kind}"
     )
 
 

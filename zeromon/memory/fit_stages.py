@@ -71,7 +71,9 @@ def stages_of(
     for name in names:
         own = [t for t in trials if t.stage == name]
         target = _plan(setup, name) if setup is not None and name != names[0] else None
-        if name == names[0]:
+        if name == names[0] and setup is not None and base is not None and len(names) > 1:
+            found.append(_predicted(name, own, first, sizes, setup, base, base))
+        elif name == names[0]:
             found.append(_measured(name, own, sizes, base))
         elif setup is None or base is None or target is None:
             reason = why or f"the plan has no arithmetic for {name!r}"
@@ -118,6 +120,8 @@ def _measured(name: str, own: Sequence[Trial], sizes: Sequence[int], base: Row |
     trial = next(t for t in own if t.micro_batch == size and t.fits)
     fits = largest(own, sizes)
     note = "" if fits is None or fits <= size else f"more may fit: {fits} by the line"
+    if trial.seconds is None:
+        note = "seconds: fewer than three steps ended in time"
     return _stage_of(trial, base, note)
 
 
@@ -157,7 +161,8 @@ def _predicted(
         size = max([best_known(own), *(n for n in sizes if n < too_large and n < size)])
     ran = next((t for t in own if t.fits and t.micro_batch == size), None)
     if ran is not None:
-        return _stage_of(ran, other)
+        untimed = "" if ran.seconds else "seconds: fewer than three steps ended in time"
+        return _stage_of(ran, other, untimed)
     if not size:
         why = "no size fits, by the plan" if size == 0 else "one launch is no line"
         return Stage(name=name, largest=size, measured=False, why=why, roles=_roles(other))
@@ -195,12 +200,15 @@ def _difference(base: Row, other: Row, place: str) -> int:
 def _seconds(first: Sequence[Trial], size: int, base: Row, other: Row) -> tuple[float | None, str]:
     """Seconds of a step at *size*: the line of the first stage, and the difference by the plan."""
     known = sorted((t.micro_batch, t.seconds) for t in first if t.fits and t.seconds)
-    if not isinstance(base.time, StepTime) or not isinstance(other.time, StepTime):
-        said = base.time if isinstance(base.time, str) else other.time
-        return None, f"seconds: {said}"
     if not known:
         return None, "seconds: no step was timed"
-    more = other.time.seconds - base.time.seconds
+    if other is base:
+        more = 0.0
+    elif isinstance(base.time, StepTime) and isinstance(other.time, StepTime):
+        more = other.time.seconds - base.time.seconds
+    else:
+        said = base.time if isinstance(base.time, str) else other.time
+        return None, f"seconds: {said}"
     (small, low), (large, high) = known[0], known[-1]
     each = max(0.0, (high - low) / (large - small)) if large > small else high / large
     return max(1e-9, high + each * (size - large) + more), ""
