@@ -211,11 +211,11 @@ class _Search:
 
     def _check(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
-        setup_run = _snapshot(done.run)
-        own = reported(setup_run) if setup_run is not None else None
+        run = _snapshot(done.run)
+        own = reported(run) if run is not None else None
         if own is not None and own != done.micro_batch:
             self.notes.append(
-                f"the run reports a micro-batch of {own}, where {done.micro_batch} was asked"
+                f"the run reports a micro-batch of {own}, where {done.micro_batch} was set"
             )
 
     def _expected(self, stage: str, size: int) -> float | None:
