@@ -25,6 +25,7 @@ from support import free_port
 ROOT = Path(__file__).resolve().parents[1]
 SELECTED = "not nvme and not bench and not quiet and not long and not alone"
 STEPS = 6
+LIMIT_SECONDS = 300
 SMALL = f"--steps {STEPS} --width 32 --layers 2 --heads 2 --length 32 --batch 2".split()
 EXAMPLES, PROGRAMS = ROOT / "examples", ROOT / "tests" / "programs"
 LIVE = {
@@ -152,9 +153,15 @@ def live(
 def _finished(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=300
-    )
+    """Ends what takes too long, as torchrun does with its ranks; its exit code is then not 0."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            told = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            told = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, *told)
 
 
 def wrong(report: Mapping[str, object], strategy: str) -> str:

@@ -424,8 +424,12 @@ class Collectives:
                 entry[END] = time.monotonic_ns()
             self._last_completed = entry
 
+        try:
+            future = work.get_future()
+        except RuntimeError:  # of torch 2.6 a reduce-scatter on gloo: it ends when it is waited for
+            return
         self._last_called_back = entry
-        work.get_future().add_done_callback(completed)
+        future.add_done_callback(completed)
 
     def settle(self, timeout_ns: int = _EXIT_TIMEOUT_NS) -> None:
         """Waits, before the interpreter exits, until the backend's thread has run the newest callback.

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support import Node, train_command
 
 from zeromon.fold.fold import fold
@@ -20,6 +21,7 @@ WRITES = 3.0
 SECOND = 10**9
 
 
+@pytest.mark.fsdp2
 def test_the_collectives_of_an_asynchronous_checkpoint_expose_nothing(
     node: Node, tmp_path: Path
 ) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import LAUNCH, PROGRAMS, Node, Result, free_port
+
+from zeromon.ring.buffer import RingWriter
+from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import END, Entry, HookContext
 
 PROGRAM = str(PROGRAMS / "hooks.py")
 
@@ -133,6 +140,21 @@ def test_no_graph_break_and_no_recompile(shared_node: Node) -> None:
     assert watched.pop("steps") == 20
     assert bare.pop("steps") == 0
     assert watched == bare
+
+
+def test_a_work_without_a_future_ends_when_it_is_waited_for(tmp_path: Path) -> None:
+    """As of a reduce-scatter on gloo of torch 2.6; no hook fails, and an exit does not wait."""
+
+    class Work:
+        def get_future(self) -> None:
+            raise RuntimeError("Work::getFuture not implemented.")
+
+    context = HookContext(RingWriter(tmp_path / "ring", rank=0), Guard())
+    collectives = Collectives(context, DeviceTimer(context))
+    entry: Entry = [0] * 8
+    collectives._call_back(Work(), entry)
+    assert not entry[END]
+    assert collectives._last_called_back is None
 
 
 def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:

@@ -35,7 +35,7 @@ def test_frames_breaks_and_recompilations_have_their_reasons() -> None:
         model(torch.ones(2))
     found = known.news(2)
     assert found is not None
-    assert found["frames"] == torch._dynamo.utils.counters["frames"]["ok"] > 3
+    assert found["frames"] == torch._dynamo.utils.counters["frames"]["ok"] >= 3
     assert found["graph_breaks"] == sum(torch._dynamo.utils.counters["graph_break"].values()) >= 3
     assert "graph" in found["break_reasons"][0]
     if hasattr(torch._dynamo.utils.CompilationMetrics(), "recompile_reason"):
