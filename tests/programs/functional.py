@@ -234,16 +234,8 @@ def flight() -> list[dict]:
 
 
 def compilation(metrics) -> tuple:
-    """A frame that dynamo compiled: its function, guards, and whether it was compiled before.
-
-    torch compiles a module of its own inside of `inner`, whose code all such modules share: one is then
-    the recompilation of another. A DDP model under zeromon is compiled inside of the hook on `forward`
-    instead, with a guard for each of three variables of the hook.
-    """
-    name, guards, again = metrics.co_name, metrics.guard_count, metrics.recompile_reason
-    if str(metrics.co_filename).endswith("around.py"):
-        return "inner", guards - 3, None
-    return name, guards, None if name == "inner" else bool(again)
+    """A frame that dynamo compiled: its function, guards, and whether it was compiled before."""
+    return metrics.co_name, metrics.guard_count, bool(metrics.recompile_reason)
 
 
 def main() -> None:

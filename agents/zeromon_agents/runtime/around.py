@@ -20,6 +20,8 @@ Function = TypeVar("Function")
 
 RAISED: Final = object()
 """The *result* that *after* receives when the wrapped function raised."""
+_CALL: Final = 15
+"""Line of the wrapper, by its first one, that calls the wrapped function."""
 SKIP: Final = object()
 """What *before* returns for a call that *after* has nothing to do with."""
 
@@ -43,6 +45,23 @@ def leave_to_python(function: Function, *, and_callees: bool) -> Function:
     return function
 
 
+def _untraced(hook: Function) -> Function:
+    """Returns *hook* with what it calls left to Python; before torch 2.7 no frame leaves its callees."""
+    evaluation: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    newer = hasattr(evaluation, "set_code_exec_strategy")
+    if hook is None or newer or not hasattr(evaluation, "set_eval_frame"):
+        return leave_to_python(hook, and_callees=True)
+
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        tracer = evaluation.set_eval_frame(None)
+        try:
+            return hook(*args, **kwargs)  # type: ignore[operator]
+        finally:
+            evaluation.set_eval_frame(tracer)
+
+    return leave_to_python(outside, and_callees=False)  # type: ignore[return-value]
+
+
 def around(
     context: HookContext,
     before: Callable[..., Any] | None = None,
@@ -62,10 +81,10 @@ def around(
 
     *active_from* is the lowest mode of *context* in which the two run. A *scoped* wrapper restores the
     unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
-    the function: the graph then contains the function alone, and does not depend on the mode.
+    the function: it then traces the function alone, and decides by its file, as without the wrapper.
     """
-    for function in (before, after):
-        leave_to_python(function, and_callees=True)
+    leave_to_python(HookContext.sample, and_callees=True)
+    before, after = _untraced(before), _untraced(after)
     decorate = _decorator(context, before, after, where, active_from, scoped, traced)
     if traced:
         return decorate
@@ -117,6 +136,16 @@ def _decorator(
                     context.unit, context.engine = unit, engine
 
         wrapper.__code__ = wrapper.__code__.replace(co_name=name)  # what a profiler shows
-        return functools.wraps(original)(wrapper)
+        wrapped: Any = functools.wraps(original)(wrapper)
+        code = getattr(original, "__code__", None)
+        if traced and code is not None:
+            # dynamo takes a code for torch's by its file, and traces what _torchdynamo_inline names; a
+            # traceback shows the line of the function
+            line = max(1, code.co_firstlineno - _CALL)
+            wrapped.__code__ = wrapped.__code__.replace(
+                co_filename=code.co_filename, co_firstlineno=line
+            )
+            wrapped._torchdynamo_inline = original
+        return wrapped
 
     return decorate

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo as dynamo
+from torch._dynamo import trace_rules
 from torch._dynamo.testing import CompileCounter
 
 from zeromon.ring.buffer import RingWriter
@@ -200,6 +202,18 @@ def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(context: H
         assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
     assert counter.frame_count == 1
     assert calls == []
+
+
+def test_a_traced_wrapper_has_file_and_line_of_the_function(context: HookContext) -> None:
+    """dynamo takes code for torch's by its file; a traceback shows where the function begins."""
+    add = recorded(context, [], traced=True)
+    with pytest.raises(KeyError) as raised:
+        add(1, -1)
+    begins = add._torchdynamo_inline.__code__.co_firstlineno
+    frames = [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(raised.tb)]
+    assert frames[1:] == [(__file__, "add", begins), (__file__, "add", begins + 4)]
+    conv = torch.nn.Conv2d.forward
+    assert trace_rules.check(conv) and trace_rules.check(around(context, traced=True)(conv))
 
 
 def test_hooks_are_charged_by_the_calls_that_were_timed(context: HookContext) -> None:
