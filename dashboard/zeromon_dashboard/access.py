@@ -1,7 +1,5 @@
 """Applies :mod:`zeromon.sources.access` to the dashboard; a token in an address becomes a cookie."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any

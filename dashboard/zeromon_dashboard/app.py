@@ -1,7 +1,5 @@
 """The dashboard's application: Dash makes the pages, plain routes carry what changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

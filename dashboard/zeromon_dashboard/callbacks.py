@@ -1,7 +1,5 @@
 """What Dash calls when something on a page changes: on the server, and in the browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ only their new points. Figures are plain dictionaries of lists: plotly's own cla
 milliseconds on checks that a test makes, and a browser cannot append to arrays.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Tabs with the same address share one feed, which makes the page at most once for each snapshot.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import secrets

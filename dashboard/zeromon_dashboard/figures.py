@@ -1,7 +1,5 @@
 """Figures for files: the memory plan and the timeline of a trace. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import plotly.graph_objects as go

@@ -1,7 +1,5 @@
 """What stays on the screen while pages change. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

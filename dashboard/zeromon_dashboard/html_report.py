@@ -3,8 +3,6 @@
 Everything that comes from the run (names, commands, units) is hostile input and is escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Any

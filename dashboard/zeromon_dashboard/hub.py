@@ -1,7 +1,5 @@
 """Shares sources between tabs: each shown run is read once a second, however many tabs show it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict

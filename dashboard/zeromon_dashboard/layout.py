@@ -4,8 +4,6 @@ A page is named parts, each with the properties that change. The same function m
 view and for every later one; an open tab receives the parts whose properties have changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a page of a run is made from, and what it is made into. Pure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The plain HTTP routes: what open tabs poll, tables as CSV, the report, requests for a trace."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """The list of all runs, and runs side by side. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

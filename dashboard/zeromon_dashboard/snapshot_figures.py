@@ -1,7 +1,5 @@
 """Figures of one snapshot of a run, as plain dictionaries for plotly. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

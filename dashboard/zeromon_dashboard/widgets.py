@@ -1,7 +1,5 @@
 """Components that several pages use: cards, charts, tables, findings. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

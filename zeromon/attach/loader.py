@@ -5,8 +5,6 @@ The injected line claims the script by renaming it: the script runs at most once
 loader has withdrawn it.
 """
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import json

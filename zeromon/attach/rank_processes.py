@@ -5,8 +5,6 @@ processes that it starts (data workers) inherit the number and are not ranks. Ra
 namespace are included: they have a pid here, too.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

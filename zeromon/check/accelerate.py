@@ -1,7 +1,5 @@
 """Checks of an accelerate configuration. A check is one function, and one line in :data:`CHECKS`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Sources: ``Accelerator._prepare_deepspeed`` ("Using DeepSpeed's value") and ``Ac
 accelerate; ``propagate_args_to_deepspeed`` and ``TrainingArguments`` of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ The positions of YAML keys come from the marks of the YAML composer. :mod:`json`
 and columns count from 1.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """Each figure of a launch once: what wins, and what says otherwise. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

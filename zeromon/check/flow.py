@@ -4,8 +4,6 @@ A call of a function of the file counts as its body at the place of the call. Pa
 only in a program: the functions of a library have callers elsewhere. What is not certain is None.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks of how a script calls FSDP: arguments, units, precision, and what it loads on every rank."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

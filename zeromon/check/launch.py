@@ -5,8 +5,6 @@ command wins over the file; without ``--config_file`` only the user's default fi
 of ``torch.distributed.run`` and of ``deepspeed.launcher.runner``.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

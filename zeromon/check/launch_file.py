@@ -1,7 +1,5 @@
 """A launch file: one launch command, and comments that may name the machine that it runs on."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass, replace

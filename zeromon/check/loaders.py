@@ -4,8 +4,6 @@ A loader without workers may be right: the cost of a sample is not in the script
 report settings that torch refuses, settings without effect, and explicit settings that make a GPU wait.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

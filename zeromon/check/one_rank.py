@@ -1,7 +1,5 @@
 """Finds what one rank alone runs, and the collectives among it, in which all ranks must take part."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

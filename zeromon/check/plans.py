@@ -4,8 +4,6 @@ The estimates count model states without activations: a configuration does not c
 length. A stage is therefore reported as too high only where a lower one needs at most half of a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs the checks: selects the training files, parses each of them, and applies its checks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

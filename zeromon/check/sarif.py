@@ -1,7 +1,5 @@
 """Problems as SARIF 2.1.0, for GitHub's code scanning and for editors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any

@@ -3,8 +3,6 @@
 ``tools/read_check_schema.py`` writes that file from the sources of the installed frameworks.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib.resources import files

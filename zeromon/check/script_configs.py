@@ -1,7 +1,5 @@
 """Checks of a DeepSpeed configuration against the call of a script that takes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from zeromon.check.deepspeed.readers import not_json

@@ -4,8 +4,6 @@ A check uses literals, and names that :mod:`zeromon.check.flow` follows to one l
 one function, and one line in :data:`CHECKS`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Only literal values are checked. A check is one function, and one line in :data:`CHECKS`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

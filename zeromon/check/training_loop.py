@@ -1,7 +1,5 @@
 """Checks of the order and the loop of a training script: wrapping, optimizer, accumulation, clipping."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A launcher (torchrun with --max-restarts) ends all ranks when one fails, and sta
 process has its own ring, so all attempts are in the folder of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

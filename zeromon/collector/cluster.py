@@ -11,8 +11,6 @@ Apart from the leader's lock, this module is pure; :mod:`zeromon.collector.clust
 connection. Names in the JSON (card, joints) are those of the first version of the protocol.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence

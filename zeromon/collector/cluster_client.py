@@ -5,8 +5,6 @@ be reachable: its collector listens on an address of its node (``ZEROMON_HOST``)
 same ``ZEROMON_TOKEN``.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import threading

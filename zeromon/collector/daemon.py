@@ -6,8 +6,6 @@ have ended and the views have read the end. An agent restarts a killed collector
 rings from the beginning.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

@@ -13,8 +13,6 @@ The server binds to loopback; any other address needs a token. :mod:`zeromon.sou
 which requests the server refuses.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What NCCL itself says of a run: Inspector's records of each rank, RAS while a collective hangs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

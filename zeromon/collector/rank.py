@@ -1,7 +1,5 @@
 """Follows one rank: its ring, its folded state, and its process."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Collection

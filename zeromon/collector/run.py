@@ -1,7 +1,5 @@
 """Follows one run: its ranks and its launcher; takes its snapshot once a second."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """One run's exchange with the collectors of its other nodes: name, reports, replies."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ through the rings. There is one request at a time. The analysis runs in a proces
 it takes longer than the collector may pause.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ rings. There is one trial at a time. The file's time is the lease: the command r
 undo the change where it is old or gone.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

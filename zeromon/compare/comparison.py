@@ -6,8 +6,6 @@ one program from run to run (:attr:`zeromon.compare.figures.Metric.least`).
 docs/decisions/020-compare.md has the reasons.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

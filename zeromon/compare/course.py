@@ -1,7 +1,5 @@
 """The memory of runs over their steps, for one chart. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

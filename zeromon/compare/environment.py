@@ -1,7 +1,5 @@
 """In which environment each run ran: commit, command, driver, packages, variables. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

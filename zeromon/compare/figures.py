@@ -5,8 +5,6 @@ its ranks. An unknown figure is a text with the reason.
 docs/compare.md defines each figure.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ slower, its quickest steps are slower, too: a neighbour that comes and goes leav
 difference is bounded by both. Three repeats of each column, taken in turns, show the same as noise.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

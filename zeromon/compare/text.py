@@ -1,7 +1,5 @@
 """Figures, differences and rows of a comparison as text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ twice beyond the bound; else the threshold is undecided, and does not pass. The 
 same answer.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ whose members have the same places is its own, where there is just one. torch ma
 for sends and receives; those have launched no collective.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 

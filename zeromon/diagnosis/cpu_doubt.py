@@ -5,8 +5,6 @@ that of threads which lack a CPU, and an upper bound of what the lack adds to a 
 by what is left of its waiting time.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Applies all rules to a snapshot of a run, and keeps the findings from flapping. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import attrgetter
 

@@ -6,8 +6,6 @@ report are listed apart. Sends and receives have numbers below zero, which a ran
 record does not name the peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol

@@ -3,8 +3,6 @@
 A page has the meaning of a rule, why it matters, what to change, what the change costs, and the sources.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Bubbles: what the ranks of a pipeline measured against what their schedule allows. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -13,8 +13,6 @@ The function stands in the module of its family in :mod:`zeromon.diagnosis.rules
 that module in ``ZM320.md``. Nothing else names the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

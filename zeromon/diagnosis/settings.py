@@ -5,8 +5,6 @@ known from its environment, the effective DeepSpeed configuration, its DataLoade
 of a diff that only sets something is compared with that; a line of other code stays as it is.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

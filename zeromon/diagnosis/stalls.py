@@ -5,8 +5,6 @@ no progress of its steps and collectives in that time. :attr:`RankSnapshot.pause
 expected: a checkpoint, a compilation, a debugger, and an evaluation without collectives take long, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -16,8 +16,6 @@ A rank is a straggler when it arrived last in at least 16 of the last 20 matched
 delay was at least 2 % of a step. It recovers when either no longer holds.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Writes an export: whole or not at all, readable by this user only, over a file only with force."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

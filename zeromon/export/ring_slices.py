@@ -1,7 +1,5 @@
 """Reads the last events of each rank of a run, from its live ring or from the stored copy."""
 
-from __future__ import annotations
-
 import gzip
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

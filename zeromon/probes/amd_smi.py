@@ -4,8 +4,6 @@ torch's UUID of a ROCm device is the text of AMD's unique id, byte by byte; AMD 
 Functions of AMD SMI that wait for a second sample (PCIe throughput, violations) are not called.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

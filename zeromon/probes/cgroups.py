@@ -1,7 +1,5 @@
 """Finds the cgroups of a process for one controller; cgroup versions 1 and 2. Only reads files."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

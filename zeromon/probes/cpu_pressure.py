@@ -1,7 +1,5 @@
 """Measures how long a process waits for a CPU and for pages from disk. Reads ``/proc`` only."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from contextlib import suppress

@@ -4,8 +4,6 @@ The collector reads them, because no vendor's library needs the training process
 library in the training process is a risk. All results are empty where a library is missing.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from zeromon.probes.amd_smi import AmdSmi

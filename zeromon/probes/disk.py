@@ -4,8 +4,6 @@ A disk does not report its bandwidth. The figures are the time with requests und
 requests, the highest rate of this run, and the limits of the cgroup.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ anew; only root may read it on most systems. The zone of a package contains its 
 where there is one, is beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -5,8 +5,6 @@ process may still allocate. The counters of OOM kills are the evidence when a ra
 record.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The structures are those of ``zes_api.h`` and ``ze_api.h`` (version 1.8). Counte
 two reads, by the device's own clock in microseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from ctypes import Structure, byref, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64

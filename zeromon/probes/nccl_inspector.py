@@ -4,8 +4,6 @@ The plugin writes the newest collective of each communicator at an interval: a s
 grows faster than it is read only the end counts. The format is that of the plugin's version 4.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import deque

@@ -5,8 +5,6 @@ processes of the job; it only reads. JSON is there since NCCL 2.28.7. The questi
 because the answer may take seconds.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Mapping

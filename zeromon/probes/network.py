@@ -1,7 +1,5 @@
 """Peak bandwidth of this node's network adapters, from sysfs. The collector reads it once per run."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reads NVIDIA's devices by NVML. All results are empty where the library is missing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Watches a process that is not a child of this process: whether it runs, and its exit status."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

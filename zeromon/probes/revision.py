@@ -1,7 +1,5 @@
 """The git commit of a run's script, read once and without waiting for git."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

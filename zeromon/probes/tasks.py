@@ -1,7 +1,5 @@
 """Tasks of a launcher that starts one ``zeromon run`` per rank, by their files in the run's folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What a run communicates, as text: by operation, by unit, by size. Pure."""
 
-from __future__ import annotations
-
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
 from zeromon.readout.text import exposed_unknown, in_graphs

@@ -1,7 +1,5 @@
 """DeepSpeed's engines and settings, as text. Pure."""
 
-from __future__ import annotations
-
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot, Setting
 from zeromon.units import human_bytes, human_count, human_seconds

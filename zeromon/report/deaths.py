@@ -1,7 +1,5 @@
 """How ranks ended, and what their memory was before that, as text. Pure."""
 
-from __future__ import annotations
-
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.remedy import ladder_lines

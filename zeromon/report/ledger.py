@@ -1,7 +1,5 @@
 """Where every second of a job went, as text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.readout.checkpoints import checkpoint_text

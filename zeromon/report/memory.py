@@ -1,7 +1,5 @@
 """Memory and offload of a run, as text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.focus import first_counted

@@ -1,7 +1,5 @@
 """The stages of a pipeline, as text. Pure."""
 
-from __future__ import annotations
-
 from zeromon.readout.pipeline import ACTIONS, bubble_text, pipeline_text, slowest_text
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot

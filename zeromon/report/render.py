@@ -1,7 +1,5 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

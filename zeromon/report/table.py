@@ -1,7 +1,5 @@
 """A table as aligned text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

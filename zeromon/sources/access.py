@@ -4,8 +4,6 @@ Both servers use this one check. It stands beside the client's half of the same 
 :mod:`zeromon.sources.live` sends, in the highest room that both servers may import.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 from collections.abc import Collection

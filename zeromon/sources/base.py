@@ -6,8 +6,6 @@ Implemented by :class:`~zeromon.sources.live.LiveSource` (a collector),
 never tests which of them it has: what they can do differently is a member of the protocol.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

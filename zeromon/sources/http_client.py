@@ -3,8 +3,6 @@
 A redirect is an error, because it would pass the token on to another server.
 """
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import urllib.error

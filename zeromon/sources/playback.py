@@ -1,7 +1,5 @@
 """The clock of a replay: which moment of a recorded run is shown."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A run from its record in the run store."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.errors import CaptureRefused

@@ -1,7 +1,5 @@
 """A recorded run that plays: the newest snapshot is that at the playback's position."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ compute |K| + exposed communication |C - K| + exposed copies |M - K - C| + idle 
 of the first device event to the end of the last.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict

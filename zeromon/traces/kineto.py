@@ -1,7 +1,5 @@
 """Reads Kineto traces: from the events of a file to what the analysis needs, in exact nanoseconds."""
 
-from __future__ import annotations
-
 import re
 import sys
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The result of ``zeromon trace analyze --json``: one encoder and one reader."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -7,8 +7,6 @@ of the file. A truncated file yields its complete events. What profilers write a
 and counted. The first two bytes identify gzip.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """The terminal application: one run, its screens and its keys. A thread reads the snapshots."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

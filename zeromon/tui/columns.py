@@ -1,7 +1,5 @@
 """A table as data: its columns, their layout in a given width, and the order of its rows. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

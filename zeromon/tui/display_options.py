@@ -1,7 +1,5 @@
 """How the user wants values to be shown. Pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

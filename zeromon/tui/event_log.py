@@ -1,7 +1,5 @@
 """What happened between two snapshots of a run, as log entries with a time. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Files that the user saves: a table as CSV, the screen as SVG."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Reads snapshots from a source in a thread of its own, and posts them: the view never waits."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ the colour of *a* on the colour of *b*. Texts that come from a run pass :func:`c
 drawn.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache

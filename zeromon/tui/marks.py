@@ -4,8 +4,6 @@ They are in the run's folder of the store where that is on this machine, so that
 time; else they are kept as long as the view is open.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The messages that threads post to the application. Each handler is ``on_`` and the message's name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What the terminal view knows of its run, as a value that each message of the feed changes. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.snapshot import RunSnapshot

@@ -1,7 +1,5 @@
 """A run as lines of text, one per step: for screen readers, logs and CI."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 

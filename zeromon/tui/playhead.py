@@ -3,8 +3,6 @@
 The keys change it and the thread that reads snapshots reads it; every change is one assignment.
 """
 
-from __future__ import annotations
-
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.playback import SPEEDS, Playback

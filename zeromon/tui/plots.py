@@ -1,7 +1,5 @@
 """The chart specifications of :mod:`zeromon.readout.charts` as plots for the terminal. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

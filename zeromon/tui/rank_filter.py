@@ -4,8 +4,6 @@ Words are joined by spaces, and all must hold: ``3`` or ``0-7,16`` are ranks; ``
 ``step<=0.5`` compare a column; anything else must be part of the node, unit, state or device.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable

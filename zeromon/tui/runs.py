@@ -1,7 +1,5 @@
 """The runs that a user can turn to: live ones on this node, and recorded ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.sources.base import Source

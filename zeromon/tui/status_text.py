@@ -1,7 +1,5 @@
 """The lines of text at the top of the terminal view: run, state, largest risk, figures. Pure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from statistics import median

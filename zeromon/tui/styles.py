@@ -4,8 +4,6 @@ The palette is Okabe and Ito's, which colour-blind readers can distinguish, and 
 No meaning depends on red against green; what is severe is also bold, and has a mark.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from rich.style import Style

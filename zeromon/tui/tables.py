@@ -1,7 +1,5 @@
 """The tables of the terminal view: which columns each has, and what their cells show. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

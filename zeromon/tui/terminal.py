@@ -1,7 +1,5 @@
 """What the terminal itself shows of a run: the title of its window, a bell, a notification. Pure."""
 
-from __future__ import annotations
-
 from zeromon.levels import Severity
 from zeromon.readout.verdict import Verdict
 from zeromon.tui.line import clean

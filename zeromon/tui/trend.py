@@ -3,8 +3,6 @@
 Values of earlier steps are kept, so that a snapshot of a thousand ranks costs only its newest steps.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Everything that a screen draws, as one value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.levels import STALE_SECONDS

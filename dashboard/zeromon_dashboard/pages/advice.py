@@ -1,7 +1,5 @@
 """The page "Advice": all findings, and those that are over. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

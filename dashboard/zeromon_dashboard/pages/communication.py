@@ -1,7 +1,5 @@
 """The page "Communication": what a rank waits for, what is in flight, traces, bandwidth. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

@@ -1,7 +1,5 @@
 """The page "Memory": over the steps, by role, within a step, fragmentation. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

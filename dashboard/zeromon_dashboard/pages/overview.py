@@ -1,7 +1,5 @@
 """The page "Overview": cards, where a step goes, all charts, the most severe findings. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

@@ -1,7 +1,5 @@
 """The page "Ranks": a map and a table of all ranks, and the stragglers. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dash_mantine_components as dmc

@@ -11,8 +11,6 @@ Invariants of this package:
 * Every wait has a timeout, and a refusal leaves the target unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import struct

@@ -5,8 +5,6 @@ difference. 64-bit little-endian ELF; any architecture. Nothing here stops or
 changes the process.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress

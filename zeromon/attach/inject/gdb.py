@@ -5,8 +5,6 @@ Here it gets addresses, loads no symbols, sets no breakpoint, and the text is in
 stops all threads (0.3 s), and unlike the parked thread it must stay alive until the call has ended.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -9,8 +9,6 @@ Where no thread is parked and the main thread runs, the main thread executes ``P
 instead, which allocates nothing, so it may happen anywhere, also within malloc.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Why zeromon cannot attach to a process, and the command that helps."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

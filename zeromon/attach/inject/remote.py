@@ -3,8 +3,6 @@
 The caller must have the target's version, so the target's own interpreter calls it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The process in which the injection runs a line, and the addresses that this needs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Checks of a DeepSpeed configuration. A check is one function, and one line in :data:`CHECKS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from zeromon.check.deepspeed import (

@@ -1,7 +1,5 @@
 """Checks of the batch size and of checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Checks of settings that contradict each other, or have no effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of

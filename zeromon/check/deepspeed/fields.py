@@ -1,7 +1,5 @@
 """Checks of names and values against DeepSpeed's own models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of settings that are valid and rarely wanted: gradients, devices, clipping, dead paths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of

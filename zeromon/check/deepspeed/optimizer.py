@@ -1,7 +1,5 @@
 """Checks of the optimizer and the scheduler that DeepSpeed makes from its configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """Checks of communication, precision and offload: what costs time or memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of

@@ -1,7 +1,5 @@
 """Checks of who reads a file: DeepSpeed reads Hjson; transformers and accelerate JSON with "auto"."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of a DeepSpeed configuration that many checks need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from zeromon.check.problem import AUTO, Config, is_on, whole

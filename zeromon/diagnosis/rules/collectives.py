@@ -1,7 +1,5 @@
 """Communication in many small collectives, whatever the framework. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

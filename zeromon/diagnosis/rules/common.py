@@ -1,7 +1,5 @@
 """What several rules read from a run in the same way. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Exposed communication, stragglers and distant nodes, whatever the framework. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

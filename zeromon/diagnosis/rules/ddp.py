@@ -1,7 +1,5 @@
 """Buckets of DDP, and the accumulation of gradients. Pure."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The stage, the prefetch, the overlap and the partitions of a DeepSpeed engine. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

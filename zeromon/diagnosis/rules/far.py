@@ -1,7 +1,5 @@
 """All-gathers of parameters that cross nodes: evidence of FSDP's and of DeepSpeed's rule. Pure."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zeromon.diagnosis.rules.common import LEAST_SHARE, Gain, exposed, share_of_step

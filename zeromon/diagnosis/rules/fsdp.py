@@ -1,7 +1,5 @@
 """How FSDP gathers, keeps and groups parameters. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from zeromon.diagnosis.cpu_doubt import Waits

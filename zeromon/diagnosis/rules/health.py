@@ -1,7 +1,5 @@
 """Ranks that died, collectives that hang, nodes that are lost. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule

@@ -1,7 +1,5 @@
 """What the machine limits: batches, CPUs and links that steps wait for. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

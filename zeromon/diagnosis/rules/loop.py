@@ -1,7 +1,5 @@
 """What a training loop does beside training, and what makes single steps slow. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

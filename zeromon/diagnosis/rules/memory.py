@@ -1,7 +1,5 @@
 """Memories and disks that run full. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule

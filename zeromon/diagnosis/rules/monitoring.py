@@ -1,7 +1,5 @@
 """What zeromon could not measure, record or keep. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule

@@ -5,8 +5,6 @@ which names none, the bytes moved while it had requests, how many requests it ha
 of its cgroup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The bubble of a pipeline of stages. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from zeromon.diagnosis.cpu_doubt import Waits

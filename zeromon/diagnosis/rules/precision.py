@@ -1,7 +1,5 @@
 """What fp16 and its loss scale cost, and what would cost less. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """What a sharding strategy gathers, and which stage shards more than it. Pure."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zeromon.ring.strategy import Framework, Strategy

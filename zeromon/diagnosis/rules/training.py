@@ -1,7 +1,5 @@
 """What the training itself shows: loss, gradient norm, and what ranks begin with. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

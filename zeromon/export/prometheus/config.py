@@ -4,8 +4,6 @@ It says no more than Prometheus and VictoriaMetrics both understand: the latter 
 know, as the refresh interval of service discovery, or where rules are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Queries read the collectors' own metrics, so that they work without our recordin
 ``zeromon_rank_info``; the choice of a node narrows the choice of ranks.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zeromon.export.prometheus.rules import NODES, RANK

@@ -6,8 +6,6 @@ makes an object and sorts the labels of each series), so the same rows of the sa
 scrape to the next.
 """
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Makes the metrics of :data:`~zeromon.export.prometheus.metrics.METRICS` of snapshots. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 

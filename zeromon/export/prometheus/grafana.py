@@ -3,8 +3,6 @@
 The SDK's own layout runs over the edge, and it numbers neither panels nor queries: that is done here.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Iterator, Sequence

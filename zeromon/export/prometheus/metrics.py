@@ -5,8 +5,6 @@ others only where they mean something and are bounded (never an FQN). What is un
 0. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ aggregation: that keeps
 2,000 series of a metric and merges the others without a word. Sums are cumulative, since the rank began.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import cast

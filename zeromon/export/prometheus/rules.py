@@ -5,8 +5,6 @@ about a rank has the label ``node``, from ``zeromon_rank_info``. A run's name an
 unique within one scrape target only (two jobs may have the same name), so joins use ``instance``, too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ The address is that of the server's web page: ``https://host/prometheus``, or ``
 ``X-Scope-OrgID``; both only to that server: a redirect is an error.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os

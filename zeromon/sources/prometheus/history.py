@@ -1,7 +1,5 @@
 """The past of a run as a Prometheus server has it: its span, series of points, findings."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

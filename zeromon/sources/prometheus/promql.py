@@ -5,8 +5,6 @@ numbers. One query combines several parts as ``a or b``; the label ``of`` of a p
 No query relies on recording rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Which ranks the views look at, and what their own collectors tell of them."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

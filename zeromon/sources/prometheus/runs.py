@@ -1,7 +1,5 @@
 """Which runs a Prometheus server knows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 that a view shows. docs/prometheus_source.md says which queries are sent, and how often.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

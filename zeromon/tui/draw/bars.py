@@ -1,7 +1,5 @@
 """Draws bars: stacked, and against a limit. Pure; the resolution is half a cell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Braille lines over steps, with levels, a forecast and marks. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

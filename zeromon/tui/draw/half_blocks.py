@@ -1,7 +1,5 @@
 """Turns half cells into text, for bars and lanes. Pure."""
 
-from __future__ import annotations
-
 import re
 
 from zeromon.readout.breakdown import PARTS

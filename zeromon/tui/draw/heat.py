@@ -1,7 +1,5 @@
 """Draws a heat map: one cell per rank, or per several ranks with the worst value. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Steps and the gaps between them have their true position and length. Within a st
 known, not times: a lane draws them as shares, in a fixed order.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 

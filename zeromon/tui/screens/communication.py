@@ -1,7 +1,5 @@
 """Collectives by unit, operation, group, dimension or phase; those in flight; who arrives late."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar

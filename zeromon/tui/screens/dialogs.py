@@ -1,7 +1,5 @@
 """Dialogs over a screen: a line to type, and the list of runs."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from textual import on

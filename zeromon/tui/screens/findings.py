@@ -1,7 +1,5 @@
 """Findings: evidence, what to change, the expected effect, and its cost."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from textual import on

@@ -1,7 +1,5 @@
 """The list of all keys, read from the screens' bindings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from textual.binding import Binding, BindingType

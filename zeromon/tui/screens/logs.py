@@ -1,7 +1,5 @@
 """The log: events of ranks, findings, traces, marks, and warnings of the agents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from textual.app import ComposeResult

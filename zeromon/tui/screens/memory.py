@@ -1,7 +1,5 @@
 """The memory of one rank: over steps, by role against its prediction, within a step, its allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

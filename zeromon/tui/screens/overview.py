@@ -1,7 +1,5 @@
 """The run at a glance: figures, the parts of a step, charts, findings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

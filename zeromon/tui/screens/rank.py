@@ -1,7 +1,5 @@
 """Everything that is known about one rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """All ranks: a heat map and a table; Enter opens a rank."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from textual import events, on

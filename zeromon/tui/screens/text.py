@@ -1,7 +1,5 @@
 """A screen with one text that scrolls: the report, the configuration, a rule, the keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from textual.app import ComposeResult

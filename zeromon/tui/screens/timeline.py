@@ -1,7 +1,5 @@
 """The last steps of each rank as lanes over time."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from textual import events

@@ -1,7 +1,5 @@
 """What all screens share: the run and its risk at the top, tabs, the filter's input, the keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, cast
 

@@ -4,8 +4,6 @@ Drawn as a line: Textual's footer makes a widget of each key, anew whenever the 
 most of what changing a screen costs.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from textual import events

@@ -1,7 +1,5 @@
 """A text that scrolls; only the lines on the screen are turned into strips."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from textual.geometry import Size

@@ -1,7 +1,5 @@
 """A box whose lines are drawn to fit it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import groupby, zip_longest
 

@@ -1,7 +1,5 @@
 """Styled text as the strips that Textual draws."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from rich.segment import Segment

@@ -1,7 +1,5 @@
 """Findings, hangs and stragglers from the samples of several ranks, now and over time. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Aggregated samples of a run too large to read rank by rank: counts, spreads, nodes. Pure."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Range queries in, step history out: the steps of single ranks and of the whole run. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

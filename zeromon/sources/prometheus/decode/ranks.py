@@ -3,8 +3,6 @@
 What is not in the samples is unknown: None, -1, or empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

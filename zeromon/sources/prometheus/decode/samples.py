@@ -1,7 +1,5 @@
 """Samples by rank: which rank each belongs to, and which ranks form one job. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
