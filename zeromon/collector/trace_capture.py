@@ -15,19 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zeromon.errors import CaptureRefused
+from zeromon.fold.observed import Vitals
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
-from zeromon.snapshot import (
-    Capture,
-    CaptureState,
-    RankCapture,
-    RankSnapshot,
-    StepSummary,
-    TraceCheck,
-)
+from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.results import RESULT_FILE, read_result
 
@@ -38,30 +32,6 @@ _START_TIMEOUT_SECONDS = 60.0
 _SAVE_TIMEOUT_SECONDS = 600.0
 _MOST_REASONS = 4
 REQUEST = "trace.json"
-
-
-class TracedRank(Protocol):
-    """The fields of a rank that a capture reads; :class:`~zeromon.snapshot.RankSnapshot` has them."""
-
-    @property
-    def rank(self) -> int:
-        """The number of the rank."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
-
-    @property
-    def capture(self) -> RankCapture | None:
-        """The rank's answer to the last request."""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The median time of the last steps."""
-
-    @property
-    def recent(self) -> tuple[StepSummary, ...]:
-        """The last steps."""
 
 
 class Captures:
@@ -115,7 +85,7 @@ class Captures:
         except OSError as error:
             raise CaptureRefused(f"cannot write {self._request_file}: {error.strerror}") from error
 
-    def follow(self, ranks: Sequence[TracedRank], now_ns: int) -> Capture | None:
+    def follow(self, ranks: Sequence[Vitals], now_ns: int) -> Capture | None:
         """Advances the last capture and returns it; None before the first."""
         with self._lock:
             made = self.last
@@ -125,7 +95,7 @@ class Captures:
                 self.last = self._analysed(made, ranks)
             return self.last
 
-    def _recorded(self, made: Capture, ranks: Sequence[TracedRank], now_ns: int) -> Capture:
+    def _recorded(self, made: Capture, ranks: Sequence[Vitals], now_ns: int) -> Capture:
         """Returns *made* updated by the ranks' answers; starts the analysis after the last answer."""
         answers = {
             rank.rank: rank.capture
@@ -167,7 +137,7 @@ class Captures:
         finally:
             os.close(result)
 
-    def _analysed(self, made: Capture, ranks: Sequence[TracedRank]) -> Capture:
+    def _analysed(self, made: Capture, ranks: Sequence[Vitals]) -> Capture:
         if self._analysis is not None and self._analysis.poll() is None:
             return made
         code = self._analysis.returncode if self._analysis is not None else 1
@@ -190,15 +160,13 @@ class Captures:
         return self.last is not None and self.last.is_open
 
 
-def _start_timeout(ranks: Sequence[TracedRank]) -> float:
+def _start_timeout(ranks: Sequence[Vitals]) -> float:
     """Returns how long the ranks may take to reach the first step, seconds."""
     longest = max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
     return max(_START_TIMEOUT_SECONDS, 20 * longest)
 
 
-def _unanswered(
-    made: Capture, ranks: Sequence[TracedRank], answers: Mapping[int, RankCapture]
-) -> bool:
+def _unanswered(made: Capture, ranks: Sequence[Vitals], answers: Mapping[int, RankCapture]) -> bool:
     """Whether a live rank has not finished the capture."""
     alive = {rank.rank for rank in ranks if rank.alive}
     finished = {rank for rank, answer in answers.items() if answer.state.is_over}
@@ -241,7 +209,7 @@ def first_step(ranks: Sequence[RankSnapshot]) -> int:
     return newest + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
-def compare(analysis: Sequence[RankTrace], ranks: Sequence[TracedRank]) -> dict[int, TraceCheck]:
+def compare(analysis: Sequence[RankTrace], ranks: Sequence[Vitals]) -> dict[int, TraceCheck]:
     """Returns rank -> comparison of its live figures with its trace, over the steps of both."""
     checks = {}
     by_rank = {rank.rank: rank for rank in ranks}
