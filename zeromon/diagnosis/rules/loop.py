@@ -24,7 +24,8 @@ _STATIC = Gain(0.8, 1.0)
 _SLOW = 2.0
 """A step of so many times the median is slow."""
 _WRITING = Gain(0.3, 0.9)
-"""Shares of the time of saves that a thread can take over: all but the copy of the state."""
+"""Shares of the time of saves that a thread takes over: all but the copy of the state. Writing to memory
+of the host, such as the page cache, costs CPU time that a thread takes from training as well."""
 _PERSISTENT = 0.5
 """The share of the waits for new workers that persistent ones save at least."""
 
@@ -223,5 +224,6 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         f"- torch.save(state, path)  # or dcp.save\n+ {ASYNC_SAVE}  # on all ranks",
         gain_low_seconds=_WRITING.low * wait,
         gain_high_seconds=_WRITING.high * wait,
-        price=f"host memory for a copy of the state{size}; wait for the result before the next save",
+        price=f"host memory for a copy of the state{size}, and a CPU that training does not need; wait "
+        "for the result before the next save",
     )
