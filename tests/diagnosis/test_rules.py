@@ -631,6 +631,9 @@ def test_saves_that_stop_the_loop_are_written_by_a_thread() -> None:
     gains = finding.remedy.gain_low_seconds, finding.remedy.gain_high_seconds
     assert gains == pytest.approx((0.3 * 0.2, 0.9 * 0.2))
     assert "a copy of the state (1.0 GiB on this rank)" in finding.remedy.price
+    starved = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0)
+    short = found(replace(rank, pressure=starved), "slow_steps")
+    assert short is not None and short.remedy is not None and short.remedy.gain_low_seconds == 0
     threads = replace(rank, activities=(save, replace(save, background=True)))
     again = found(threads, "slow_steps")
     assert again is not None and again.remedy is None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
-from zeromon.levels import AVOIDABLE, Severity
+from zeromon.levels import AVOIDABLE, CPU_WAIT, Severity
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, StepSummary
@@ -24,8 +24,8 @@ _STATIC = Gain(0.8, 1.0)
 _SLOW = 2.0
 """A step of so many times the median is slow."""
 _WRITING = Gain(0.3, 0.9)
-"""Shares of the time of saves that a thread takes over: all but the copy of the state. Writing to memory
-of the host, such as the page cache, costs CPU time that a thread takes from training as well."""
+"""Shares of the time of saves that a thread takes over: all but the copy of the state. Where CPUs are
+short, none is sure: what the thread writes to the page cache takes CPU time from training."""
 _PERSISTENT = 0.5
 """The share of the waits for new workers that persistent ones save at least."""
 
@@ -222,8 +222,13 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         dialect=ConfigFormat.PYTHON,
         diff="+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
         f"- torch.save(state, path)  # or dcp.save\n+ {ASYNC_SAVE}  # on all ranks",
-        gain_low_seconds=_WRITING.low * wait,
+        gain_low_seconds=0.0 if _lacks_cpus(rank) else _WRITING.low * wait,
         gain_high_seconds=_WRITING.high * wait,
         price=f"host memory for a copy of the state{size}, and a CPU that training does not need; wait "
         "for the result before the next save",
     )
+
+
+def _lacks_cpus(rank: RankSnapshot) -> bool:
+    pressure = rank.pressure
+    return pressure is not None and pressure.cpu_wait_ratio >= CPU_WAIT.warning
