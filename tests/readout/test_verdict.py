@@ -107,6 +107,13 @@ def test_a_run_in_danger_has_the_colour_of_danger() -> None:
     assert green == {Health.HEALTHY}
 
 
+def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
+    nan = _found("ZM409", "not_finite", Severity.CRITICAL, "the loss is NaN since step 25", rank=1)
+    judged = verdict(_two(ended=True, findings=(nan,)))
+    assert (judged.health, judged.severity) == (Health.FINISHED, Severity.CRITICAL)
+    assert judged.cause == "rank 1: the loss is NaN since step 25"
+
+
 def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
     lost = _found("ZM005", "events_dropped", Severity.WARNING, "events were dropped")
     assert verdict(_two(findings=(lost,))).health is Health.HEALTHY

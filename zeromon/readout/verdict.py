@@ -91,6 +91,8 @@ class Verdict:
 def verdict(run: RunSnapshot) -> Verdict:
     """How *run* is, by what threatens it most."""
     health, cause = _ended_or_still(run)
+    if health is Health.FINISHED and (wrong := _severe(run, Severity.CRITICAL)):
+        return Verdict(health, Severity.CRITICAL, finding_text(wrong[0]))
     if health is not None:
         return Verdict(health, health.severity, cause)
     return _at_risk(run) or _lost_time(run) or _well(run)
@@ -140,11 +142,16 @@ def _at_risk(run: RunSnapshot) -> Verdict | None:
     silent = [rank for rank in run.ranks if rank.silent]
     if silent:
         return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
-    severe = [
-        f for f in run.findings if f.severity == Severity.CRITICAL
-        or (f.severity == Severity.WARNING and _FAMILIES.get(f.code[:3]) is Health.AT_RISK)
-    ]  # fmt: skip
+    severe = _severe(run, Severity.CRITICAL) or _severe(run, Severity.WARNING)
     return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
+
+
+def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
+    """The findings of *severity* about memory or results; of the critical ones, those about all else."""
+    return [
+        f for f in run.findings if f.severity == severity
+        and (severity is Severity.CRITICAL or _FAMILIES.get(f.code[:3]) is Health.AT_RISK)
+    ]  # fmt: skip
 
 
 def _lost_time(run: RunSnapshot) -> Verdict | None:
