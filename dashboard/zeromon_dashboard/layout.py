@@ -10,8 +10,8 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.readout.text import pause_seconds, pause_text, run_state
-from zeromon.readout.verdict import verdict
+from zeromon.readout.text import pause_seconds, pause_text
+from zeromon.readout.verdict import beside, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.units import human_count, human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock
@@ -73,7 +73,7 @@ def _head(known: Known) -> Parts:
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
         "state": {"children": state, "color": colour},
-        "verdict": {"children": run_state(run)},
+        "verdict": {"children": beside(judged.health, run)},
     }
 
 

@@ -492,7 +492,7 @@ def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
     clock.now += 5
     body = sent(feeds, Route(run="train-1"), {})
     assert body["props"]["state"]["children"] == "recorded"
-    assert body["props"]["verdict"]["children"] == "finished after 20 steps"
+    assert body["props"]["verdict"]["children"] == "after 20 steps"
     assert isinstance(feeds.hub.followed("train-1").source, StoreSource)
 
 

@@ -453,7 +453,7 @@ def test_of_ranks_that_died_the_first_is_named() -> None:
     )
     gone = replace(snapshot(2), ended=True, ranks=(first, second), findings=died)
     assert plain(status_text.risk(gone)) == " ✖ rank 1: 1 is dead"
-    assert "died: rank 1 (and 1 more)" in plain(status_text.head(gone))
+    assert "dead · rank 1 (and 1 more)" in plain(status_text.head(gone))
 
 
 def test_a_run_that_its_user_stopped_is_no_failure() -> None:
@@ -466,7 +466,7 @@ def test_a_run_that_its_user_stopped_is_no_failure() -> None:
     stopped = replace(live, ended=True, ranks=(first, second), findings=())
     assert not [finding for finding in advise(stopped) if finding.rule == "rank_died"]
     line = status_text.head(stopped)
-    assert "■" in plain(line) and "stopped by Ctrl-C after step" in plain(line)
+    assert "■" in plain(line) and "stopped · by Ctrl-C after step" in plain(line)
     assert not {tone for text, tone in [*line, *status_text.risk(stopped)]} & {"bad", "good"}
     assert not {note.tone for note in changes(live, stopped)} & {"bad"}
 

@@ -88,6 +88,11 @@ class Verdict:
         return f"{self.health}: {self.cause}"
 
 
+def beside(health: Health, run: RunSnapshot) -> str:
+    """The state of *run* beside the word for its health, without that word: ``after step 20``."""
+    return run_state(run).removeprefix("died: ").removeprefix(f"{health} ")
+
+
 def verdict(run: RunSnapshot) -> Verdict:
     """How *run* is, by what threatens it most."""
     health, cause = _ended_or_still(run)

@@ -8,8 +8,8 @@ from zeromon.focus import nearest_oom
 from zeromon.levels import EXPOSED, OOM, Level
 from zeromon.readout import throughput
 from zeromon.readout.figures import mean_step_seconds
-from zeromon.readout.text import overhead_text, pause_seconds, risk_level, run_state
-from zeromon.readout.verdict import verdict
+from zeromon.readout.text import overhead_text, pause_seconds, risk_level
+from zeromon.readout.verdict import beside, verdict
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
@@ -31,7 +31,7 @@ def head(run: RunSnapshot) -> Line:
     line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
     line += [
         (f" {_SIGNS[known.severity]} {known.health} ", tone),
-        (f"· {clean(run_state(run))}", ""),
+        (f"· {clean(beside(known.health, run))}", ""),
     ]
     if run.ranks:
         first = run.ranks[0]
