@@ -61,7 +61,7 @@ RUN_NAME = "name.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
-    trials.REQUEST, trials.WORDS,
+    trials.REQUEST, trials.WORDS, "rank*.loading",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0

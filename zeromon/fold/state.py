@@ -17,6 +17,8 @@ from zeromon.ring.events import (
     Exit,
     HostSample,
     Issued,
+    Loading,
+    LoadingRead,
     MemoryPeak,
     MemorySample,
     Oom,
@@ -293,6 +295,8 @@ class RankState:
     ledger: LedgerSums = field(default_factory=LedgerSums)
     scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
     batches: BatchTotals = field(default_factory=BatchTotals)
+    loading: Loading | None = None
+    loading_read: LoadingRead | None = None
     setup_ns: list[int] = field(default_factory=_by_phase)
     """Of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)

@@ -22,7 +22,7 @@ from zeromon.fold.state import (
     group_size,
     recent_busbw,
 )
-from zeromon.fold.training import batch_row, first_batches, scalar_rows
+from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Flag, Op, Path, Phase
 from zeromon.ring.model_metadata import (
@@ -168,6 +168,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         scalars=scalar_rows(state),
         first_batches=first_batches(state),
         batches=batch_row(state),
+        loading=loading_row(state),
         goal=goal_metadata(state.meta.get("goal")),
         settings=_settings(state),
         gathers=tuple(

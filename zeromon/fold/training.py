@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
+from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState
-from zeromon.snapshot import BatchRow, ScalarRow
+from zeromon.ring.events import Loading, LoadingRead
+from zeromon.snapshot import BatchRow, LoadingRow, ScalarRow
 
 
 def scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
@@ -32,3 +34,29 @@ def first_batches(state: RankState) -> tuple[int, ...]:
 def batch_row(state: RankState) -> BatchRow | None:
     """What the model was called with; None where nothing tells it."""
     return BatchRow(**asdict(state.batches)) if state.batches.steps else None
+
+
+@folds(Loading)
+def _fold_loading(state: RankState, e: Loading) -> None:
+    state.loading = e
+
+
+@folds(LoadingRead)
+def _fold_loading_read(state: RankState, e: LoadingRead) -> None:
+    state.loading_read = e
+
+
+def loading_row(state: RankState) -> LoadingRow | None:
+    """What batches were made of; None where none was timed."""
+    made, read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
+    if made is None:
+        return None
+    return LoadingRow(
+        batches=made.batches,
+        fetch_seconds=made.fetch_ns / 1e9,
+        transform_seconds=made.transform_ns / 1e9 if made.transform_ns else None,
+        collate_seconds=made.collate_ns / 1e9,
+        read_bytes=read.read_bytes,
+        disk_bytes=read.disk_bytes,
+        major_faults=read.major_faults,
+    )

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from zeromon.fold.ledger import lose
+from zeromon.readout.loading import loading_text
 from zeromon.readout.throughput import own_part
 from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -168,7 +169,12 @@ def activity_texts(run: RunSnapshot) -> list[str]:
         if nbytes and seconds:
             text += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
         lines.append(text)
-    return [*lines, *compiled_texts(run)]
+    loaders = (rank for rank in run.ranks if rank.loading is not None)
+    slowest = max(
+        loaders, key=lambda r: r.loading.fetch_seconds if r.loading else 0.0, default=None
+    )
+    loading = [loading_text(slowest)] if slowest is not None else []
+    return [*lines, *filter(None, loading), *compiled_texts(run)]
 
 
 def compiled_texts(run: RunSnapshot) -> list[str]:

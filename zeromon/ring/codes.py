@@ -281,3 +281,5 @@ class Kind(IntEnum):
     SCALAR = 23
     BATCH = 24
     TRIAL = 25
+    LOADING = 26
+    LOADING_READ = 27

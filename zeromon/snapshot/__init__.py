@@ -41,5 +41,12 @@ from zeromon.snapshot.nccl import InspectorRow, Ras, RasCommunicator, RasCount
 from zeromon.snapshot.pipeline import PipelineBubble, PipelineRow, StageRow
 from zeromon.snapshot.rank import CTRL_C, DETACHED, NOT_SEEN, Halt, RankSnapshot
 from zeromon.snapshot.run import RunSnapshot
-from zeromon.snapshot.step import RECENT_STEPS, BatchRow, ScalarRow, StepRange, StepSummary
+from zeromon.snapshot.step import (
+    RECENT_STEPS,
+    BatchRow,
+    LoadingRow,
+    ScalarRow,
+    StepRange,
+    StepSummary,
+)
 from zeromon.snapshot.trial import RankTrial, Trial, TrialState

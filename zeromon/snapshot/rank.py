@@ -40,7 +40,7 @@ from zeromon.snapshot.memory import (
 )
 from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
-from zeromon.snapshot.step import BatchRow, ScalarRow, StepSummary
+from zeromon.snapshot.step import BatchRow, LoadingRow, ScalarRow, StepSummary
 from zeromon.snapshot.trial import RankTrial
 
 NOT_SEEN = "not seen for"
@@ -206,6 +206,8 @@ class RankSnapshot:
     """That the training thread was seen to save; several files without a step between them are one."""
     scalars: tuple[ScalarRow, ...] = ()
     """Those that the host knows."""
+    loading: LoadingRow | None = None
+    """What its DataLoaders made batches of; None where no batch was timed."""
     batches: BatchRow | None = None
     """What its model was called with; None where nothing tells it."""
     goal: GoalMetadata = field(default_factory=GoalMetadata)

@@ -135,3 +135,21 @@ class StepRange:
     rss_bytes: int
     reserved_bytes: int
     """The most on any rank; -1 where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingRow:
+    """What the DataLoaders of a rank made their batches of, in all, workers included."""
+
+    batches: int
+    fetch_seconds: float
+    """All of it; several workers spend several seconds a second."""
+    transform_seconds: float | None
+    """In compositions of torchvision and albumentations; None where none was called."""
+    collate_seconds: float
+    read_bytes: int
+    """That processes read while they made some of the batches, from wherever."""
+    disk_bytes: int
+    """The same from disks; a network file system may not count."""
+    major_faults: int
+    """Pages of mapped files that were not in memory."""

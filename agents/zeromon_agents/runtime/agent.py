@@ -38,6 +38,7 @@ from zeromon_agents.observe.census import Census, census_step
 from zeromon_agents.observe.compiled import Compiled
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
+from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.process_metadata import of_process
 from zeromon_agents.observe.scalars import Scalars
@@ -112,6 +113,8 @@ class Agent:
         self.census.add(lambda: (self.models.claims,))
         self.census.add(self.backends.providers)
         self.allocator, self.host = Allocator(context), Host(context)
+        self.loading = Loading(self.guard, self.ring.path, self._trains)
+        self._write_loading = self.guard.guarded(self._emit_loading)
         self.stall_detector = StallDetector(
             context, self.collectives, self.models.evaluates, attached=attachment is not None
         )
@@ -171,6 +174,10 @@ class Agent:
         ):
             patch = functools.partial(self.guard.guarded(watch), patches=self.patches)
             self.imports.when_imported(module, patch)
+        fetches = self.loading.fetches
+        self.imports.when_imported(FETCHERS, self.guard.guarded(fetches.watch))
+        for module in dict.fromkeys(name for name, _, _ in TRANSFORMS):
+            self.imports.when_imported(module, self.guard.guarded(fetches.watch_transforms))
         self.backends.install(self.imports)
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
@@ -194,6 +201,8 @@ class Agent:
         self.units.stop()
         self._stop_counting()
         self.imports.close()
+        self._write_loading()
+        self.loading.close()
         if self.rendezvous is not None:
             self.rendezvous.stop()
         kept = self.patches.restore()
@@ -204,6 +213,13 @@ class Agent:
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join(2 * _HEARTBEAT_SECONDS)
         return kept
+
+    def _emit_loading(self) -> None:
+        self.loading.write(self.context.emit)
+
+    def _trains(self) -> bool:
+        """Whether a batch that is made now is one of training."""
+        return self.context.mode != OFF and not self.steps.evaluation.is_open
 
     def pause(self) -> None:
         """Switches all hooks off, in place: too many of them failed. A change is undone before."""
@@ -341,6 +357,7 @@ class Agent:
             Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent
         )
         self.host.sample(force=True)
+        self._write_loading()
         self.imports.sweep()
         self._write_device_metadata(training=False)
         stalled = self.stall_detector.check()
@@ -395,6 +412,7 @@ class Agent:
         self.guard.guarded(self.capture.flush)()
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
+            self._write_loading()
             text = self.context.text(f"{kind.__name__}: {error}")
             self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
             atexit.unregister(self._at_exit)
@@ -404,6 +422,7 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._stopping.set()
             self._count_the_rest()
+            self._write_loading()
             # a trace that fails must not lose the end record
             self.guard.guarded(self.capture.close)("the script ended before those steps did")
             self.guard.guarded(self.capture.flush)()

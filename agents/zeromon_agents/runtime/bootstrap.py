@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # its import is under way: the parts exist when they are used
 
+from zeromon_agents.observe.loading import FETCHERS, watch_worker
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.imports import ImportClock, ImportWatch
 from zeromon_agents.runtime.patches import Patches
@@ -41,6 +42,8 @@ class Bootstrap:
         self._watch, self._clock = ImportWatch(), ImportClock()
         self._torch_from_ns = 0
         self._failed = False
+        self._worker: Any = None
+        """The hooks of a DataLoader's worker that a rank has spawned."""
         self._waits = False
         """Whether the first optimizer step may start the agent."""
 
@@ -70,6 +73,7 @@ class Bootstrap:
             if module is not None and vars(module).get("init_process_group") is original:
                 self._patches.set(module, "init_process_group", init_process_group)
         self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
+        self._watch.when_imported(FETCHERS, self._watch_worker)
 
     def attach(self, run_dir: Path, attachment: Attachment) -> Agent:
         """Starts the agent in a process that is training already; called by a thread of its own.
@@ -99,6 +103,10 @@ class Bootstrap:
     def _in_forked_child(self) -> None:
         if self.agent is not None:
             self.agent.in_forked_child()
+
+    def _watch_worker(self, module: ModuleType) -> None:
+        with suppress(Guard.CAUGHT):
+            self._worker = watch_worker(module)
 
     def _watch_optimizers(self, optimizer_module: ModuleType) -> None:
         """Registers torch's global optimizer hooks once, until :meth:`stop`.
@@ -134,6 +142,8 @@ class Bootstrap:
             return
         joined_ns = time.monotonic_ns()
         self._clock.stop()
+        if self._worker is not None:  # what a launcher has spawned is a rank itself
+            self._worker.close()
         try:
             self.agent = start_in_run()
             self._watch_forks()

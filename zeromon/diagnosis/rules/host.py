@@ -18,8 +18,9 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
+from zeromon.readout.loading import from_disk, parts, reads_disk
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import ConfigFormat, LoadingRow, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 
 _LEAST_WAIT = 0.10
@@ -48,12 +49,16 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
     gain, wanted = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
     yield Match(
         f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch, "
-        f"which {workers or 'no'} worker{'s prepare' if workers != 1 else ' prepares'}",
+        f"which {workers or 'no'} worker{'s prepare' if workers != 1 else ' prepares'}"
+        f"{_made_of(rank.loading)}",
         rank.rank,
         Remedy(
-            cause="the workers do not keep up"
-            if workers
-            else "the training process makes its batches itself",
+            cause=(
+                "the workers do not keep up"
+                if workers
+                else "the training process makes its batches itself"
+            )
+            + _shorten(rank.loading),
             dialect=ConfigFormat.DATA_LOADER,
             diff=f"- DataLoader(data, num_workers={workers})\n"
             f"+ DataLoader(data, num_workers={wanted}, persistent_workers=True)",
@@ -63,6 +68,34 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         ),
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
     )
+
+
+def _made_of(made: LoadingRow | None) -> str:
+    """What is the greatest part of a batch; "" where that is not known."""
+    if made is None or made.fetch_seconds <= 0:
+        return ""
+    (part, seconds), *_ = parts(made).items()
+    each = human_seconds(made.fetch_seconds / made.batches)
+    return f"; a batch takes {each} to make, {human_ratio(seconds / made.fetch_seconds)} to {part}"
+
+
+def _shorten(made: LoadingRow | None) -> str:
+    """What makes the greatest part of a batch shorter, beside workers."""
+    if made is None or made.fetch_seconds <= 0:
+        return ""
+    (part, _), *_ = parts(made).items()
+    if part.startswith("read") and reads_disk(made):
+        share = human_ratio(from_disk(made))
+        return f"; {share} of what they read comes from a disk: a local or smaller copy helps more"
+    return f"; {_SHORTER[part]}"
+
+
+_SHORTER = {
+    "collate": "a faster collate_fn, or one that makes a batch at once (__getitems__), helps, too",
+    "transform": "transforms that are done once and stored, or on the device, help, too",
+    "read": "samples stored as they are read (packed, decoded) help, too",
+    "read and transform": "samples stored as they are used (packed, decoded, tokenized) help, too",
+}
 
 
 @rule("ZM605")

@@ -12,6 +12,7 @@ from zeromon.readout import charts
 from zeromon.readout.checkpoints import checkpoint_text
 from zeromon.readout.figures import STEP
 from zeromon.readout.ledger import startup_parts_text
+from zeromon.readout.loading import loading_text
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
 from zeromon.readout.training import training_text
 from zeromon.report import communication, configuration, memory, pipeline
@@ -109,6 +110,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
                ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
+        *(wrapped(made, width) if (made := loading_text(rank)) else []),
         *(wrapped(f"set-up: {parts}", width) if (parts := startup_parts_text(rank)) else []),
         *(wrapped(said, width) if (said := checkpoint_text(run)) else []),
         [], *step_bars([rank], look, width),

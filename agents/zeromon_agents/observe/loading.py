@@ -1,0 +1,249 @@
+"""Times what a DataLoader makes its batches of: samples, transforms, collation; in workers, too.
+
+A fetcher of torch makes each batch, in the training process or in a worker. A worker writes what it has
+timed to a file beside the ring, at most five times a second; the heartbeat of the training process adds
+it up. What passes between worker and training process is not touched. A worker that was forked has the
+hooks of its parent; one that was spawned gets them from the start-up shim, and finds the file by the pid
+of its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeromon.ring.codes import Kind
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.patches import Patches
+
+FETCHERS = "torch.utils.data._utils.fetch"
+TRANSFORMS = (
+    ("torchvision.transforms.transforms", "Compose", "__call__"),
+    ("torchvision.transforms.v2._container", "Compose", "forward"),
+    ("albumentations.core.composition", "Compose", "__call__"),
+)
+"""Module, class and method of what changes a sample after it was read."""
+SUFFIX = ".loading"
+
+_RECORD = struct.Struct("<7q")
+BATCHES, FETCH, TRANSFORM, COLLATE, READ, DISK, FAULTS = range(7)
+"""Count; nanoseconds; of batches that were sampled bytes read, those from disks, major faults."""
+_EVERY_NS = 200_000_000
+_MOST_BYTES = 1 << 16
+_MAJOR_FAULTS = 9
+"""The index among the fields of /proc/PID/stat that follow the program's name."""
+
+Sums = list[int]
+
+
+class _Collate:
+    """A fetcher's collate function, and how long its last call took."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.spent_ns = function, 0
+
+    def __call__(self, samples: Any) -> Any:
+        began = time.monotonic_ns()
+        try:
+            return self.function(samples)
+        finally:
+            self.spent_ns += time.monotonic_ns() - began
+
+
+class Fetches:
+    """The hooks on the fetchers of this process and of the workers that it forks."""
+
+    def __init__(
+        self, guard: Guard, file: Path | None, trains: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.sums: Sums = [0] * 7
+        """In the training process all so far; in a worker what it has not written yet."""
+        self._guard, self._file, self._trains = guard, file, trains
+        self._rank = os.getpid() if file is not None else 0
+        """The process that trains; 0 in a worker that it has spawned."""
+        self._here = self._rank
+        self._patches = Patches()
+        self._open: dict[int, Sums] = {}
+        """Thread -> nanoseconds in transforms of its batch, and the depth of their calls."""
+        self._next_sample_ns = self._next_write_ns = 0
+
+    def watch(self, module: Any) -> None:
+        """Patches the fetchers of *module*."""
+        for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+            fetcher = getattr(module, name, None)
+            if fetcher is not None and "fetch" in vars(fetcher):
+                self._patches.wrap(fetcher, "fetch", self._fetching)
+
+    def watch_transforms(self, module: Any) -> None:
+        """Patches the compositions of transforms of *module*."""
+        for name, owner, method in TRANSFORMS:
+            found = getattr(module, owner, None)
+            if name == module.__name__ and method in vars(found or object):
+                self._patches.wrap(found, method, self._transforming)
+
+    def close(self) -> None:
+        """Restores what was patched."""
+        self._patches.restore()
+
+    def _fetching(self, original: Any) -> Any:
+        def fetch(fetcher: Any, *args: Any) -> Any:
+            begun = self._begins(fetcher)
+            try:
+                return original(fetcher, *args)
+            finally:
+                if begun is not None:
+                    self._ends(fetcher, *begun)
+
+        fetch.__wrapped__ = original  # type: ignore[attr-defined]
+        return fetch
+
+    def _begins(self, fetcher: Any) -> tuple[int, Sums | None] | None:
+        """Returns when a batch begins, and what the process has read if that is sampled."""
+        try:
+            thread = threading.get_ident()
+            if thread in self._open or not self._is_counted():
+                return None
+            if type(fetcher.collate_fn) is not _Collate:
+                fetcher.collate_fn = _Collate(fetcher.collate_fn)
+            fetcher.collate_fn.spent_ns = 0
+            self._open[thread] = [0, 0]
+            now, read = time.monotonic_ns(), None
+            if now >= self._next_sample_ns:
+                self._next_sample_ns, read = now + _EVERY_NS, _read_so_far()
+            return time.monotonic_ns(), read
+        except Guard.CAUGHT as error:
+            self._guard.note(error, "fetch")
+            return None
+
+    def _ends(self, fetcher: Any, began: int, read: Sums | None) -> None:
+        try:
+            now = time.monotonic_ns()
+            transform_ns, _ = self._open.pop(threading.get_ident())
+            self.sums[BATCHES] += 1
+            self.sums[FETCH] += now - began
+            self.sums[TRANSFORM] += transform_ns
+            self.sums[COLLATE] += fetcher.collate_fn.spent_ns
+            after = _read_so_far() if read is not None else None
+            if read is not None and after is not None:
+                for index, (a, b) in enumerate(zip(read, after, strict=True)):
+                    self.sums[READ + index] += b - a
+            if self._here != self._rank and now >= self._next_write_ns:
+                self._next_write_ns = now + _EVERY_NS
+                self._write()
+        except Guard.CAUGHT as error:
+            self._guard.note(error, "fetch")
+
+    def _is_counted(self) -> bool:
+        """Whether this is the training process while it trains, or a DataLoader's worker of it."""
+        pid = os.getpid()
+        if pid == self._rank:
+            return self._trains()
+        if pid != self._here:  # forked: what the parent has counted is not this worker's
+            self._here, self.sums[:] = pid, [0] * 7
+            if self._file is None:
+                self._file = _file_of_parent()
+        return self._file is not None and torch.utils.data.get_worker_info() is not None
+
+    def _write(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # the training process has ended, or the folder is gone
+                file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                try:
+                    os.write(file, _RECORD.pack(*self.sums))
+                finally:
+                    os.close(file)
+        self.sums[:] = [0] * 7
+
+    def _transforming(self, original: Any) -> Any:
+        def transform(*args: Any, **kwargs: Any) -> Any:
+            entry = self._open.get(threading.get_ident())
+            if entry is None:
+                return original(*args, **kwargs)
+            entry[1] += 1
+            began = time.monotonic_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                entry[1] -= 1
+                if not entry[1]:
+                    entry[0] += time.monotonic_ns() - began
+
+        transform.__wrapped__ = original  # type: ignore[attr-defined]
+        return transform
+
+
+class Loading:
+    """Adds up what the training process and its workers have timed, and writes it into the ring."""
+
+    def __init__(self, guard: Guard, ring: Path, trains: Callable[[], bool]) -> None:
+        self._file = ring.with_suffix(SUFFIX)
+        self._file.touch(0o600)
+        self.fetches = Fetches(guard, self._file, trains)
+        self._of_workers: Sums = [0] * 7
+        self._offset = 0
+
+    def write(self, emit: Callable[..., None]) -> None:
+        """Reads what workers have written, and writes all sums; called by the heartbeat."""
+        self._read()
+        sums = [
+            own + others for own, others in zip(self.fetches.sums, self._of_workers, strict=True)
+        ]
+        if sums[BATCHES]:
+            emit(Kind.LOADING, *sums[:READ])
+            emit(Kind.LOADING_READ, *sums[READ:])
+
+    def _read(self) -> None:
+        with suppress(OSError), open(self._file, "r+b", buffering=0) as file:
+            file.seek(self._offset)
+            content = file.read()
+            whole = len(content) - len(content) % _RECORD.size
+            self._offset += whole
+            if self._offset >= _MOST_BYTES and whole == len(content):
+                file.truncate(0)  # a record that was written since is lost
+                self._offset = 0
+            for record in _RECORD.iter_unpack(content[:whole]):
+                self._of_workers = [a + b for a, b in zip(self._of_workers, record, strict=True)]
+
+    def close(self) -> None:
+        """Restores the fetchers. Workers that live on find no file to write to."""
+        self.fetches.close()
+        with suppress(OSError):
+            self._file.unlink()
+
+
+def watch_worker(module: Any) -> Fetches | None:
+    """Times the fetchers of *module* in a process that may be a worker that a rank has spawned."""
+    if not getattr(multiprocessing.current_process(), "_inheriting", False):
+        return None
+    fetches = Fetches(Guard(), None)
+    fetches.watch(module)
+    return fetches
+
+
+def _file_of_parent() -> Path | None:
+    """Returns the file of the training process that spawned this one; None where there is none."""
+    folder, parent = os.environ.get("ZEROMON_RUN_DIR"), multiprocessing.parent_process()
+    if not folder or parent is None:
+        return None
+    return next(Path(folder).glob(f"rank*.{parent.pid}.*{SUFFIX}"), None)
+
+
+def _read_so_far() -> Sums | None:
+    """Returns bytes that this thread has read, those from disks, and its major faults; None: unknown."""
+    try:
+        with open("/proc/thread-self/io") as file:
+            lines = dict(line.split(": ") for line in file)
+        with open("/proc/thread-self/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return [int(lines["rchar"]), int(lines["read_bytes"]), int(fields[_MAJOR_FAULTS])]
