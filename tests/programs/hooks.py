@@ -45,7 +45,7 @@ def watched_names() -> dict[str, dict]:
     owners = (
         ProcessGroup, Work, group.FSDPParamGroup, state.FSDPState, runtime,
         fsdp1.FullyShardedDataParallel, ddp.DistributedDataParallel, torch.autograd,
-        data._BaseDataLoaderIter, dist, dist.distributed_c10d,
+        data._BaseDataLoaderIter, data._utils.fetch._MapDatasetFetcher, dist, dist.distributed_c10d,
     )  # fmt: skip
     operators = torch.ops._c10d_functional
     found = {repr(o): dict(vars(o)) for o in owners}
