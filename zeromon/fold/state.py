@@ -17,8 +17,6 @@ from zeromon.ring.events import (
     Exit,
     HostSample,
     Issued,
-    Loading,
-    LoadingRead,
     MemoryPeak,
     MemorySample,
     Oom,
@@ -32,6 +30,7 @@ from zeromon.ring.events import (
     TraceMark,
     TrialMark,
 )
+from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.stats.bandwidth import busbw
 from zeromon.stats.intervals import Interval

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState
-from zeromon.ring.events import Loading, LoadingRead
+from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import BatchRow, LoadingRow, ScalarRow
 
 

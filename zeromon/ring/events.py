@@ -494,24 +494,4 @@ class BatchMark(NamedTuple):
     padding: Padding
 
 
-@record(Kind.LOADING, "t, a, b, c, d")
-class Loading(NamedTuple):
-    """What the DataLoaders of a rank have done so far, workers included."""
-
-    t_ns: int
-    batches: int
-    fetch_ns: int
-    transform_ns: int
-    """The part of it in compositions of transforms that the agent knows."""
-    collate_ns: int
-
-
-@record(Kind.LOADING_READ, "t, a, b, c")
-class LoadingRead(NamedTuple):
-    """What was read for some batches, about five a second of each worker."""
-
-    t_ns: int
-    read_bytes: int
-    """By system calls, from wherever: page cache, disk, network, pipe."""
-    disk_bytes: int
-    major_faults: int
+import zeromon.ring.loading  # noqa: E402, F401  # its records register themselves
