@@ -48,6 +48,7 @@ from zeromon.ring.codes import (
     UnitEvent as UnitEvent,
     Untimed as Untimed,
 )
+from zeromon.ring.loading import Loading, LoadingRead
 
 RECORD = struct.Struct("<QqBBBBHHqqqqII")
 RECORD_SIZE = 64
@@ -494,4 +495,5 @@ class BatchMark(NamedTuple):
     padding: Padding
 
 
-import zeromon.ring.loading  # noqa: E402, F401  # its records register themselves
+record(Kind.LOADING, "t, a, b, c, d")(Loading)
+record(Kind.LOADING_READ, "t, a, b, c")(LoadingRead)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zeromon.ring.codes import Kind
-from zeromon.ring.events import record
 
-
-@record(Kind.LOADING, "t, a, b, c, d")
 class Loading(NamedTuple):
     """What the DataLoaders of a rank have done so far, workers included."""
 
@@ -20,7 +16,6 @@ class Loading(NamedTuple):
     collate_ns: int
 
 
-@record(Kind.LOADING_READ, "t, a, b, c")
 class LoadingRead(NamedTuple):
     """What was read for some batches, about five a second of each worker."""
 
