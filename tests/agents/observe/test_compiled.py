@@ -36,12 +36,12 @@ def test_frames_breaks_and_recompilations_have_their_reasons() -> None:
     found = known.news(2)
     assert found is not None
     assert found["frames"] == torch._dynamo.utils.counters["frames"]["ok"] >= 3
-    assert found["graph_breaks"] == sum(torch._dynamo.utils.counters["graph_break"].values()) >= 3
+    assert found["graph_breaks"] == sum(torch._dynamo.utils.counters["graph_break"].values()) >= 2
     assert "graph" in found["break_reasons"][0]
     if hasattr(torch._dynamo.utils.CompilationMetrics(), "recompile_reason"):
         assert found["recompiles"] >= 2
         assert any("calls ==" in reason for reason in found["recompile_reasons"])
-    model(torch.ones(2))
+    model(torch.ones(2, 2))
     assert known.news(2) is None, "soon after"
     assert known.news(3) is not None
     assert known.news(100) is None, "nothing new"
