@@ -182,7 +182,7 @@ def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, 
     first = wait_for(lambda: tab.points("step-time"))
     wait_for(lambda: tab.points("step-time") > first)
     figures = tab.page.evaluate("document.querySelectorAll('.js-plotly-plot').length")
-    assert figures == 5 and tab.wrong == []
+    assert figures == 6 and tab.wrong == []  # breakdown, ledger, step, memory, exposed, throughput
     site.stop()
     wait_for(lambda: "does not answer" in tab.text("lost"))
     site.serve()
