@@ -237,7 +237,8 @@ def flight() -> list[dict]:
 
 def compilation(metrics) -> tuple:
     """A frame that dynamo compiled: its function, guards, and whether it was compiled before."""
-    return metrics.co_name, metrics.guard_count, bool(metrics.recompile_reason)
+    again = bool(getattr(metrics, "recompile_reason", None))  # torch 2.6 does not know
+    return metrics.co_name, metrics.guard_count, again
 
 
 def main() -> None:
