@@ -34,7 +34,7 @@ from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
 
-ROUNDS, CALLS, STEPS = 4000, 30, 1000
+ROUNDS, CALLS, STEPS = 4000, 30, 6000
 
 
 def least(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:

