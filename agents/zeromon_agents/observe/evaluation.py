@@ -35,6 +35,8 @@ class Evaluation:
         self._since = 0
         self._seen_ns = 0
         """When something without gradients ended last."""
+        self._asked_ns, self._untrained = 0, False
+        """When the last batch was requested, and whether nothing with gradients followed."""
         self._never: weakref.WeakSet[Any] = weakref.WeakSet()
         """Modules that were in evaluation mode while others were trained."""
 
@@ -66,13 +68,27 @@ class Evaluation:
         if self._since and not torch.is_grad_enabled():
             self._seen_ns = time.monotonic_ns()
 
-    def batch_requested(self) -> None:
-        """Ends the evaluation where the request is the next one of training."""
+    def forward_trains(self) -> bool:
+        """Whether the forward that begins has gradients."""
+        self._untrained = not torch.is_grad_enabled()
+        return not self._untrained
+
+    def batch_requested(self, now: int, between_steps: bool) -> None:
+        """Ends the evaluation where the request is the next one of training.
+
+        A batch that nothing with gradients followed, and no backward, is an evaluation up to *now*
+        *between_steps* of the training, also without a call of ``eval()``.
+        """
+        if self._untrained and between_steps and not self.is_open:
+            self.on_end(self._asked_ns, now)
         if self._since and self._seen_ns and torch.is_grad_enabled():
-            self._close(time.monotonic_ns())
+            self._close(now)
+        self._asked_ns = now
+        self._untrained = not (self.is_open or torch.is_grad_enabled())
 
     def backward_begins(self) -> None:
         """Ends the evaluation with the last thing that ran without gradients."""
+        self._untrained = False
         if self._since:
             module = self._module()
             if not self._seen_ns and module is not None:
@@ -84,7 +100,7 @@ class Evaluation:
         self._close(0)
 
     def _close(self, end_ns: int) -> None:
-        since, self._since = self._since, 0
+        since, self._since, self._untrained = self._since, 0, False
         self._patches.restore()
         if end_ns > since:
             self.on_end(since, end_ns)

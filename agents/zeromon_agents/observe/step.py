@@ -178,7 +178,9 @@ class Steps:
         """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
-        if module is not None and not (self._in_pipeline or self.evaluation.is_open):
+        if module is None or self._in_pipeline or self.evaluation.is_open:
+            pass
+        elif self.evaluation.forward_trains():
             self.batches.received(id(module), args, kwargs)
         self._close_forward()
         self.autocast = self.autocast or autocast_dtype(self._device_type)
@@ -411,8 +413,8 @@ class Steps:
         if self._context.mode != OFF and not self._backward_depth:
             self._close_forward()
             self._loss_from = 0
-            self.evaluation.batch_requested()
             self._data_from = time.monotonic_ns()
+            self.evaluation.batch_requested(self._data_from, self.in_loop and not self.micro_steps)
             self._context.phase = Phase.DATA_WAIT
 
     def data_ends(self) -> None:

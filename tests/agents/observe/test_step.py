@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode
@@ -118,3 +119,78 @@ def test_a_later_micro_step_without_a_wrapper_is_forward_from_its_batch(
         steps.data_begins()
         steps.data_ends()
     assert steps._context.phase == expected
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_batches_without_gradients_between_steps_are_an_evaluation(
+    loop: tuple[Steps, RingReader], wrapped: bool
+) -> None:
+    """Many scripts validate under no_grad() and never call eval(): that was other and forward."""
+    steps, reader = loop
+    ended: list[tuple[int, int]] = []
+    steps.evaluation.on_end = lambda begin, end: ended.append((begin, end))
+    one_step(steps, wrapped=wrapped, loaded=True)
+    asked = time.monotonic_ns()
+    for _ in range(2):
+        with torch.no_grad():
+            steps.data_begins()
+            steps.data_ends()
+            if wrapped:
+                steps.forward_begins()
+                steps.forward_ends()
+    one_step(steps, wrapped=wrapped, loaded=True)
+    assert len(ended) == 2
+    assert asked <= ended[0][0] < ended[0][1] == ended[1][0] < ended[1][1]
+    one_step(steps, wrapped=wrapped, loaded=True)
+    assert len(ended) == 2
+    del reader
+
+
+def test_a_teacher_within_a_step_is_no_evaluation(loop: tuple[Steps, RingReader]) -> None:
+    steps, _ = loop
+    ended: list[tuple[int, int]] = []
+    steps.evaluation.on_end = lambda begin, end: ended.append((begin, end))
+    for _ in range(3):
+        steps.data_begins()
+        steps.data_ends()
+        with torch.no_grad():
+            steps.forward_begins(steps, (), {})
+            steps.forward_ends()
+        one_step(steps, wrapped=True, loaded=False)
+    assert ended == []
+
+
+def test_batches_whose_forward_alone_has_no_gradients_are_an_evaluation(
+    loop: tuple[Steps, RingReader],
+) -> None:
+    steps, _ = loop
+    ended: list[tuple[int, int]] = []
+    steps.evaluation.on_end = lambda begin, end: ended.append((begin, end))
+    one_step(steps, wrapped=True, loaded=True)
+    for _ in range(3):
+        steps.data_begins()
+        steps.data_ends()
+        with torch.inference_mode():
+            steps.forward_begins(steps, (), {})
+            steps.forward_ends()
+    one_step(steps, wrapped=True, loaded=True)
+    assert len(ended) == 3
+
+
+def test_the_batches_of_an_evaluation_with_eval_do_not_count_twice(
+    loop: tuple[Steps, RingReader],
+) -> None:
+    steps, _ = loop
+    ended: list[tuple[int, int]] = []
+    steps.evaluation.on_end = lambda begin, end: ended.append((begin, end))
+    one_step(steps, wrapped=True, loaded=True)
+    model = torch.nn.Linear(1, 1)
+    steps.evaluation.begins(model)
+    with torch.no_grad():
+        steps.data_begins()
+        steps.data_ends()
+        steps.forward_begins(steps, (), {})
+        steps.forward_ends()
+    model.train()
+    one_step(steps, wrapped=True, loaded=True)
+    assert len(ended) == 1
