@@ -9,6 +9,8 @@ collect     a garbage collection that takes 0.4 s, in step 7
 compile     a backend that takes 0.6 s, in step 8, and once more with another shape in step 10
 loader      each batch takes 30 ms
 late        rank 1 computes 60 ms longer in every step
+collects    rank 0 collects garbage for 0.4 s after each step
+saves       rank 0 alone saves a checkpoint, slowly, after each step
 kill        rank 0 kills itself in step 14 of its first attempt; the next resumes after step 4
 """
 
@@ -163,6 +165,11 @@ class Job:
 
             with truth.of("checkpoint"):
                 dcp.save(self.model.state_dict(), checkpoint_id=f"{self.place}.dcp")
+        if "collects" in losses and self.rank == 0:
+            Cycle()
+            gc.collect()
+        if "saves" in losses and self.rank == 0:
+            torch.save(self.model.state_dict(), SlowFile())
         if "evaluate" in losses and step in (6, 12):
             with truth.of("evaluation"):
                 self.evaluate()

@@ -46,3 +46,25 @@ def test_each_loss_has_the_time_that_the_program_measured(node: Node, tmp_path: 
         saved = next(row for row in rank.activities if row.activity == "save")
         assert saved.nbytes >= Path(f"{truth}.optimizer.{rank.rank}").stat().st_size
     assert job_ledger([result.snapshot]).notes == ()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("loss", "cause"), [("collects", "garbage_collection"), ("saves", "checkpoint")]
+)
+def test_a_rank_that_is_late_for_one_activity_is_late_for_that(
+    node: Node, tmp_path: Path, loss: str, cause: str
+) -> None:
+    """What one rank does beside training is named where the others wait for it, and is not "other"."""
+    command = train_command(2, "30", loss, program="ledger.py")
+    result = node.run(command, LEDGER_TRUTH=str(tmp_path / "truth"))
+    assert result.code == 0, result.output
+    [straggler] = result.snapshot.stragglers
+    assert (straggler.rank, straggler.phase) == (0, cause)
+    [finding] = [one for one in result.snapshot.findings if one.code == "ZM309"]
+    assert f"its {cause.replace('_', ' ')} is longer by" in finding.text
+    first, second = (
+        {str(row.cause): row.seconds for row in rank.ledger} for rank in result.snapshot.ranks
+    )
+    assert max(first, key=first.__getitem__) == cause
+    assert max(second, key=second.__getitem__) == "waiting"

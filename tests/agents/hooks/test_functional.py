@@ -49,6 +49,7 @@ CASES = [
         ("ddp_compiled", "tp", "tp_inductor", "fsdp2_compiled"), 2, marks=pytest.mark.long
     ),
     pytest.param(("fsdp2_tp", "tp", "tp_aot", "ep", "cp"), 4, marks=pytest.mark.long),
+    pytest.param(("ddp_compiled", "tp_inductor", "fsdp2_compiled"), 4, marks=pytest.mark.long),
 ]
 
 
