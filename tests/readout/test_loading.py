@@ -13,7 +13,7 @@ from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
 from zeromon.fold.training import loading_row
 from zeromon.readout.ledger import activity_texts
-from zeromon.readout.loading import from_disk, loading_text, parts
+from zeromon.readout.loading import from_disk, from_storage, loading_text, parts
 from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import LoadingRow
 
@@ -52,6 +52,9 @@ def test_what_came_from_disks() -> None:
         "batches: 100, 80.0 ms to make each: read and transform 87.5 %, collate 12.5 %; "
         "90.0 % of 10.0 MiB that were sampled came from disks"
     )
+    mounted = replace(made(disk=9 * MIB), nfs_bytes=8 * MIB)
+    assert loading_text(rank(0, loading=mounted)) == f"{text}, at most 80.0 % from NFS"
+    assert from_storage(replace(mounted, disk_bytes=0)) == 0.8 and from_storage(made()) is None
     assert text in activity_texts(run(rank(0, loading=made(disk=9 * MIB))))
     assert loading_text(rank(0)) == ""
 

@@ -59,4 +59,5 @@ def loading_row(state: RankState) -> LoadingRow | None:
         read_bytes=read.read_bytes,
         disk_bytes=read.disk_bytes,
         major_faults=read.major_faults,
+        nfs_bytes=read.nfs_bytes,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from zeromon.snapshot import LoadingRow, RankSnapshot
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
-_FROM_DISK = 0.1
-"""From this share on, what a loader reads comes from a disk, and not from the page cache."""
+_FROM_STORAGE = 0.1
+"""From this share on, what a loader reads comes from storage, and not from the page cache."""
 _LEAST_READ = 1 << 20
 
 
@@ -23,13 +23,22 @@ def parts(made: LoadingRow) -> dict[str, float]:
 
 def from_disk(made: LoadingRow) -> float | None:
     """The share of what was read that came from disks; None where next to nothing was read."""
-    most = max(made.read_bytes, made.disk_bytes)
-    return made.disk_bytes / most if most >= _LEAST_READ else None
+    return made.disk_bytes / _read(made) if _read(made) >= _LEAST_READ else None
 
 
-def reads_disk(made: LoadingRow) -> bool:
-    """Whether a disk, and not the page cache, is what a loader reads from."""
-    return (from_disk(made) or 0.0) >= _FROM_DISK
+def from_nfs(made: LoadingRow) -> float:
+    """The largest share of it that NFS servers can have sent: other programs read there, too."""
+    return min(1.0, made.nfs_bytes / _read(made)) if _read(made) >= _LEAST_READ else 0.0
+
+
+def _read(made: LoadingRow) -> int:
+    return max(made.read_bytes, made.disk_bytes)
+
+
+def from_storage(made: LoadingRow) -> float | None:
+    """The same from a disk or a server, where it is enough to matter; None: from the page cache."""
+    share = max(from_disk(made) or 0.0, from_nfs(made))
+    return share if share >= _FROM_STORAGE else None
 
 
 def loading_text(rank: RankSnapshot) -> str:
@@ -45,5 +54,5 @@ def loading_text(rank: RankSnapshot) -> str:
     disk = from_disk(made)
     if disk is None:
         return text
-    read = human_bytes(max(made.read_bytes, made.disk_bytes))
-    return f"{text}; {human_ratio(disk)} of {read} that were sampled came from disks"
+    text += f"; {human_ratio(disk)} of {human_bytes(_read(made))} that were sampled came from disks"
+    return f"{text}, at most {human_ratio(from_nfs(made))} from NFS" if made.nfs_bytes else text

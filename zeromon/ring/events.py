@@ -496,4 +496,4 @@ class BatchMark(NamedTuple):
 
 
 record(Kind.LOADING, "t, a, b, c, d")(Loading)
-record(Kind.LOADING_READ, "t, a, b, c")(LoadingRead)
+record(Kind.LOADING_READ, "t, a, b, c, d")(LoadingRead)

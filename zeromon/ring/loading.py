@@ -24,3 +24,5 @@ class LoadingRead(NamedTuple):
     """By system calls, from wherever: page cache, disk, network, pipe."""
     disk_bytes: int
     major_faults: int
+    nfs_bytes: int = 0
+    """That the node read from NFS servers meanwhile, for whomever."""

@@ -153,3 +153,5 @@ class LoadingRow:
     """The same from disks; a network file system may not count."""
     major_faults: int
     """Pages of mapped files that were not in memory."""
+    nfs_bytes: int = 0
+    """That the node read from NFS servers meanwhile, for whomever."""

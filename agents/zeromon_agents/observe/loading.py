@@ -34,9 +34,10 @@ TRANSFORMS = (
 """Module, class and method of what changes a sample after it was read."""
 SUFFIX = ".loading"
 
-_RECORD = struct.Struct("<7q")
-BATCHES, FETCH, TRANSFORM, COLLATE, READ, DISK, FAULTS = range(7)
-"""Count; nanoseconds; of batches that were sampled bytes read, those from disks, major faults."""
+_RECORD = struct.Struct("<8q")
+BATCHES, FETCH, TRANSFORM, COLLATE, READ, DISK, FAULTS, NFS = range(8)
+"""Count; nanoseconds; of batches that were sampled bytes read, those from disks, major faults, and
+what this node has got from NFS servers meanwhile, for whomever."""
 _EVERY_NS = 200_000_000
 _MOST_BYTES = 1 << 16
 _MAJOR_FAULTS = 9
@@ -65,7 +66,7 @@ class Fetches:
     def __init__(
         self, guard: Guard, file: Path | None, trains: Callable[[], bool] = lambda: True
     ) -> None:
-        self.sums: Sums = [0] * 7
+        self.sums: Sums = [0] * 8
         """In the training process all so far; in a worker what it has not written yet."""
         self._guard, self._file, self._trains = guard, file, trains
         self._rank = os.getpid() if file is not None else 0
@@ -148,7 +149,7 @@ class Fetches:
         if pid == self._rank:
             return self._trains()
         if pid != self._here:  # forked: what the parent has counted is not this worker's
-            self._here, self.sums[:] = pid, [0] * 7
+            self._here, self.sums[:] = pid, [0] * 8
             if self._file is None:
                 self._file = _file_of_parent()
         return self._file is not None and torch.utils.data.get_worker_info() is not None
@@ -161,7 +162,7 @@ class Fetches:
                     os.write(file, _RECORD.pack(*self.sums))
                 finally:
                     os.close(file)
-        self.sums[:] = [0] * 7
+        self.sums[:] = [0] * 8
 
     def _transforming(self, original: Any) -> Any:
         def transform(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +189,7 @@ class Loading:
         self._file = ring.with_suffix(SUFFIX)
         self._file.touch(0o600)
         self.fetches = Fetches(guard, self._file, trains)
-        self._of_workers: Sums = [0] * 7
+        self._of_workers: Sums = [0] * 8
         self._offset = 0
 
     def write(self, emit: Callable[..., None]) -> None:
@@ -246,4 +247,18 @@ def _read_so_far() -> Sums | None:
             fields = file.read().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
-    return [int(lines["rchar"]), int(lines["read_bytes"]), int(fields[_MAJOR_FAULTS])]
+    faults = int(fields[_MAJOR_FAULTS])
+    return [int(lines["rchar"]), int(lines["read_bytes"]), faults, nfs_bytes()]
+
+
+def nfs_bytes(path: str = "/proc/self/mountstats") -> int:
+    """Returns the bytes that this node has read from NFS servers since it mounted them.
+
+    The fifth number after ``bytes:`` is that of the READ operations (``nfsstat -m``, nfs-utils).
+    """
+    try:
+        with open(path) as file:
+            rows = [line.split() for line in file if line.startswith("\tbytes:")]
+        return sum(int(row[5]) for row in rows)
+    except (OSError, ValueError, IndexError):
+        return 0

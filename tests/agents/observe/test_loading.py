@@ -15,7 +15,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import fetch
 
 from zeromon.ring.codes import Kind
-from zeromon_agents.observe.loading import COLLATE, FETCH, TRANSFORM, TRANSFORMS, Fetches, Loading
+from zeromon_agents.observe.loading import (
+    COLLATE,
+    FETCH,
+    TRANSFORM,
+    TRANSFORMS,
+    Fetches,
+    Loading,
+    nfs_bytes,
+)
 from zeromon_agents.runtime.guard import Guard
 
 SLEEP = 0.005
@@ -87,7 +95,7 @@ def test_batches_of_the_training_process(loading: Loading, dataset: Any) -> None
     assert transform_ns == 0, "the time of a transform that no hook knows is that of reading"
     assert collate_ns >= 2 * SLEEP * 1e9
     assert fetch_ns - collate_ns >= 4 * SLEEP * 1e9
-    assert len(written(loading)[Kind.LOADING_READ]) == 3
+    assert len(written(loading)[Kind.LOADING_READ]) == 4
 
 
 def test_transforms_of_a_known_library_are_told_apart(
@@ -159,3 +167,16 @@ def test_every_start_method(node: Node, workers: int, method: str) -> None:
     (rank,) = result.snapshot.ranks
     assert rank.loading is not None and rank.loading.batches > 20
     assert 0.2 < rank.loading.collate_seconds / rank.loading.fetch_seconds < 0.45
+
+
+def test_what_a_node_reads_from_nfs_servers(tmp_path: Path) -> None:
+    """A mount's ``bytes:`` are read, written, read and written directly, then from and to the server."""
+    stats = tmp_path / "mountstats"
+    mount = "device nas:/d mounted on /d with fstype nfs4 statvers=1.1\n\topts:\trw\n\tage:\t9\n"
+    stats.write_text(
+        f"device proc mounted on /proc with fstype proc\n{mount}\tbytes:\t9 8 7 6 500 4 3 2\n"
+        f"{mount}\tbytes:\t9 8 7 6 70 4 3 2\n"
+    )
+    assert nfs_bytes(str(stats)) == 570
+    stats.write_text(f"{mount}\tbytes:\t9 8\n")
+    assert nfs_bytes(str(stats)) == 0 == nfs_bytes(str(tmp_path / "none"))

@@ -18,7 +18,7 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
-from zeromon.readout.loading import from_disk, parts, reads_disk
+from zeromon.readout.loading import from_storage, parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, LoadingRow, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
@@ -84,9 +84,10 @@ def _shorten(made: LoadingRow | None) -> str:
     if made is None or made.fetch_seconds <= 0:
         return ""
     (part, _), *_ = parts(made).items()
-    if part.startswith("read") and reads_disk(made):
-        share = human_ratio(from_disk(made))
-        return f"; {share} of what they read comes from a disk: a local or smaller copy helps more"
+    stored = from_storage(made)
+    if part.startswith("read") and stored is not None:
+        share = human_ratio(stored)
+        return f"; {share} of what they read comes from storage: a local or smaller copy helps more"
     return f"; {_SHORTER[part]}"
 
 
