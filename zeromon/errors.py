@@ -7,6 +7,7 @@
         RingVersionError   another version of the layout wrote the ring
       RunNotFound          there is no run, or none of that name
       RunAmbiguous         several runs match
+      RunRefused           the record of a run cannot be changed so
       SourceError          a collector or a Prometheus does not answer
       CollectorError       the collector cannot start
       LaunchError          the command cannot be started
@@ -57,6 +58,12 @@ class RunAmbiguous(ZeromonError):
     """Several runs match."""
 
     hint = "Name one of them."
+
+
+class RunRefused(ZeromonError):
+    """The record of a run cannot be renamed, deleted or written on."""
+
+    hint = "zeromon runs --help describes the arguments."
 
 
 class SourceError(ZeromonError):

@@ -31,6 +31,7 @@ VERBS = {
     "attach": "the live view of a run; attaches to a running process by its pid",
     "detach": "remove zeromon from a run that continues",
     "dash": "the dashboard in the browser: live and recorded runs",
+    "runs": "list running and recorded runs; rename, note, tag or delete their records",
     "replay": "play a recorded run in the live views",
     "report": "print what a run did, and how it ended",
     "ledger": "where every second of a job went, over all its restarts",

@@ -64,7 +64,7 @@ def call(options: argparse.Namespace) -> int:
     elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
     else:
-        sys.stdout.write(render(run, over_time(run)))
+        sys.stdout.write(report_text(run))
     return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
 
 
@@ -77,7 +77,7 @@ def write_page(
     """
     pages = html_report()
     known = series(run) if steps is None else steps
-    write_text(path, pages.run_page(run, known, render(run, over_time(run)), still=still))
+    write_text(path, pages.run_page(run, known, report_text(run), still=still))
 
 
 def html_report() -> Any:
@@ -106,7 +106,7 @@ def write_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> No
     browser = next((found for found in map(shutil.which, _BROWSERS) if found), None)
     if browser is None:
         raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
-    lines = render(run, over_time(run)).count("\n")
+    lines = report_text(run).count("\n")
     lines += sum(10 if finding.remedy else 3 for finding in run.findings)
     high = min(_MOST_HIGH, _FIGURES_HIGH + _LINE_HIGH * lines)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
@@ -140,6 +140,11 @@ def series(run: RunSnapshot) -> Series:
 def recent(run: RunSnapshot) -> pl.DataFrame:
     """The last steps, as the snapshot has them."""
     return frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
+
+
+def report_text(run: RunSnapshot) -> str:
+    """The report of a run, with its course over time and what its user wrote about it."""
+    return render(run, over_time(run), Store().about(run.run) if not run.origin else None)
 
 
 _LONG_STEPS = 1000

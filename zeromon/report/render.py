@@ -27,15 +27,16 @@ from zeromon.report.memory import memory, offload, roles
 from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
 from zeromon.snapshot import Finding, RankSnapshot, Remedy, RunSnapshot, Severity, StepRange
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.storage.run_store import About
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
 _MOST_RANKS = 32
 _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 
-def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
-    """The whole report; *ranges*: the parts of a long run, for its course over time."""
-    blocks = [_head(run), attempts(run), ledger([run])]
+def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | None = None) -> str:
+    """The whole report; *ranges*: the parts of a long run; *about*: what its user wrote about it."""
+    blocks = [_head(run, about or About()), attempts(run), ledger([run])]
     if run.ranks:
         blocks += [
             spreads(run), _ranks(run), _over_time(ranges), _phases(run), activities(run),
@@ -48,9 +49,13 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = ()) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _head(run: RunSnapshot) -> str:
+def _head(run: RunSnapshot, about: About) -> str:
     first = run.ranks[0] if run.ranks else None
     lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {verdict(run).text}"]
+    if about.tags:
+        lines.append(_wrapped(f"tags      {printable(', '.join(about.tags))}"))
+    if about.note:
+        lines.append(_wrapped(f"note      {printable(about.note)}"))
     if run.command:
         lines.append(f"  command   {' '.join(run.command)}")
     if run.revision:

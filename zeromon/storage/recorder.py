@@ -204,7 +204,7 @@ class Past:
             )
             for rank in snapshot.ranks
         ]
-        return replace(snapshot, ranks=tuple(ranks))
+        return replace(snapshot, run=self._folder.name, ranks=tuple(ranks))
 
     def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
         """The steps that *query* selects; see :func:`zeromon.storage.step_history.series`."""

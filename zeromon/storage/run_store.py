@@ -2,7 +2,8 @@
 
 ``snapshot.json`` is the last snapshot, ``manifest.json`` its headline; both are replaced atomically.
 ``rank*.ring.gz`` are the rings as they were at the end, ``traces/`` those on demand; what it was like
-before is the record (:mod:`zeromon.storage.recorder`).
+before is the record (:mod:`zeromon.storage.recorder`). ``about.json`` is what the user wrote about the
+run. The name of the folder is the name of the run, whatever the files in it say.
 Reading never unpickles and never trusts: a broken file is an error with a name.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.text import run_state
+from zeromon.readout.verdict import verdict
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
@@ -69,7 +71,17 @@ class Manifest:
     """The severity of its gravest finding, "" without any."""
     job: str = ""
     """See :attr:`RunSnapshot.job`."""
+    health: str = ""
+    """The word of its verdict; "" where an earlier version wrote the record."""
     format: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the user wrote about a run."""
+
+    note: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def manifest_of(run: RunSnapshot) -> Manifest:
@@ -96,10 +108,12 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
+        health=verdict(run).health,
     )
 
 
 _MANIFEST = msgspec.json.Decoder(Manifest)
+_ABOUT = msgspec.json.Decoder(About)
 
 
 class Store:
@@ -154,14 +168,17 @@ class Store:
 
     def _manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
+            found = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
+            if found.health:
+                return replace(found, run=name)
         with suppress(OSError, ZeromonError):
             return manifest_of(self.load(name))
         return None
 
     def load(self, name: str | None = None) -> RunSnapshot:
         """Returns the last snapshot of the run that :meth:`resolve` finds."""
-        return decode((self.folder(self.resolve(name)) / "snapshot.json").read_bytes())
+        run = self.resolve(name)
+        return replace(decode((self.folder(run) / "snapshot.json").read_bytes()), run=run)
 
     def resolve(self, name: str | None = None) -> str:
         """Returns the full name of the run *name* or beginning with it; None means the newest."""
@@ -181,8 +198,31 @@ class Store:
             raise RunNotFound(f"no run is called {name}", hint)
         return matches[0]
 
+    def about(self, run: str) -> About:
+        """Returns what the user wrote about *run*; nothing where it cannot be read."""
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return _ABOUT.decode((self.folder(run) / "about.json").read_bytes())
+        return About()
+
+    def write_about(self, run: str, about: About) -> None:
+        """Replaces what the user wrote about *run*."""
+        replace_file(self.folder(run) / "about.json", _ENCODER.encode(about))
+
+    def nbytes(self, run: str) -> int:
+        """Returns the size of the record of *run*."""
+        sizes = (path.lstat() for path in self.folder(run).rglob("*") if not path.is_dir())
+        return sum(size.st_size for size in sizes)
+
+    def remove(self, run: str) -> None:
+        """Deletes the record of *run*; raises :class:`OSError`."""
+        shutil.rmtree(self.folder(run))
+
+    def rename(self, run: str, name: str) -> None:
+        """Gives the record of *run* another name, that no record has; raises :class:`OSError`."""
+        self.folder(run).rename(self.folder(name))
+
     def prune(self, keep: int = _KEEP) -> None:
         """Deletes all but the newest runs."""
         for name in self.names()[keep:]:
             with suppress(OSError):
-                shutil.rmtree(self.folder(name))
+                self.remove(name)

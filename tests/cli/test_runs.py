@@ -1,0 +1,149 @@
+"""`zeromon runs`: the list, and what changes the record of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import rank, run
+from command_line import zeromon
+
+from zeromon.cli import main, runs as verb
+from zeromon.sources.live import LiveRun
+from zeromon.storage.run_store import About, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = Store(tmp_path / "store")
+    ended = {"ended": True, "taken_wall": 1090.0}
+    found.save(run(rank(0, alive=False, ended="finished"), run="base", **ended))
+    killed = rank(0, failed=True, ended="SIGKILL", alive=False)
+    found.save(run(killed, run="broken", started_wall=2000.0, taken_wall=2030.0, ended=True))
+    found.save(run(rank(0), run="lost", started_wall=500.0, taken_wall=510.0))
+    return found
+
+
+def listing(home: Path) -> dict[str, dict[str, object]]:
+    done = zeromon(home, "runs", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return {one["run"]: one for one in json.loads(done.stdout)}
+
+
+def test_lists_every_record_with_its_verdict(tmp_path: Path, store: Store) -> None:
+    """The newest first; a record that nobody ended is not called healthy."""
+    done = zeromon(tmp_path, "runs")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = done.stdout.splitlines()
+    assert head.split()[:3] == ["run", "verdict", "duration"]
+    assert [line.split()[:2] for line in lines] == [
+        ["broken", "dead"],
+        ["base", "finished"],
+        ["lost", "unknown"],
+    ]
+    assert "\x1b" not in done.stdout
+    base = listing(tmp_path)["base"]
+    assert (base["health"], base["seconds"], base["live"]) == ("finished", 90.0, False)
+    assert base["record_bytes"] == store.nbytes("base") > 0
+
+
+def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
+    """No error: there are no runs."""
+    done = zeromon(tmp_path, "runs")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "zeromon run --" in done.stderr
+    assert listing(tmp_path) == {}
+
+
+def test_records_of_earlier_versions_have_a_verdict(tmp_path: Path, store: Store) -> None:
+    """Their headline has none: it comes from the snapshot."""
+    path = store.folder("broken") / "manifest.json"
+    old = json.loads(path.read_text())
+    del old["health"]
+    path.write_text(json.dumps(old))
+    assert listing(tmp_path)["broken"]["health"] == "dead"
+
+
+def test_notes_and_tags_are_kept_and_reported(tmp_path: Path, store: Store) -> None:
+    """In the run's own folder; the next tag is added, --remove takes off, "" deletes a note."""
+    for words in (
+        ("tag", "base", "zero2", "größe"),
+        ("tag", "base", "zero2", "new"),
+        ("tag", "base", "--remove", "größe"),
+        ("note", "bas", "loader with 4 workers"),
+    ):
+        assert zeromon(tmp_path, "runs", *words).returncode == 0
+    assert store.about("base") == About(note="loader with 4 workers", tags=("zero2", "new"))
+    assert zeromon(tmp_path, "runs", "tag", "base").stdout == "zero2\nnew\n"
+    assert zeromon(tmp_path, "runs", "note", "base").stdout == "loader with 4 workers\n"
+    report = zeromon(tmp_path, "report", "base").stdout
+    assert "tags      zero2, new" in report
+    assert "note      loader with 4 workers" in report
+    assert "#zero2 #new loader with 4 workers" in zeromon(tmp_path, "runs").stdout
+    zeromon(tmp_path, "runs", "note", "base", "")
+    assert store.about("base").note == ""
+
+
+def test_a_renamed_run_has_its_new_name_everywhere(tmp_path: Path, store: Store) -> None:
+    """List, report and note; the old name is gone."""
+    zeromon(tmp_path, "runs", "note", "base", "kept")
+    assert zeromon(tmp_path, "runs", "rename", "base", "ddp-4.1").returncode == 0
+    assert "run ddp-4.1: finished" in zeromon(tmp_path, "report", "ddp-4.1").stdout
+    assert listing(tmp_path)["ddp-4.1"]["note"] == "kept"
+    assert zeromon(tmp_path, "report", "base").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["rename", "base", "broken"], "another record is called broken"),
+        (["rename", "base", "../../evil"], "cannot name a run"),
+        (["rename", "base", "-x"], "NAME"),
+        (["rm", "../store"], "no record is called ../store"),
+        (["rm", "bas", "--yes"], "whole names"),
+        (["rm", "base"], "Add --yes"),
+        (["tag", "base", "two words"], "cannot be a tag"),
+        (["tag", "base", "\x1b[31m"], "cannot be a tag"),
+        (["tag", "base", "x" * 65], "cannot be a tag"),
+        (["tag", "base", "--remove"], "--remove: expected one argument"),
+        (["note", "nope", "text"], "no run is called nope"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, store: Store, words: list[str], text: str) -> None:
+    """Exit code 2, and nothing has changed."""
+    before = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    done = zeromon(tmp_path, "runs", *words)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "\x1b" not in done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == before
+
+
+def test_a_note_cannot_write_on_the_terminal(tmp_path: Path, store: Store) -> None:
+    """Also where another program put the control characters into the file."""
+    (store.folder("base") / "about.json").write_text(json.dumps({"note": "\x1b]0;x\x07\n"}))
+    for words in (("runs",), ("runs", "note", "base"), ("report", "base")):
+        assert "\x1b" not in zeromon(tmp_path, *words).stdout
+    (store.folder("base") / "about.json").write_text("{broken")
+    assert listing(tmp_path)["base"]["note"] == ""
+
+
+def test_rm_deletes_ended_runs_and_no_running_one(
+    tmp_path: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One running run keeps all that were named."""
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    live = LiveRun(
+        address="127.0.0.1:1", run="lost", ended=False, ranks=1, steps=1, pids=(1,), command=()
+    )
+    monkeypatch.setattr(verb, "node_runs", lambda: [live])
+    assert main(["runs", "rm", "--yes", "base", "lost"]) == 2
+    assert main(["runs", "rename", "lost", "other"]) == 2
+    assert capsys.readouterr().err.count("lost is running") == 2
+    assert main(["runs", "rm", "--yes", "base", "broken"]) == 0
+    assert store.names() == ["lost"]

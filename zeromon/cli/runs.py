@@ -1,0 +1,251 @@
+"""Lists the runs of this node, and orders their records: rename, note, tag, delete.
+
+  zeromon runs                                running and recorded runs, with verdict, duration and size
+  zeromon runs --json                         the same for scripts
+  zeromon runs note RUN "with the new loader"
+  zeromon runs tag RUN baseline zero2         --remove TAG takes one off
+  zeromon runs rename RUN NAME                of a run that has ended
+  zeromon runs rm RUN RUN                     asks first; never a run that is running
+
+RUN is a run id or its beginning; rm takes whole names only. Notes and tags are kept in the run's record,
+and zeromon report shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from zeromon.cli import say
+from zeromon.collector.run import read_folder
+from zeromon.errors import RunRefused, SourceError
+from zeromon.readout.verdict import Health
+from zeromon.report.table import table
+from zeromon.ring import paths
+from zeromon.sources.live import node_runs
+from zeromon.storage.run_store import About, Manifest, Store, manifest_of
+from zeromon.units import human_bytes, human_seconds, printable
+
+_MOST_TAG, _MOST_NOTE = 64, 4000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon runs [--json]``, ``zeromon runs rm | rename | note | tag``"""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(act=_list)
+    actions = parser.add_subparsers(metavar="ACTION")
+    note = _action(actions, "note", "write a note on a run; without TEXT, print it", _note)
+    note.add_argument("run", metavar="RUN", help="run id or its beginning")
+    note.add_argument("text", metavar="TEXT", nargs="?", help='the note; "" deletes it')
+    tag = _action(actions, "tag", "tag a run; without TAG, print its tags", _tag)
+    tag.add_argument("run", metavar="RUN", help="run id or its beginning")
+    tag.add_argument("tags", metavar="TAG", nargs="*", help="one word each")
+    tag.add_argument(
+        "--remove", metavar="TAG", action="append", default=[], help="take it off; may be repeated"
+    )
+    name = _action(actions, "rename", "give the record of a run another name", _rename)
+    name.add_argument("run", metavar="RUN", help="run id or its beginning")
+    name.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes, underscores")
+    remove = _action(actions, "rm", "delete the records of runs that have ended", _remove)
+    remove.add_argument("runs", metavar="RUN", nargs="+", help="run id, in full")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    act: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    made = actions.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.")
+    made.set_defaults(act=act)
+    return made
+
+
+def call(options: argparse.Namespace) -> int:
+    """Lists the runs, or changes the record of one."""
+    code: int = options.act(options)
+    return code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One run of the list."""
+
+    run: str
+    live: bool
+    health: str
+    """The word of the verdict."""
+    state: str
+    seconds: float
+    """From its start to its end, or to the last snapshot."""
+    steps: int
+    ranks: int
+    strategy: str
+    started_wall: float
+    """Seconds since the epoch."""
+    record_bytes: int
+    note: str
+    tags: tuple[str, ...]
+    node: str
+    command: tuple[str, ...]
+
+
+def listed(store: Store) -> list[Listed]:
+    """Running runs of this user on this node, then recorded ones by start, the newest first."""
+    running: dict[str, Manifest] = {}
+    for live in node_runs():
+        if not live.ended:
+            with suppress(SourceError):
+                running[live.run] = manifest_of(live.open().latest())
+    recorded = [one for one in store.manifests() if one.run not in running]
+    recorded.sort(key=lambda one: -one.started_wall)
+    return [
+        *(_listed(store, one, live=True) for one in running.values()),
+        *(_listed(store, one, live=False) for one in recorded),
+    ]
+
+
+def _listed(store: Store, one: Manifest, *, live: bool) -> Listed:
+    seen = live or one.ended
+    about = store.about(one.run)
+    return Listed(
+        run=one.run,
+        live=live,
+        health=one.health if seen else Health.UNKNOWN,
+        state=one.verdict if seen else f"no longer monitored: {one.verdict}",
+        seconds=max(0.0, one.taken_wall - one.started_wall),
+        steps=one.steps,
+        ranks=one.ranks,
+        strategy=one.strategy,
+        started_wall=one.started_wall,
+        record_bytes=store.nbytes(one.run),
+        note=about.note,
+        tags=about.tags,
+        node=one.node,
+        command=one.command,
+    )
+
+
+_COLUMNS = ("run", "verdict", "duration", "steps", "ranks", "strategy", "on disk", "tags, note")
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = listed(Store())
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    elif found:
+        sys.stdout.write(table(_COLUMNS, [_cells(one) for one in found]) + "\n")
+    else:
+        say("no run is live, and none has been recorded yet")
+        say("  Start one with: zeromon run -- torchrun --nproc-per-node 2 train.py")
+    return 0
+
+
+def _cells(one: Listed) -> tuple[str, ...]:
+    about = " ".join([*(f"#{tag}" for tag in one.tags), one.note])
+    cells = (
+        one.run, f"{one.health}, running" if one.live else one.health,
+        human_seconds(one.seconds), f"{one.steps:,}", f"{one.ranks}", one.strategy or "n/a",
+        human_bytes(one.record_bytes), about if len(about) <= 40 else f"{about[:39]}…",
+    )  # fmt: skip
+    return tuple(printable(cell) for cell in cells)
+
+
+def _note(options: argparse.Namespace) -> int:
+    store = Store()
+    run = store.resolve(options.run)
+    about = store.about(run)
+    if options.text is None:
+        sys.stdout.write(f"{printable(about.note)}\n" if about.note else "")
+        return 0
+    if len(options.text) > _MOST_NOTE:
+        raise RunRefused(f"a note has at most {_MOST_NOTE:,} characters", "")
+    _write(store, run, replace(about, note=printable(options.text)))
+    return 0
+
+
+def _tag(options: argparse.Namespace) -> int:
+    store = Store()
+    run = store.resolve(options.run)
+    about = store.about(run)
+    if not options.tags and not options.remove:
+        sys.stdout.write("".join(f"{printable(tag)}\n" for tag in about.tags))
+        return 0
+    for tag in options.tags:
+        if not tag.isprintable() or not 0 < len(tag) <= _MOST_TAG or " " in tag or "," in tag:
+            shown = printable(tag[:_MOST_TAG])
+            hint = f"A tag is one word of at most {_MOST_TAG} characters, without commas."
+            raise RunRefused(f"{shown!r} cannot be a tag", hint)
+    tags = dict.fromkeys([*about.tags, *options.tags])
+    kept = tuple(tag for tag in tags if tag not in options.remove)
+    _write(store, run, replace(about, tags=kept))
+    return 0
+
+
+def _write(store: Store, run: str, about: About) -> None:
+    try:
+        store.write_about(run, about)
+    except OSError as error:
+        raise RunRefused(f"cannot write the record of {run}: {error.strerror}", "") from error
+
+
+def _rename(options: argparse.Namespace) -> int:
+    store = Store()
+    run = store.resolve(options.run)
+    if not paths.is_run_id(options.name):
+        hint = "Use letters, digits, dots, dashes and underscores."
+        raise RunRefused(f"{printable(options.name)} cannot name a run", hint)
+    if options.name in store.names():
+        raise RunRefused(f"another record is called {options.name}", "")
+    _refuse_running(run)
+    try:
+        store.rename(run, options.name)
+    except OSError as error:
+        raise RunRefused(f"cannot rename {run}: {error.strerror}", "") from error
+    say(f"{run} is called {options.name} now")
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    store = Store()
+    names = store.names()
+    for run in options.runs:
+        if run not in names:
+            hint = "zeromon runs lists them. rm takes whole names only."
+            raise RunRefused(f"no record is called {printable(run)}", hint)
+        _refuse_running(run)
+    total = human_bytes(sum(store.nbytes(run) for run in options.runs))
+    if not options.yes and not _agreed(f"Delete {', '.join(options.runs)} ({total})?"):
+        say("nothing was deleted")
+        return 1
+    for run in dict.fromkeys(options.runs):
+        try:
+            store.remove(run)
+        except OSError as error:
+            raise RunRefused(f"cannot delete {run}: {error.strerror}", "") from error
+        say(f"deleted {run}")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RunRefused("rm asks at a terminal only", "Add --yes to delete without a question.")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _refuse_running(run: str) -> None:
+    """Raises where ranks of *run* live: a collector follows it, or its rings wait for one."""
+    followed = any(live.run == run and not live.ended for live in node_runs())
+    folders = [root / run for root in paths.ring_roots()]
+    if followed or any(
+        any(folder.glob("rank*.ring")) and not read_folder(folder).ended for folder in folders
+    ):
+        raise RunRefused(f"{run} is running", "zeromon detach ends its record; training goes on.")
