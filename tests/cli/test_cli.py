@@ -52,7 +52,6 @@ def test_errors_are_two_lines_with_a_way_out(tmp_path: Path, words: list[str], t
 
 def test_usage_errors_are_two(tmp_path: Path) -> None:
     """As argparse has it."""
-    assert zeromon(tmp_path).returncode == 2
     assert zeromon(tmp_path, "fly").returncode == 2
 
 

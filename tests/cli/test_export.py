@@ -71,7 +71,7 @@ def test_it_is_written_whole_private_and_replaced_only_when_asked(
         (["empty", "--to", "csv", "-o", "x.csv"], "has no step yet"),
         (["train", "--to", "csv", "-o", "/nowhere/x.csv"], "cannot write /nowhere/x.csv"),
         (["train", "--to", "tensorboard", "-o", "/dev/null"], "tensorboard"),
-        (["train", "--to", "excel"], "invalid choice"),
+        (["train", "--to", "excel"], "there is no excel; there are parquet"),
         (["train"], "the following arguments are required: --to"),
     ],
 )

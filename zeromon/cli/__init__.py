@@ -10,9 +10,10 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zeromon import __version__
+from zeromon.cli.parser import Parser
 from zeromon.errors import ZeromonError
 
 _EPILOG = """\
@@ -47,6 +48,7 @@ VERBS = {
     "grafana": "write dashboards for Grafana",
     "otlp": "push the metrics to an OpenTelemetry endpoint",
     "try": "try a finding's change in the live job: measured in turns, and undone",
+    "completion": "print the completion of this command for bash, zsh or fish",
     "trace": "record steps of a live run; analyse Kineto traces: compute, exposed, idle",
 }
 
@@ -62,25 +64,19 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     A verb is imported when it is called: the libraries of the others cost time and memory.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zeromon",
         description="Live OOM risk and exposed communication of ZeRO and FSDP training runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"zeromon {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in VERBS.items():
         if only is not None and name != only:
             verbs.add_parser(name, help=text)
             continue
         verb = importlib.import_module(f"zeromon.cli.{_MODULES.get(name, name)}")
-        sub = verbs.add_parser(
-            name,
-            help=text,
-            description=verb.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        sub = verbs.add_parser(name, help=text, description=verb.__doc__)
         verb.add_arguments(sub)
         sub.set_defaults(call=verb.call)
     return parser
@@ -93,7 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["check"] and "--" in words:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
-    options = build_parser(words[0] if words else "").parse_args(words)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    parser = build_parser(words[0] if words else "")
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
     setattr(options, AFTER_DASHES, command)
     try:
         code: int = options.call(options)
@@ -116,6 +118,18 @@ def positive(text: str) -> int:
     number = int(text)
     if not 0 < number < 1 << 40:
         raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
+    return number
+
+
+def least(bottom: float) -> Callable[[str], float]:
+    """Returns the parser of an option that is a number of at least *bottom*."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not bottom <= value < 1e18:
+            raise argparse.ArgumentTypeError(f"must be {bottom:g} or more, not {text}")
+        return value
+
     return number
 
 

@@ -25,7 +25,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zeromon.cli import attach_process, servers
+from zeromon.cli import attach_process, least, servers, whole
 from zeromon.errors import SourceError
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveRun, find, node_runs, only
@@ -69,11 +69,11 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
         help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (default: ZEROMON_THEME)",
     )
     parser.add_argument(
-        "--tokens-per-step", type=int, default=0, metavar="N",
+        "--tokens-per-step", type=whole, default=0, metavar="N",
         help="tokens per step of all ranks together, in place of those measured",
     )  # fmt: skip
     parser.add_argument(
-        "--peak-tflops", type=float, default=0.0, metavar="X",
+        "--peak-tflops", type=least(0), default=0.0, metavar="X",
         help="dense peak of one device in the training data type, for MFU",
     )  # fmt: skip
 

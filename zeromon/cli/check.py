@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,7 @@ from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
 from zeromon.cli import AFTER_DASHES, positive
 from zeromon.cli.sizes import host_memory, link_speed, memory_size
+from zeromon.cli.terminal import is_coloured, working
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
 
@@ -75,7 +75,8 @@ def call(options: argparse.Namespace) -> int:
     command = getattr(options, AFTER_DASHES, [])
     if not options.paths and not command:
         raise CheckError("nothing is given to check", "Like: zeromon check ds_config.json train.py")
-    found = check(options.paths, _machine(options), command)
+    with working("checking"):
+        found = check(options.paths, _machine(options), command)
     everything = options.verbose or options.json
     result = select_problems(found, select, ignore, all=everything)
     if options.json and options.sarif == "-":
@@ -85,7 +86,7 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps(as_json(result)) + "\n")
     elif options.sarif != "-":
-        sys.stdout.write(as_text(result, coloured=_is_coloured()))
+        sys.stdout.write(as_text(result, coloured=is_coloured(sys.stdout)))
     return 1 if result.failed else 0
 
 
@@ -126,10 +127,6 @@ def _write(name: str, text: str) -> None:
 
 
 # ---- output ---------------------------------------------------------------------------------------
-
-
-def _is_coloured() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def as_json(result: Result) -> dict[str, Any]:

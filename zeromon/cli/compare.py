@@ -19,7 +19,6 @@ exceeds every threshold. -o writes one HTML file with the memory of all runs ove
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import textwrap
@@ -27,7 +26,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from zeromon.cli.output import refuse_format
 from zeromon.cli.report import html_report, recent, snapshot_of, write_text
+from zeromon.cli.terminal import is_coloured, working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
 from zeromon.compare.text import (
@@ -77,7 +78,9 @@ def call(options: argparse.Namespace) -> int:
     if len(options.runs) < 2:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     limits = [parse(text) for text in options.fail_on]
-    found = compare([[find(name) for name in names.split(",")] for names in options.runs])
+    refuse_format(options.output, ".html")
+    with working("reading the runs"):
+        found = compare([[find(name) for name in names.split(",")] for names in options.runs])
     verdict = judge(found, limits) if limits else Verdict((), ())
     if options.output:
         pages = html_report()
@@ -90,8 +93,7 @@ def call(options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        sys.stdout.write(as_text(found, width, coloured=coloured))
+        sys.stdout.write(as_text(found, width, coloured=is_coloured(sys.stdout)))
     for sentence in (*verdict.exceeded, *verdict.undecided):
         sys.stderr.write(f"zeromon: {printable(sentence)}\n")
     return 1 if verdict.exceeded else 2 if verdict.undecided else 0

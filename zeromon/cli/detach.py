@@ -55,7 +55,10 @@ def _ranks(options: argparse.Namespace) -> list[Process]:
     if options.target.isdigit():
         return selected_processes(options.target, everything=False)
     ranks = only(find(options.target)).open().latest().ranks
-    return [table[rank.pid] for rank in ranks if rank.alive and rank.pid in table]
+    alive = [table[rank.pid] for rank in ranks if rank.alive and rank.pid in table]
+    if not alive:
+        raise RunNotFound(f"no rank of {options.target} lives on this node", "zeromon report RUN")
+    return alive
 
 
 def _end_trials(pids: set[int]) -> None:

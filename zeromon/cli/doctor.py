@@ -19,6 +19,7 @@ import sys
 import msgspec
 
 from zeromon.cli.machine import Fact, survey
+from zeromon.cli.terminal import show, working
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, run_state, stall_finding
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
@@ -45,18 +46,14 @@ def call(options: argparse.Namespace) -> int:
 
 def _survey(options: argparse.Namespace) -> int:
     """The machine, then its live runs."""
-    if sys.stderr.isatty():
-        sys.stderr.write("zeromon: importing torch ...")
-        sys.stderr.flush()
-    facts = survey()
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+    with working("importing torch"):
+        facts = survey()
     live = [run for run in node_runs() if not run.ended]
     if options.json:
         runs = [run.run for run in live]
         sys.stdout.write(msgspec.json.encode({"facts": facts, "runs": runs}).decode() + "\n")
         return int(any(fact.severity == "warning" for fact in facts))
-    sys.stdout.write(facts_as_text(facts))
+    show(facts_as_text(facts))
     bad = any(fact.severity == "warning" for fact in facts)
     for run in live:
         sys.stdout.write("\n")
@@ -88,7 +85,7 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
         content = {"run": run.run, "hangs": found, "stacks": stacks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
-        sys.stdout.write(as_text(run, found, stacks))
+        show(as_text(run, found, stacks))
     return int(bool(_severe(run)) or any(not hang.pause for hang in found))
 
 
@@ -156,7 +153,7 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     if run.nodes:
         lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     lines += [f"  {run.nodes_note}"] if run.nodes_note else []
-    lines += ["", "What each rank does"]
+    lines += ["", "What each rank does"] if run.ranks else []
     lines += [
         f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else rank.ended}"
         for rank in run.ranks[:64]

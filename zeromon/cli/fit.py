@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--again", action="store_true", help="forget what an earlier call has measured"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("zeromon-fit"), metavar="DIR",
+        "-o", "--output", type=Path, default=Path("zeromon-fit"), metavar="DIR",
         help="where the files to use and the output of launches go (default: zeromon-fit)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")

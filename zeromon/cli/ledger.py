@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict
 
 from zeromon.cli.report import newest_snapshot
+from zeromon.cli.terminal import show, working
 from zeromon.errors import ZeromonError
 from zeromon.readout.energy import mean_watts
 from zeromon.readout.ledger import job_ledger
@@ -43,9 +44,10 @@ def _price(text: str) -> float:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the runs of the job and prints their ledger."""
-    newest = newest_snapshot(options.job)
-    runs = [newest] if options.run_only else runs_of_job(newest)
-    whole = job_ledger(runs)
+    with working("reading the runs"):
+        newest = newest_snapshot(options.job)
+        runs = [newest] if options.run_only else runs_of_job(newest)
+        whole = job_ledger(runs)
     if not whole.rows:
         raise ZeromonError(f"run {newest.run} has no ledger", "No rank of it has reported yet.")
     if options.json:
@@ -64,7 +66,7 @@ def call(options: argparse.Namespace) -> int:
             per.append(("kWh at mean power", watts / len(newest.ranks) / JOULES_A_KWH))
         head = f"job {newest.job or newest.run}: {', '.join(run.run for run in runs)}"
         parts = (head, ledger(runs, per), activities(newest))
-        sys.stdout.write("\n\n".join(part for part in parts if part) + "\n")
+        show("\n\n".join(part for part in parts if part) + "\n")
     return 1 if any(row.cause is Cause.LOST for row in whole.rows) else 0
 
 

@@ -73,7 +73,10 @@ def _push(options: argparse.Namespace, exporter: Any, otlp: Any) -> int:
         runs = _snapshots(options.address, sources)
         sent = exporter.export(otlp.data(runs, since)).name == "SUCCESS"
         if not sent and not failing:
-            say(f"{options.endpoint or 'the endpoint'} does not accept the metrics; retrying")
+            say(
+                f"{options.endpoint or 'the endpoint'} does not accept the metrics"
+                + ("" if options.once else "; retrying")
+            )
         if sent and failing:
             say("the metrics are accepted again")
         failing = not sent

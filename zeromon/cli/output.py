@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 from zeromon.errors import ExportError
 from zeromon.ring.atomic import replace_file
 from zeromon.units import printable
+
+
+def add_page_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    """``-o FILE``, and the older name ``--html``."""
+    parser.add_argument("-o", "--output", dest="html", metavar="FILE", help=text)
+    parser.add_argument("--html", metavar="FILE", help=argparse.SUPPRESS)
+
+
+def refuse_format(path: str | None, *suffixes: str) -> None:
+    """Raises :class:`ExportError` for a file whose name promises a format that is not written."""
+    suffix = Path(path or "").suffix.lower()
+    if suffix and suffix not in suffixes:
+        formats = " and ".join(suffixes)
+        raise ExportError(
+            f"{printable(str(path))}: {suffix} is not a format of -o", f"It writes {formats}."
+        )
 
 
 def write(text: str, output: str | None) -> None:

@@ -7,7 +7,7 @@ be counted. --config takes a DeepSpeed JSON or an accelerate YAML.
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
-  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB --html plan.html
+  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB -o plan.html
   zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
   zeromon plan --from RUN --devices 16 --micro-batch 8       a changed setup, calibrated on a run
 
@@ -31,10 +31,12 @@ import msgspec
 
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli import positive
+from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.plan_output import as_json, as_text, write_html
 from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
 from zeromon.cli.sizes import host_memory, memory_size
+from zeromon.cli.terminal import show, working
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
@@ -54,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--html", metavar="FILE", help="write the table and a chart as HTML (needs plotly)"
-    )
+    add_page_argument(parser, "write the table and a chart as HTML (needs plotly)")
 
 
 def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,16 +131,18 @@ DESCRIBED = "zeromon: "
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
-    setup = from_run(options) if options.run else from_model(options)
-    rows = plan.table(setup)
-    best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
-    found = as_json(setup, rows, best, why, fewest=options.fewest)
+    refuse_format(options.html, ".html")
+    with working("computing"):
+        setup = from_run(options) if options.run else from_model(options)
+        rows = plan.table(setup)
+        best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
+        found = as_json(setup, rows, best, why, fewest=options.fewest)
     if options.html:
         write_html(found, options.html)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        sys.stdout.write(as_text(setup, rows, best, why, fewest=options.fewest))
+        show(as_text(setup, rows, best, why, fewest=options.fewest))
     return 0 if best is not None else 1
 
 

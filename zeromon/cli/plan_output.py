@@ -245,7 +245,7 @@ def write_html(found: dict[str, Any], path: str, figure: str = "plan") -> None:
     try:
         figures = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
-        raise PlanError("--html needs plotly", hint="pip install 'zeromon[dashboard]'") from error
+        raise PlanError("-o needs plotly", hint="pip install 'zeromon[dashboard]'") from error
     try:
         Path(path).write_text(figures.page(getattr(figures, figure)(found)))
     except OSError as error:

@@ -20,7 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromon.cli import servers
+from zeromon.cli import least, servers
+from zeromon.cli.output import refuse_format
+from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
 from zeromon.report.render import render
@@ -43,28 +45,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     servers.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write an HTML page, or .png")
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for the run to end first"
+        "--wait",
+        type=least(0),
+        default=0.0,
+        metavar="SECONDS",
+        help="wait for the run to end first",
     )
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, live or ended, and prints its report."""
+    refuse_format(options.output, ".html", ".png")
     server = servers.server_of(options, named=bool(options.run))
     source = only(find(server, options.run)).open(server) if server is not None else None
     look = source.latest if source is not None else lambda: newest_snapshot(options.run)
     deadline = time.monotonic() + options.wait
-    run = look()
+    with working("reading the run"):
+        run = look()
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
         run = look()
     if options.output:
         write = write_png if options.output.lower().endswith(".png") else write_page
-        write(run, options.output, steps=source.series() if source is not None else None)
+        with working("drawing"):
+            write(run, options.output, steps=source.series() if source is not None else None)
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:
         sys.stdout.write(encode(run).decode() + "\n")
     else:
-        sys.stdout.write(report_text(run))
+        show(report_text(run))
     return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
 
 

@@ -21,7 +21,13 @@ def call(options: argparse.Namespace) -> int:
     """Prints a page, or the list of all."""
     if options.rule:
         found = page(options.rule)
-        sys.stdout.write(f"{found.code} {found.name}\n{found.text.rstrip()}\n")
+        if sys.stdout.isatty():
+            from rich.console import Console  # comes with textual
+            from rich.markdown import Markdown
+
+            Console().print(Markdown(f"# {found.code} {found.name}\n{found.text}"))
+        else:
+            sys.stdout.write(f"{found.code} {found.name}\n{found.text.rstrip()}\n")
         return 0
     width = max(len(found.name) for found in pages().values())
     for found in pages().values():

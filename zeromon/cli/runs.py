@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunRefused, SourceError
 from zeromon.readout.verdict import Health
@@ -136,11 +137,12 @@ _COLUMNS = ("run", "verdict", "duration", "steps", "ranks", "strategy", "on disk
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = listed(Store())
+    with working("reading the runs"):
+        found = listed(Store())
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     elif found:
-        sys.stdout.write(table(_COLUMNS, [_cells(one) for one in found]) + "\n")
+        show(table(_COLUMNS, [_cells(one) for one in found]) + "\n")
     else:
         say("no run is live, and none has been recorded yet")
         say("  Start one with: zeromon run -- torchrun --nproc-per-node 2 train.py")

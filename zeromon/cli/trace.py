@@ -4,7 +4,7 @@ zeromon trace capture                               two steps of the only live r
 zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
 zeromon trace analyze trace.json.gz                 one file, or one a rank
 zeromon trace analyze rank*.json --json             for scripts
-zeromon trace analyze rank*.json --html trace.html  a timeline to zoom into
+zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Any
 
 import msgspec
 
+from zeromon.cli import positive
+from zeromon.cli.output import add_page_argument, refuse_format
+from zeromon.cli.terminal import show, working
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.readout.text import capture_text
 from zeromon.report.table import table
@@ -28,7 +31,14 @@ from zeromon.sources.live import LiveSource, find, only
 from zeromon.traces.analysis import RankTrace, TraceData, analyze, lanes, waits
 from zeromon.traces.kineto import read
 from zeromon.traces.results import encode_result, read_result
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.units import (
+    human_bytes,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+    printable,
+)
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 
@@ -63,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
     sub.add_argument(
-        "--steps", type=int, default=2, metavar="N", help="number of steps (default: 2)"
+        "--steps", type=positive, default=2, metavar="N", help="number of steps (default: 2)"
     )
     sub.add_argument(
         "--ranks",
@@ -82,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub.add_argument("--html", metavar="FILE", help="write a timeline by rank (needs plotly)")
+    add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
 
 
@@ -103,7 +113,7 @@ def capture(options: argparse.Namespace) -> int:
         content = {"run": source.run, "capture": made, "ranks": ranks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
-        sys.stdout.write(captured(made, ranks))
+        show(captured(made, ranks))
     return 1 if made.state == CaptureState.FAILED else 0
 
 
@@ -171,15 +181,12 @@ def checks(made: Capture) -> str:
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
     traces, ranks = [], []
-    many = len(options.files) > 1
-    for number, file in enumerate(options.files, 1):
-        if many and sys.stderr.isatty():
-            sys.stderr.write(f"\rzeromon: reading {number} of {len(options.files)} ...")
-        data = read(Path(file))
-        traces.append(data)
-        ranks.append(analyze(data, _rank_of(data, number - 1)))
-    if many and sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+    refuse_format(options.html, ".html")
+    for number, file in enumerate(options.files):
+        with working(f"analysing {printable(file)}, {number + 1} of {len(options.files)}"):
+            data = read(Path(file))
+            traces.append(data)
+            ranks.append(analyze(data, _rank_of(data, number)))
     ranks = _with_waits(traces, ranks)
     if options.html:
         write_html([(r.rank, data) for r, data in zip(ranks, traces, strict=True)], options.html)
@@ -187,7 +194,7 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
     else:
-        sys.stdout.write(as_text(ranks))
+        show(as_text(ranks))
     return 0
 
 
@@ -320,7 +327,7 @@ def write_html(traces: list[tuple[int, TraceData]], path: str) -> None:
     try:
         figures: Any = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
-        raise TraceError("--html needs plotly", "pip install 'zeromon[dashboard]'") from error
+        raise TraceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
     rows = [(f"rank {rank}", lanes(data)) for rank, data in traces]
     try:
         Path(path).write_text(figures.page(figures.timeline(rows)))

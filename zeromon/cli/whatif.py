@@ -31,8 +31,10 @@ from typing import Any
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.plan_output import write_html
+from zeromon.cli.terminal import show
 from zeromon.cli.whatif_output import as_json, as_text
 from zeromon.errors import PlanError
 from zeromon.export.files import Progress
@@ -77,14 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a row for each value; several: for each combination",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--html", metavar="FILE", help="write memory against time as HTML (needs plotly)"
-    )
+    add_page_argument(parser, "write memory against time as HTML (needs plotly)")
     parser.set_defaults(setup_parser=parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
+    refuse_format(options.html, ".html")
     setup_of, work = source(options)
     base = _point({}, options, setup_of, work)
     if base.setup is None:
@@ -98,7 +99,7 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        sys.stdout.write(as_text(base, points))
+        show(as_text(base, points))
     if interrupted:
         say(f"interrupted: {len(points)} of {len(changes)} points")
     return 0 if base.time is not None or any(p.time is not None for p in points) else 2

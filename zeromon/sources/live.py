@@ -200,6 +200,9 @@ def key_of(address: str) -> str:
 
 def runs_at(address: str) -> list[LiveRun]:
     """The runs that the collector at *address* follows."""
+    port = address.rpartition(":")[2]
+    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise SourceError(f"{port or address} is not a port", "Like: zeromon attach node0:9417")
     try:
         content: Any = json.loads(_get(address, "/api/runs"))
         return [

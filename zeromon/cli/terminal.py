@@ -1,0 +1,89 @@
+"""What a terminal gets and a pipe does not: colour, wrapped lines, a sign of life while work is done."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
+_PATIENCE_SECONDS = 1.0
+_COLOURS = (
+    (re.compile(r"\s*!! |.*: (dead|dying|stalled): |  verdict   (dead|dying|stalled)\b"), RED),
+    (re.compile(r"\s?! |  verdict   (slow|at risk)\b"), YELLOW),
+    (re.compile(r"  verdict   healthy\b|\s+\+ "), GREEN),
+    (re.compile(r"\s+- "), RED),
+    (re.compile(r"\S.*[^.]$"), BOLD),
+)
+"""The first that a line begins with: severities, the verdict, the lines of a diff, headings."""
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether *stream* is a terminal whose user wants colour: https://no-color.org."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, colour: int) -> str:
+    """*text* in a colour of the terminal's own palette."""
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def show(text: str) -> None:
+    """Prints *text*: as it is into a pipe, wrapped and in colour at a terminal."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = styled(text, width, coloured=is_coloured(sys.stdout))
+    sys.stdout.write(text)
+
+
+def styled(text: str, width: int, *, coloured: bool) -> str:
+    """*text* for a terminal of *width* columns. Lines of a table are not wrapped. Pure."""
+    lines = []
+    for line in text.split("\n"):
+        colour = next((colour for mark, colour in _COLOURS if mark.match(line)), None)
+        parts = _wrapped(line, width)
+        lines += [painted(part, colour) for part in parts] if coloured and colour else parts
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    gaps = list(_GAP.finditer(line))
+    if len(line) <= width or len(gaps) > 1:
+        return [line]
+    below = gaps[0].end() if gaps else len(line) - len(line.lstrip()) + 2
+    indent = " " * min(below, width // 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Shows *text* on stderr while work takes longer than a second, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    shown: list[Any] = []
+    timer = threading.Timer(_PATIENCE_SECONDS, lambda: shown.append(_status(text)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for status in shown:
+            status.stop()
+
+
+def _status(text: str) -> Any:
+    from rich.console import Console  # comes with textual; imported where it is needed
+
+    status = Console(stderr=True).status(f"zeromon: {text} ...", spinner="line")
+    status.start()
+    return status
