@@ -115,3 +115,21 @@ class Prometheus:
         while self.number(expression) < least:
             assert time.monotonic() < deadline, (expression, self.query(expression)[:3])
             time.sleep(0.1)
+
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed"
+)
+
+
+def promtool(*arguments: str | Path) -> str:
+    told = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout
+
+
+def series(name: str, values: str, **labels: Any) -> dict[str, str]:
+    """A series of a test: rank 3 of run r at one collector, but for *labels*."""
+    found = {"instance": "a:9417", "run": "r", "rank": 3} | labels
+    pairs = ",".join(f"{k}={json.dumps(str(v))}" for k, v in found.items() if v is not None)
+    return {"series": f"{name}{{{pairs}}}", "values": values}

@@ -104,3 +104,6 @@ NODE_SILENT_SECONDS = 10.0
 
 STALE_SECONDS = 5.0
 """A snapshot older than this is marked as old; a collector makes one a second."""
+
+COLLECTOR_CPU = Level(0.10, 0.50)
+"""The share of a core that a collector spends on its ranks."""

@@ -34,9 +34,10 @@ TRAIN = [
 NOT_HERE = {
     "needs a device": {
         "Device memory", "Fragmentation", "Allocation retries", "Utilization", "Power", "Temperature",
-        "PCIe", "NVLink", "Throttling and errors", "Links",
+        "PCIe", "NVLink", "Throttling and errors", "Links", "MFU", "MFU now",
     },
     "needs a run that goes wrong": {"Ranks of a hang", "Steps until out of memory"},
+    "needs the rule file": {"Alerts"},
     "needs fp16": {"Loss scale"},
     "needs a script that logs its loss": {"Loss"},
 }  # fmt: skip

@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="TIME" if isinstance(field.default, str) else "RATIO",
             help=f"{_HELP[field.name]} (default {field.default})",
         )
+    made.add_argument(
+        "--runbook-url", metavar="URL", type=_page_url,
+        help="where the pages of rules are, with {code} for the rule: annotation runbook_url",
+    )  # fmt: skip
     made.set_defaults(document=_rules)
     made = what.add_parser("config", help="print a scrape configuration")
     made.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
@@ -80,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
 
 def _rules(options: argparse.Namespace) -> dict[str, Any]:
     chosen = {field.name: getattr(options, field.name) for field in fields(rules.Thresholds)}
-    return rules.document(rules.Thresholds(**chosen))
+    return rules.document(rules.Thresholds(**chosen), options.runbook_url or "")
 
 
 def _config(options: argparse.Namespace) -> dict[str, Any]:
@@ -103,6 +107,12 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a ratio from 0 to 1")
     return value
+
+
+def _page_url(text: str) -> str:
+    if "{code}" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{code}}")
+    return text
 
 
 def _duration(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
@@ -249,7 +250,7 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
 
 
 def _histogram_bucket(seconds: float) -> int:
-    return next((i for i, bound in enumerate(STEP_BUCKETS) if seconds <= bound), len(STEP_BUCKETS))
+    return bisect_left(STEP_BUCKETS, seconds)
 
 
 def _pair_control_step(state: RankState) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_server import needs_promtool, promtool, series
 from support import ROOT
 
 from zeromon.cli import main
@@ -18,18 +19,8 @@ from zeromon.diagnosis.pages import page
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.metrics import METRICS
 
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed"
-)
-
 EVIL = 'e"vil\\n{{ . }}'
 """As much of a run's name as a user could set, and more."""
-
-
-def promtool(*arguments: str | Path) -> str:
-    told = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout + told.stderr
-    return told.stdout
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +52,6 @@ def test_rules_speak_of_metrics_that_are(rule_file: Path) -> None:
             assert named <= known, rule
             if "alert" in rule:
                 assert page(rule["annotations"]["runbook"].removeprefix("zeromon rule "))
-
-
-def series(name: str, values: str, **labels: Any) -> dict[str, str]:
-    """A series of a test: rank 3 of run r at one collector, but for *labels*."""
-    found = {"instance": "a:9417", "run": "r", "rank": 3} | labels
-    pairs = ",".join(f"{k}={json.dumps(str(v))}" for k, v in found.items() if v is not None)
-    return {"series": f"{name}{{{pairs}}}", "values": values}
 
 
 def info(values: str = "1x200", **labels: Any) -> dict[str, str]:

@@ -5,59 +5,40 @@ Queries read the collectors' own metrics, so that they work without our recordin
 ``zeromon_rank_info``; the choice of a node narrows the choice of ranks.
 """
 
-from typing import NamedTuple
-
+from zeromon.export.prometheus.panels import (
+    LOST,
+    NEUTRAL,
+    Colours,
+    Dashboard,
+    Event,
+    Panel,
+    Query,
+    Row,
+    rising,
+    steps_at,
+)
 from zeromon.export.prometheus.rules import NODES, RANK
+from zeromon.levels import (
+    COLLECTOR_CPU,
+    CPU_WAIT,
+    EXPOSED,
+    IN_FLIGHT_SECONDS,
+    NODE_SILENT_SECONDS,
+    OOM,
+    STALE_SECONDS,
+    Level,
+)
 
 _RUN = 'run=~"$run"'
 _RANK = 'run=~"$run", rank=~"$rank"'
 _RATE = "[$__rate_interval]"
 
 
-class Query(NamedTuple):
-    """An expression, and the legend of its series."""
-
-    expr: str
-    legend: str
-
-
-class Panel(NamedTuple):
-    """A panel: its title, its kind, the unit of its figures (as Grafana names it), its queries."""
-
-    title: str
-    kind: str
-    """``stat``, ``timeseries``, ``bars`` (the newest values), or ``table``."""
-    unit: str
-    queries: tuple[Query, ...]
-    help: str
-    width: int = 8
-    height: int = 8
-    stacked: bool = False
-    colours: tuple[tuple[float, str], ...] = ()
-    """From which value on a figure has which colour; the first holds for all below the second."""
-    names: bool = False
-    """A stat shows the names of its series in place of their values."""
-
-
-class Row(NamedTuple):
-    """Panels below a heading."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
-
-class Dashboard(NamedTuple):
-    """A dashboard, and which of the variables run, node and rank it has."""
-
-    uid: str
-    title: str
-    help: str
-    variables: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-
-def _stat(title: str, unit: str, expr: str, help: str) -> Panel:
-    return Panel(title, "stat", unit, (Query(expr, title),), help, width=4, height=4)
+def _stat(
+    title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRAL, *, width: int = 4
+) -> Panel:
+    query = (Query(expr, title),)
+    return Panel(title, "stat", unit, query, help, width=width, height=4, colours=colours)
 
 
 def _lines(
@@ -67,14 +48,37 @@ def _lines(
     *queries: tuple[str, str],
     stacked: bool = False,
     width: int = 8,
+    colours: Colours = (),
 ) -> Panel:
     found = tuple(Query(expr, legend) for expr, legend in queries)
-    return Panel(title, "timeseries", unit, found, help, width=width, stacked=stacked)
+    links = (("", "zeromon-rank"),) if any("{{rank}}" in legend for _, legend in queries) else ()
+    return Panel(
+        title, "timeseries", unit, found, help, width=width, stacked=stacked, colours=colours, links=links
+    )  # fmt: skip
 
 
-def _table(title: str, unit: str, help: str, *queries: tuple[str, str], width: int = 12) -> Panel:
+def _table(
+    title: str, unit: str, help: str, *queries: tuple[str, str], width: int = 12,
+    cells: tuple[tuple[str, Colours], ...] = (), links: tuple[tuple[str, str], ...] = (),
+) -> Panel:  # fmt: skip
     found = tuple(Query(expr, legend) for expr, legend in queries)
-    return Panel(title, "table", unit, found, help, width=width)
+    return Panel(title, "table", unit, found, help, width=width, cells=cells, links=links)
+
+
+def _begins(expr: str) -> str:
+    """True in the minute after *expr* has begun to have an answer."""
+    return f"({expr}) unless ({expr.replace('}', '} offset 1m')})"
+
+
+_LIVES = f"max by (run) (zeromon_rank_up{{{_RUN}}}) == 1"
+EVENTS = (
+    Event("Start", "green", _begins(_LIVES), "{{run}} starts"),
+    Event("End", "blue", f"({_LIVES.replace('}', '} offset 1m')}) unless ({_LIVES})", "{{run}} has ended"),
+    Event("Death", "red", _begins(f'max by (run, rank, cause) (zeromon_rank_death{{{_RUN}, role="culprit"}})'),
+          "rank {{rank}} of {{run}} died: {{cause}}"),
+    Event("Findings", "orange", _begins(f'max by (run, rule, severity) (zeromon_finding{{{_RUN}, severity!="info"}})'),
+          "{{run}}: {{rule}}"),
+)  # fmt: skip
 
 
 def _step(labels: str, how: str, by: str) -> str:
@@ -100,6 +104,15 @@ _HEALTH = Panel(
     colours=((0, "green"), (1, "blue"), (2, "orange"), (3, "red")), names=True,
 )  # fmt: skip
 
+_GOODPUT = (
+    f'sum(zeromon_ledger_seconds_total{{{_RUN}, cause=~"compute|offload"}}) '
+    f"/ sum(zeromon_ledger_seconds_total{{{_RUN}}})"
+)
+_ALERTS = _table(
+    "Alerts", "none", "Alerts that fire now; zeromon prometheus rules has them. Empty without that rule file.",
+    (f'max by (run, rank, alertname, severity) (ALERTS{{alertname=~"Zeromon.+", alertstate="firing", {_RUN}}})', "firing"),
+)  # fmt: skip
+
 _FLEET = Dashboard(
     "zeromon-fleet", "zeromon: fleet", "All runs of all nodes, side by side.", ("run",),
     (
@@ -109,15 +122,17 @@ _FLEET = Dashboard(
                   "Runs with at least one living rank."),
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
             _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
-                  "Ranks that ended abnormally."),
+                  "Ranks that ended abnormally.", LOST),
             _stat("Collectors", "none", "count(zeromon_collector_runs)", "Collectors that answer, one per node."),
             _stat("Oldest snapshot", "s",
                   "max(timestamp(zeromon_collector_last_tick_timestamp_seconds)"
                   " - zeromon_collector_last_tick_timestamp_seconds)",
-                  "Age of the oldest figures, by the clocks of Prometheus and of the node."),
+                  "Age of the oldest figures, by the clocks of Prometheus and of the node.",
+                  rising(Level(STALE_SECONDS, NODE_SILENT_SECONDS))),
             _stat("Collectors' CPU", "percentunit",
                   f"max(rate(zeromon_collector_tick_seconds_total{_RATE}))",
-                  "Share of a core that the busiest collector spends on reading its ranks."),
+                  "Share of a core that the busiest collector spends on reading its ranks.",
+                  rising(COLLECTOR_CPU)),
         )),
         Row("Runs", (
             _table("Runs", "none", "One line per run.",
@@ -127,18 +142,24 @@ _FLEET = Dashboard(
                    (_step(_RUN, "avg", "run"), "step, s"),
                    (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "exposed, worst rank"),
                    (f"max by (run) (zeromon_oom_risk_ratio{{{_RUN}}})", "OOM risk, worst rank"),
-                   (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "latest rank, s"), width=16),
+                   (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "latest rank, s"), width=16,
+                   cells=(("failed ranks", LOST), ("exposed, worst rank", rising(EXPOSED)),
+                          ("OOM risk, worst rank", rising(OOM))), links=(("run", "zeromon-run"),)),
             _table("Findings", "none", "Present findings of each run; zeromon rule NAME explains a rule.",
-                   (f"sum by (run, rule, severity) (zeromon_finding{{{_RUN}}})", "ranks"), width=8),
+                   (f"sum by (run, rule, severity) (zeromon_finding{{{_RUN}}})", "ranks"), width=8,
+                   links=(("run", "zeromon-run"),)),
+            _ALERTS,
             _lines("Live ranks by run", "none", "Ranks whose process lives.",
                    (f"sum by (run) (zeromon_rank_up{{{_RUN}}})", "{{run}}")),
             _lines("Step time by run", "s", "Mean over ranks, with all micro-steps.",
                    (_step(_RUN, "avg", "run"), "{{run}}")),
             _lines("Exposed communication by run", "percentunit",
                    "Exposed communication as a share of a step; the worst rank.",
-                   (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "{{run}}")),
+                   (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "{{run}}"),
+                   colours=rising(EXPOSED)),
             _lines("OOM risk by run", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
-                   (f"max by (run, pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{run}} {{pool}}")),
+                   (f"max by (run, pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{run}} {{pool}}"),
+                   colours=rising(OOM)),
             _lines("Latest rank by run", "s", "Time per step that the other ranks wait for one rank alone.",
                    (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "{{run}}")),
             _lines("Communication by run", "Bps", "Payload of all ranks together.",
@@ -148,11 +169,13 @@ _FLEET = Dashboard(
             Panel("Most exposed nodes", "bars", "percentunit", (Query(
                 f"topk(10, max by (run, node) (zeromon_exposed_communication_ratio{{{_RUN}}}"
                 f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
-                "Exposed communication as a share of a step; the worst rank of each node.", width=12),
+                "Exposed communication as a share of a step; the worst rank of each node.", width=12,
+                colours=rising(EXPOSED), links=(("", "zeromon-rank"),)),
             Panel("Least host memory left", "bars", "bytes", (Query(
                 f"bottomk(10, min by (run, node) (zeromon_host_memory_headroom_bytes{{{_RUN}}}"
                 f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
-                "Host memory that the tightest cgroup, or the machine, can still give.", width=12),
+                "Host memory that the tightest cgroup, or the machine, can still give.", width=12,
+                colours=NEUTRAL, links=(("", "zeromon-rank"),)),
         )),
     ),
 )  # fmt: skip
@@ -167,11 +190,25 @@ _OF_RUN = Dashboard(
             _stat("Step time now", "s", _step(_RUN, "avg", "run"), "Mean over ranks."),
             _stat("Exposed now", "percentunit",
                   f"max(zeromon_exposed_communication_ratio{{{_RUN}}})",
-                  "Exposed communication as a share of a step; the worst rank."),
+                  "Exposed communication as a share of a step; the worst rank.", rising(EXPOSED)),
             _stat("OOM risk now", "percentunit", f"max(zeromon_oom_risk_ratio{{{_RUN}}})",
-                  "0: no end in sight; 1: out of memory now. The worst rank."),
+                  "0: no end in sight; 1: out of memory now. The worst rank.", rising(OOM)),
             _stat("Steps until out of memory", "none", f"min(zeromon_oom_steps_left{{{_RUN}}})",
-                  "For the worst rank; empty without a trend."),
+                  "For the worst rank; empty without a trend.",
+                  ((0, "red"), (steps_at(OOM.critical), "orange"), (steps_at(OOM.warning), "green"))),
+            _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
+                  "Ranks that ended abnormally.", LOST),
+            _stat("Waits for a CPU", "percentunit", f"max(zeromon_cpu_wait_ratio{{{_RUN}}})",
+                  "Share of the last ten seconds in which a main thread could run and had no CPU; the worst rank.",
+                  rising(CPU_WAIT)),
+            _stat("In flight", "s", f"max(zeromon_collective_in_flight_seconds{{{_RUN}}})",
+                  "Age of the oldest collective that has not ended.", rising(IN_FLIGHT_SECONDS)),
+            _stat("MFU now", "percentunit", f"max(zeromon_mfu_ratio{{{_RUN}}})",
+                  "Model FLOPs utilization; empty where the model or the device's peak is unknown."),
+            _stat("Goodput now", "percentunit", _GOODPUT,
+                  "Useful share of the time since the start: forwards, backwards and optimizers."),
+            _stat("Tokens or samples a second", "none", f'{_named("tokens")} or on () {_named("samples")}',
+                  "Of all ranks; samples where batches hold no tokens."),
         )),
         Row("Steps", (
             _lines("Step time", "s", "With all micro-steps; fastest, mean and slowest rank.",
@@ -190,13 +227,17 @@ _OF_RUN = Dashboard(
                     f"group_left sum(rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE}))", "{{cause}}"),
                    stacked=True),
             _lines("Goodput", "percentunit", "Useful share of the time since the start: forwards, backwards and optimizers.",
-                   (f'sum(zeromon_ledger_seconds_total{{{_RUN}, cause=~"compute|offload"}}) '
-                    f"/ sum(zeromon_ledger_seconds_total{{{_RUN}}})", "goodput")),
+                   (_GOODPUT, "goodput")),
+            _lines("MFU", "percentunit", "Model FLOPs utilization; empty where the model or the device's peak is unknown.",
+                   (f"max(zeromon_mfu_ratio{{{_RUN}}})", "MFU")),
+            Panel("Ranks by step time", "heatmap", "s", (Query(_step(_RUN, "max", "rank"), "rank {{rank}}"),),
+                  "How many ranks have which step time; a second band is a group of slower ranks.", width=16),
         )),
         Row("Communication", (
             _lines("Exposed communication", "percentunit", "Exposed communication as a share of a step.",
                    (f"avg(zeromon_exposed_communication_ratio{{{_RUN}}})", "mean"),
-                   (f"max(zeromon_exposed_communication_ratio{{{_RUN}}})", "worst rank")),
+                   (f"max(zeromon_exposed_communication_ratio{{{_RUN}}})", "worst rank"),
+                   colours=rising(EXPOSED)),
             _lines("Overlap", "percentunit", "Share of communication that is hidden behind compute.",
                    (f"avg(zeromon_overlap_ratio{{{_RUN}}})", "mean"),
                    (f"min(zeromon_overlap_ratio{{{_RUN}}})", "worst rank")),
@@ -214,7 +255,7 @@ _OF_RUN = Dashboard(
         )),
         Row("Memory", (
             _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
-                   (f"max by (pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{pool}}")),
+                   (f"max by (pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{pool}}"), colours=rising(OOM)),
             _lines("Device memory", "bytes", "The fullest rank.",
                    (f"max(zeromon_memory_allocated_bytes{{{_RUN}}})", "allocated"),
                    (f"max(zeromon_memory_reserved_bytes{{{_RUN}}})", "reserved"),
@@ -230,7 +271,9 @@ _OF_RUN = Dashboard(
         )),
         Row("Configuration", (
             _table("Ranks", "none", "Node, device, strategy and process of each rank.",
-                   (f"max by (rank, node, device, strategy, pid) (zeromon_rank_info{{{_RUN}}})", "info")),
+                   (f"max by (rank, node, device, strategy, pid) (zeromon_rank_info{{{_RUN}}})", "info"),
+                   links=(("rank", "zeromon-rank"),)),
+            _ALERTS,
             _table("Findings", "none", "Present findings; zeromon rule NAME explains a rule.",
                    (f"sum by (rule, severity) (zeromon_finding{{{_RUN}}})", "ranks")),
             _table("Settings", "none", "Effective and written values of DeepSpeed's configuration.",
@@ -262,6 +305,14 @@ def _each(metric: str, legend: str = "rank {{rank}}") -> tuple[str, str]:
 _OF_RANK = Dashboard(
     "zeromon-rank", "zeromon: rank", "Selected ranks of a run, one by one.", ("run", "node", "rank"),
     (
+        Row("Now", (
+            Panel("Exposed communication by rank", "ranks", "percentunit",
+                  (Query(f"zeromon_exposed_communication_ratio{{{_RANK}}}", "rank {{rank}}"),),
+                  "Exposed communication as a share of a step; a line a rank.", width=12, colours=rising(EXPOSED)),
+            Panel("OOM risk by rank", "ranks", "percentunit",
+                  (Query(f"max by (rank) (zeromon_oom_risk_ratio{{{_RANK}}})", "rank {{rank}}"),),
+                  "0: no end in sight; 1: out of memory now. A line a rank.", width=12, colours=rising(OOM)),
+        )),
         Row("Steps", (
             _lines("Step time", "s", "With all micro-steps.", (_step(_RANK, "max", "rank"), "rank {{rank}}")),
             _lines("Phases", "percentunit", "Breakdown of the time by phase.",

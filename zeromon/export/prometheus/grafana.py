@@ -12,8 +12,10 @@ from grafana_foundation_sdk.builders import (
     bargauge,
     common,
     dashboard,
+    heatmap,
     prometheus,
     stat,
+    statushistory,
     table,
     timeseries,
 )
@@ -21,16 +23,21 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueTextMode,
+    GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
     TooltipDisplayMode,
+    VisibilityMode,
     VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
     DashboardLinkType,
     DataSourceRef,
     DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
     GridPos,
     Threshold,
     ThresholdsMode,
@@ -40,7 +47,8 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from zeromon.export.prometheus.dashboards import Dashboard, Panel, Query
+from zeromon.export.prometheus.dashboards import EVENTS
+from zeromon.export.prometheus.panels import Colours, Dashboard, Panel, Query
 
 WIDTH = 24
 _TAG = "zeromon"
@@ -55,6 +63,8 @@ _BUILDERS: dict[str, Any] = {
     "timeseries": timeseries.Panel,
     "bars": bargauge.Panel,
     "table": table.Panel,
+    "ranks": statushistory.Panel,
+    "heatmap": heatmap.Panel,
 }
 
 
@@ -68,6 +78,7 @@ def document(board: Dashboard) -> str:
         .refresh("15s")
         .time("now-1h", "now")
         .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
         .link(
             dashboard.DashboardLink("zeromon")
             .type(DashboardLinkType.DASHBOARDS)
@@ -78,6 +89,14 @@ def document(board: Dashboard) -> str:
         )
         .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("data"))
     )
+    for event in EVENTS:
+        made.annotation(
+            dashboard.AnnotationQuery()
+            .name(event.name)
+            .datasource(_SOURCE)
+            .icon_color(event.colour)
+            .expr(event.expr)
+        )
     for name in board.variables:
         made.with_variable(_variable(name, many=name != "run" or board.uid == "zeromon-fleet"))
     for number, (place, item) in enumerate(placed(board), 1):
@@ -85,7 +104,13 @@ def document(board: Dashboard) -> str:
             made.with_row(dashboard.Row(item).id(number).grid_pos(place))
         else:
             made.with_panel(_panel(item).id(number).grid_pos(place))
-    return json.dumps(made.build(), cls=JSONEncoder, indent=1) + "\n"
+    content = json.loads(json.dumps(made.build(), cls=JSONEncoder))
+    for event, mark in zip(EVENTS, content["annotations"]["list"], strict=True):
+        mark["titleFormat"], mark["step"] = (
+            event.title,
+            "15s",
+        )  # the SDK does not know Prometheus's own
+    return json.dumps(content, indent=1) + "\n"
 
 
 def placed(board: Dashboard) -> Iterator[tuple[GridPos, str | Panel]]:
@@ -126,9 +151,7 @@ def _panel(panel: Panel) -> Any:
     if panel.unit == "percentunit":
         made.min(0)
     if panel.colours:
-        steps = [Threshold(at, colour) for at, colour in panel.colours]
-        steps[0].value = None  # as Grafana writes what has no lower end
-        made.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+        made.thresholds(_thresholds(panel.colours))
     if panel.names:
         made.text_mode(BigValueTextMode.NAME).color_mode(BigValueColorMode.BACKGROUND)
     if panel.kind == "timeseries":
@@ -137,7 +160,49 @@ def _panel(panel: Panel) -> Any:
         made.orientation(VizOrientation.HORIZONTAL)
     elif panel.kind == "table":
         made.transformations(_joined(panel.queries))
-    return made
+        _as_cells(made, panel)
+    elif panel.kind == "ranks":
+        made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
+        made.show_value(VisibilityMode.NEVER)
+    elif panel.kind == "heatmap":
+        made.calculate(True)
+    links = [_opens(board, _labels(panel)) for column, board in panel.links if not column]
+    return made.data_links(links) if links else made
+
+
+def _thresholds(colours: Colours) -> dashboard.ThresholdsConfig:
+    steps = [Threshold(at, colour) for at, colour in colours]
+    steps[0].value = None  # as Grafana writes what has no lower end
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _opens(board: str, chosen: dict[str, str]) -> dashboard.DashboardLink:
+    """The link from a value to *board*, at its run, and its rank or node where it has one."""
+    values = "".join(f"&var-{name}={value}" for name, value in chosen.items())
+    url = f"/d/{board}?${{__url_time_range}}&var-datasource=${{datasource}}{values}"
+    return dashboard.DashboardLink(f"Open {board.replace('-', ': ')}").url(url)
+
+
+def _labels(panel: Panel) -> dict[str, str]:
+    """What a link chooses by the labels of a value, as far as its series have them."""
+    named = "".join(query.legend for query in panel.queries)
+    known = {name: f"${{__field.labels.{name}}}" for name in _CHOICES if f"{{{{{name}}}}}" in named}
+    return {"run": "$run"} | known
+
+
+def _as_cells(made: Any, panel: Panel) -> None:
+    """The colours and the links of a table's columns."""
+    for column, colours in panel.cells:
+        unit = "none" if colours[-1][0] >= 1 else "percentunit"
+        made.override_by_name(column, [
+            DynamicConfigValue("thresholds", _thresholds(colours).build()),
+            DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+            DynamicConfigValue("unit", unit),
+        ])  # fmt: skip
+    for column, board in panel.links:
+        if column:
+            link = _opens(board, {"run": "$run", column: "${__value.raw}"}).build()
+            made.override_by_name(column, [DynamicConfigValue("links", [link])])
 
 
 def _target(letter: str, query: Query, kind: str) -> prometheus.Dataquery:
@@ -152,6 +217,9 @@ def _as_lines(made: Any, panel: Panel) -> None:
     legend = common.VizLegendOptions().show_legend(True).placement(LegendPlacement.BOTTOM)
     made.legend(legend.display_mode(LegendDisplayMode.LIST))
     made.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+    if panel.colours:  # lines keep a colour each; thresholds are drawn across
+        style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        made.thresholds_style(style)
     if panel.stacked:
         made.fill_opacity(30).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
 

@@ -289,7 +289,8 @@ def _of_records(limits: Thresholds) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _rule(alert: Alert) -> dict[str, Any]:
+def _rule(alert: Alert, runbook_url: str) -> dict[str, Any]:
+    url = runbook_url.replace("{code}", alert.code)
     return {
         "alert": alert.name,
         "expr": alert.expr,
@@ -299,15 +300,18 @@ def _rule(alert: Alert) -> dict[str, Any]:
             "summary": alert.summary,
             "description": alert.description,
             "runbook": f"zeromon rule {alert.code}",
+            **({"runbook_url": url} if url else {}),
         },
     }
 
 
-def document(limits: Thresholds) -> dict[str, Any]:
-    """The rule file: each level's records, then the alerts."""
+def document(limits: Thresholds, runbook_url: str = "") -> dict[str, Any]:
+    """The rule file: each level's records, then the alerts; *runbook_url* with ``{code}``."""
     groups: list[dict[str, Any]] = [
         {"name": f"zeromon-{level}", "rules": [recorded(each, level) for each in AGGREGATES]}
         for level in ("run", "node")
     ]
-    groups.append({"name": "zeromon-alerts", "rules": [_rule(alert) for alert in alerts(limits)]})
+    groups.append(
+        {"name": "zeromon-alerts", "rules": [_rule(alert, runbook_url) for alert in alerts(limits)]}
+    )
     return {"groups": groups}

@@ -1,0 +1,236 @@
+"""The boards of Grafana, as files: linted, and their colours by Grafana's own rule for thresholds."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
+
+from prometheus_server import needs_promtool, promtool, series
+
+from zeromon.cli import main
+from zeromon.export.prometheus.dashboards import BOARDS, EVENTS
+from zeromon.export.prometheus.grafana import document
+from zeromon.export.prometheus.panels import NEUTRAL
+from zeromon.fold.state import STEP_BUCKETS
+from zeromon.levels import EXPOSED, OOM
+
+FILES: dict[str, dict[str, Any]] = {board.uid: json.loads(document(board)) for board in BOARDS}
+PANELS = [
+    (uid, panel)
+    for uid, made in FILES.items()
+    for panel in made["panels"]
+    if panel["type"] != "row"
+]
+
+
+def colour(steps: list[dict[str, Any]], value: float) -> str:
+    """As Grafana's getActiveThreshold: the last step, in order, that the value has reached."""
+    active = steps[0]
+    for step in steps:
+        if step["value"] is None or value >= step["value"]:
+            active = step
+        else:
+            break
+    return active["color"]
+
+
+GOOD_AND_BAD = {
+    "Failed ranks": (0, "green", 5, "red"),
+    "Oldest snapshot": (1, "green", 60, "red"),
+    "Collectors' CPU": (0.02, "green", 0.9, "red"),
+    "Exposed now": (0.02, "green", 0.4, "red"),
+    "OOM risk now": (0.0, "green", 1.0, "red"),
+    "Steps until out of memory": (5000, "green", 3, "red"),
+    "Waits for a CPU": (0.01, "green", 0.5, "red"),
+    "In flight": (0, "green", 600, "red"),
+    "Health": (0, "green", 3, "red"),
+    "Most exposed nodes": (0.02, "green", 0.4, "red"),
+    "Exposed communication by rank": (0.02, "green", 0.4, "red"),
+    "OOM risk by rank": (0.0, "green", 1.0, "red"),
+}
+NEITHER = {
+    "Live runs", "Live ranks", "Collectors", "Steps", "Step time now", "Least host memory left",
+    "MFU now", "Goodput now", "Tokens or samples a second",
+}  # fmt: skip
+"""Figures that no value of makes good or bad: plain text, whatever the value."""
+
+
+def test_each_panel_of_one_colour_is_judged() -> None:
+    """A stat, a bar or a cell without thresholds would be red from 80 on, which is Grafana's default."""
+    coloured = {"stat", "bargauge", "status-history"}
+    titles = {panel["title"] for _, panel in PANELS if panel["type"] in coloured}
+    assert titles == set(GOOD_AND_BAD) | NEITHER
+
+
+@pytest.mark.parametrize("title", sorted({*GOOD_AND_BAD, *NEITHER}))
+def test_good_is_green_and_bad_is_red(title: str) -> None:
+    """On every board that has the panel."""
+    found = [
+        panel for _, panel in PANELS if panel["title"] == title and panel["type"] != "timeseries"
+    ]
+    assert found
+    for panel in found:
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert steps[0]["value"] is None
+        assert all(a["value"] < b["value"] for a, b in pairwise(steps[1:]))
+        if title in NEITHER:
+            assert {colour(steps, value) for value in (0, 1, 79, 80, 1e12)} == {NEUTRAL[0][1]}
+        else:
+            good, its_colour, bad, other = GOOD_AND_BAD[title]
+            assert (colour(steps, good), colour(steps, bad)) == (its_colour, other)
+
+
+def test_thresholds_are_those_of_the_findings() -> None:
+    """A panel turns red where a rule calls it critical, and not a hundredth before."""
+    for title, level in (("OOM risk now", OOM), ("Exposed now", EXPOSED)):
+        (panel,) = [panel for _, panel in PANELS if panel["title"] == title]
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        for value in (level.warning, level.critical):
+            assert colour(steps, value - 0.01) != colour(steps, value)
+
+
+def test_cells_of_the_table_of_runs() -> None:
+    """Failed ranks, exposed communication and OOM risk have a colour and their own unit."""
+    (table,) = [panel for _, panel in PANELS if panel["title"] == "Runs"]
+    cells = {
+        over["matcher"]["options"]: {one["id"]: one["value"] for one in over["properties"]}
+        for over in table["fieldConfig"]["overrides"]
+    }
+    for column, good, bad in (
+        ("failed ranks", 0, 1),
+        ("exposed, worst rank", 0.02, 0.4),
+        ("OOM risk, worst rank", 0, 1),
+    ):
+        steps = cells[column]["thresholds"]["steps"]
+        assert (colour(steps, good), colour(steps, bad)) == ("green", "red")
+        assert cells[column]["custom.cellOptions"] == {"type": "color-text"}
+
+
+# ---- lint -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uid", FILES)
+def test_a_board_is_linted(uid: str) -> None:
+    """What Grafana's dashboard-linter asks: a source to choose, rates over the rate interval, units,
+    legends; and a shared crosshair, events in every chart, links to boards that are here."""
+    made = FILES[uid]
+    assert made["graphTooltip"] == 1
+    assert made["refresh"]
+    assert [mark["name"] for mark in made["annotations"]["list"]] == [e.name for e in EVENTS]
+    chosen = {variable["name"] for variable in made["templating"]["list"]}
+    for mark in made["annotations"]["list"]:
+        assert mark["enable"]
+        assert mark["expr"]
+        assert mark["titleFormat"]
+        assert mark["datasource"]["uid"] == "${datasource}"
+    for panel in made["panels"]:
+        for target in panel.get("targets", ()):
+            for window in re.findall(r"(?:rate|increase)\([^\[]*\[(.*?)\]", target["expr"]):
+                assert window == "$__rate_interval"
+            assert 'run=~"$run"' in target["expr"] or "zeromon_collector_" in target["expr"]
+    for url in re.findall(r'"url": "(/d/[^"]+)"', json.dumps(made).replace('\\"', "'")):
+        board, _, values = url.removeprefix("/d/").partition("?")
+        names = set(re.findall(r"var-(\w+)", values))
+        assert names <= {v["name"] for v in FILES[board]["templating"]["list"]}
+        assert set(re.findall(r"\$(\w+)", values)) <= chosen
+
+
+def test_links_lead_from_the_fleet_to_a_run_and_from_there_to_a_rank() -> None:
+    """By the row of a table, the bar of a node, the line of a rank."""
+    text = {
+        title: json.dumps(panel) for uid, panel in PANELS for title in [f"{uid} {panel['title']}"]
+    }
+    assert "/d/zeromon-run?" in text["zeromon-fleet Runs"]
+    assert "var-run=${__value.raw}" in text["zeromon-fleet Runs"]
+    assert "var-node=${__field.labels.node}" in text["zeromon-fleet Most exposed nodes"]
+    assert "var-rank=${__field.labels.rank}" in text["zeromon-run Latest ranks"]
+    assert "var-rank=${__value.raw}" in text["zeromon-run Ranks"]
+
+
+@needs_promtool
+def test_prometheus_reads_every_query(tmp_path: Path) -> None:
+    """Panels and events, with the variables as Grafana fills them in."""
+    exprs = [target["expr"] for _, panel in PANELS for target in panel["targets"]]
+    exprs += [event.expr for event in EVENTS]
+    rules = [{"record": f"board:query:{n}", "expr": filled(expr)} for n, expr in enumerate(exprs)]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": rules}]}))
+    assert f"{len(exprs)} rules found" in promtool("check", "rules", "--lint=none", path)
+
+
+def filled(expr: str) -> str:
+    for name, value in (("__rate_interval", "1m"), ("run", ".+"), ("rank", ".+"), ("node", ".+")):
+        expr = expr.replace(f"${name}", value)
+    assert "$" not in expr
+    return expr
+
+
+@needs_promtool
+def test_events_are_marked_when_they_begin(tmp_path: Path) -> None:
+    """For a minute, once; an event that lasts is not marked again."""
+    seen = {
+        "Start": ([series("zeromon_rank_up", "_x10 1x30")], 10, {"run": "r"}),
+        "End": ([series("zeromon_rank_up", "1x9 0x30")], 10, {"run": "r"}),
+        "Death": (
+            [series("zeromon_rank_death", "_x10 1x30", cause="SIGKILL", role="culprit")],
+            10, {"run": "r", "rank": "3", "cause": "SIGKILL"},
+        ),
+        "Findings": (
+            [series("zeromon_finding", "_x10 1x30", rule="leak", severity="warning")],
+            10, {"run": "r", "rule": "leak", "severity": "warning"},
+        ),
+    }  # fmt: skip
+    (tmp_path / "none.yml").write_text("groups: []\n")
+    tests = []
+    for event in EVENTS:
+        given, begins, labels = seen[event.name]
+        pairs = ", ".join(f'{key}="{value}"' for key, value in labels.items())
+        asked = [
+            (begins - 1, []),
+            (begins, [{"labels": f"{{{pairs}}}", "value": 1}]),
+            (begins + 9, []),
+        ]
+        tests.append({
+            "interval": "1m", "input_series": given,
+            "promql_expr_test": [
+                {"expr": filled(event.expr), "eval_time": f"{at}m", "exp_samples": samples}
+                for at, samples in asked
+            ],
+        })  # fmt: skip
+    path = tmp_path / "events.yml"
+    path.write_text(json.dumps({"rule_files": ["none.yml"], "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the buckets of the step time, the links of alerts ----------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.2 * 1.05**n for n in range(106)] + [0.3, 30.0])
+def test_a_quantile_of_steps_is_near(seconds: float) -> None:
+    """histogram_quantile interpolates within a bucket: 99 % of steps of one length are off by 30 %."""
+    place = bisect.bisect_left(STEP_BUCKETS, seconds)
+    low, high = STEP_BUCKETS[place - 1], STEP_BUCKETS[place]
+    assert low + 0.99 * (high - low) <= 1.3 * seconds
+
+
+def test_alerts_have_the_address_of_their_page(tmp_path: Path) -> None:
+    """Where the pages are is the user's to say; without it, the command that prints the page."""
+    path = tmp_path / "rules.yml"
+    url = "https://wiki.example/zeromon/{code}.html"
+    assert main(["prometheus", "rules", "--runbook-url", url, "-o", str(path)]) == 0
+    alerts = yaml.safe_load(path.read_text())["groups"][-1]["rules"]
+    for alert in alerts:
+        notes = alert["annotations"]
+        code = notes["runbook"].removeprefix("zeromon rule ")
+        assert notes["runbook_url"] == f"https://wiki.example/zeromon/{code}.html"
