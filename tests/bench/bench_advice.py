@@ -10,13 +10,17 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support import Node, over_link, train_command
 
+from zeromon.memory.plan import of_run
+from zeromon.memory.spec import ZeroStage
+from zeromon.memory.whatif import Work, difference, point
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.step import settled
 from zeromon.units import human_bytes
@@ -67,6 +71,25 @@ def measure(name: str, case: Case, state: str) -> RunSnapshot:
     return result.snapshot
 
 
+ENGINE: dict[str, dict[str, Any]] = {
+    "fsdp_prefetch_off": {"prefetch_units": 1},
+    "reshard_without_need": {"stage": ZeroStage.GRADIENTS, "reshards": False},
+    "ddp_bucket_large": {"bucket_cap_bytes": 1 << 20},
+    "accumulation_communicates": {"reduces_each": False},
+    "accumulation_fsdp": {"reduces_each": False},
+    "stage_too_high": {"stage": ZeroStage.GRADIENTS, "reshards": False},
+}
+"""Cases whose change the engine of `zeromon whatif` knows -> the change of the plan."""
+
+
+def of_engine(run: RunSnapshot, name: str) -> float | None:
+    """Seconds of a step that the engine predicts the change to take less; None where it cannot."""
+    setup = of_run(run)
+    other = replace(setup, plan=replace(setup.plan, **ENGINE[name]))
+    longer = difference(point({}, setup, Work()), point({}, other, Work()))
+    return None if longer is None else -longer[0]
+
+
 def step_of(run: RunSnapshot, case: Case) -> float:
     if case.single:
         steps = [step.seconds for rank in run.ranks for step in settled(rank.recent)]
@@ -90,7 +113,9 @@ def main() -> None:
         fired = [f for f in (found(run, case.rule) for run in before) if f is not None]
         gone = sum(found(run, case.rule) is None for run in after)
         told = f"fired {len(fired)}, gone {gone} of {ROUNDS}"
-        print(f"{name}: {told}; {effect(case, fired, before, after)}", flush=True)
+        engine = [of_engine(run, name) for run in before] if name in ENGINE else []
+        said = ", ".join("n/a" if each is None else f"{each * 1e3:.1f} ms" for each in engine)
+        print(f"{name}: {told}; {effect(case, fired, before, after)}; engine: {said}", flush=True)
 
 
 def effect(

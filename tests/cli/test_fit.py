@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,3 +147,24 @@ def test_a_config_that_the_command_does_not_name_is_refused(tmp_path: Path) -> N
     mine.write_text('{"train_micro_batch_size_per_gpu": 4}')
     with pytest.raises(LaunchError, match="does not name"):
         template(["deepspeed", "t.py"], [], str(mine)).filled({"micro_batch": "6"}, tmp_path)
+
+
+def test_a_launch_ends_when_fit_is_killed(tmp_path: Path) -> None:
+    """The ranks went on and held their memory."""
+    own = {"ZEROMON_DIR": str(tmp_path / "live"), "ZEROMON_STORE": str(tmp_path / "store")}
+    job = f"echo $$ > {tmp_path}/pid; exec sleep 300 # {{micro_batch}}"
+    words = ["fit", "--output", str(tmp_path / "out"), "--", "sh", "-c", job]
+    fit = subprocess.Popen(
+        [sys.executable, "-m", "zeromon", *words],
+        env=os.environ | own | {"ZEROMON_COLLECTOR": "off"}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    place, deadline = tmp_path / "pid", time.monotonic() + 60
+    while not (place.exists() and place.read_text().strip()):
+        assert time.monotonic() < deadline and fit.poll() is None
+        time.sleep(0.05)
+    pid = int(place.read_text())
+    fit.kill()
+    fit.wait()
+    while Path(f"/proc/{pid}/stat").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +33,8 @@ _SAFE_SHARE = 0.004
 _LOOKS_AHEAD = 4
 """It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
 line of earlier launches says that it ends sooner."""
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_SET_PARENT_DEATH_SIGNAL = 1
 _TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause.NON_TORCH)
 
 
@@ -62,7 +66,7 @@ def launch(request: Request, tell: Callable[[str], None]) -> Trial:
     with request.log.open("wb") as log:
         child = subprocess.Popen(
             [*run, *request.command], env=environment, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True,
+            stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
         )  # fmt: skip
     watch = _Watch(request, child, tell)
     try:
@@ -71,6 +75,12 @@ def launch(request: Request, tell: Callable[[str], None]) -> Trial:
         watch.feet.end()
         child.wait()
     return replace(trial, wall_seconds=time.monotonic() - began)
+
+
+def _end_with_parent() -> None:
+    """In the child: the kernel sends SIGTERM where `zeromon fit` is killed, also after an exec."""
+    if _PRCTL is not None:
+        _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 class _Watch:
