@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,8 @@ from zeromon.stats.noise import Estimate
 
 MB = 1 << 20
 SIZES = list(range(1, 257))
+KERNEL = 0.015
+"""The share of a limit from which a command gives its time to the kernel, as bench_fit.py saw."""
 
 
 def trial(
@@ -65,7 +68,7 @@ def test_at_any_limit_the_search_ends_at_the_truth_or_one_step_below(noise: floa
         for each in (20, 45):
             room = limit * MB
             peak = lambda size: (450 + each * size) * MB * (1 + chance.uniform(-noise, noise))  # noqa: B023, E731
-            truth = max(size for size in SIZES if (450 + each * size) * MB <= room)
+            truth = max(n for n in SIZES if (450 + each * n) * MB <= (1 - KERNEL) * room)
             trials: list[Trial] = []
             while (size := next_size(trials, SIZES, MOST_LAUNCHES - len(trials))) is not None:
                 trials.append(launched(size, room, peak(size)))
@@ -92,7 +95,7 @@ def test_the_scarcer_memory_decides() -> None:
         for n in (1, 2)
     ]  # fmt: skip
     assert largest(both, SIZES) == int(10 * (1 - RESERVE[DEVICE]))
-    assert largest(both, SIZES, {HOST: 885.0 * MB}) == 5
+    assert largest(both, SIZES, {HOST: 875.0 * MB}) == 5
     assert largest(both[:1], SIZES) is None
 
 
@@ -121,8 +124,8 @@ def test_other_stages_move_by_the_difference_of_their_states() -> None:
         for n in (1, 20)
     ]  # fmt: skip
     zero3, zero0, other = stages_of(["3", "0", "mystery"], first, SIZES, setup, "")
-    assert (zero3.largest, zero3.measured) == (39, False)
-    assert zero3.seconds == pytest.approx(3.9)
+    assert (zero3.largest, zero3.measured) == (38, False)
+    assert zero3.seconds == pytest.approx(3.8)
     assert zero0.largest is not None and zero0.largest < 38
     assert not zero0.measured and zero0.roles["optimizer_state"] > zero3.roles["optimizer_state"]
     assert zero0.seconds is None and zero0.why.startswith("seconds: ")
@@ -139,3 +142,23 @@ def test_the_stage_with_the_least_memory_is_first() -> None:
         "ddp",
         "what",
     ]
+
+
+def test_the_command_alone_has_the_memory_of_fit_too() -> None:
+    """The largest that ran beside it took 92 % of the room: three samples fit in its 30 MB."""
+    known = [
+        trial(n, (500 + 10 * n) * MB, own_bytes=30 * MB, seconds=1.0, samples=2.0 * n)
+        for n in (20, 48)
+    ]
+    [stage] = stages_of([""], known, SIZES, None, "")
+    assert (stage.largest, stage.alone, stage.advised) == (48, 51, 51)
+    far = [replace(t, micro_batch=t.micro_batch // 4) for t in known[:1]] + known[:1]
+    [stage] = stages_of([""], far, SIZES, None, "")
+    assert (stage.alone, stage.advised) == (None, 20)
+
+
+def test_sizes_that_differ_little_count_together() -> None:
+    known = [trial(4, 540 * MB), trial(19, 705 * MB), trial(21, 695 * MB)]
+    found = line(known, HOST)
+    assert found is not None
+    assert (found.at(4), found.at(20)) == (540 * MB, 700 * MB)

@@ -259,13 +259,10 @@ class _Search:
         """Writes the command and the files of each stage's largest micro-batch; stage -> its script."""
         written = {}
         for stage in stages:
-            if not stage.largest:
+            if not stage.advised:
                 continue
-            trial = Trial(
-                stage=stage.name,
-                micro_batch=stage.largest,
-                accumulation=self._accumulation(stage.largest),
-            )
+            size = stage.advised
+            trial = Trial(stage=stage.name, micro_batch=size, accumulation=self._accumulation(size))
             folder = self._options.output / (f"stage-{stage.name}" if stage.name else "use")
             command, environment = self._filled(trial, folder)
             words = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]

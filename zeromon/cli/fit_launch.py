@@ -35,6 +35,8 @@ _LOOKS_AHEAD = 4
 line of earlier launches says that it ends sooner."""
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
+_ERROR = 1.02
+"""By how much a peak exceeds the line at most, so far as this was seen."""
 _TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause.NON_TORCH)
 
 
@@ -137,8 +139,8 @@ class _Watch:
         self._peak = max(self._peak, self.feet.peak(), used)
         taken = max(0, before - self._headroom) if before >= 0 else 0
         soon, expected = used + _LOOKS_AHEAD * taken, self.request.expected_bytes
-        if expected is not None and used <= expected:
-            soon = min(soon, round(expected))
+        if expected is not None and used <= _ERROR * expected:
+            soon = min(soon, max(used, round(expected)))
         if room - max(used, soon) < _SAFE_SHARE * room:
             return "host memory would have run out"
         return ""
@@ -203,8 +205,9 @@ class _Watch:
 
     def _trial(self, outcome: str) -> Trial:
         trial = replace(
-            self.request.trial, outcome=outcome, run=self.request.name, base_bytes=self._base
-        )
+            self.request.trial, outcome=outcome, run=self.request.name, base_bytes=self._base,
+            own_bytes=Footprint(os.getpid(), deep=False).read(),
+        )  # fmt: skip
         peaks, rooms = {}, {}
         if self._peak and self._rooms:
             peaks[HOST], rooms[HOST] = self._peak, round(median(self._rooms))

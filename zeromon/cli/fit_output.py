@@ -80,15 +80,18 @@ def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:
     if chosen is None:
         return "Nothing is recommended: no size is known to fit"
     name = f"stage {chosen.name}, " if chosen.name else ""
-    text = f"Recommended: {name}micro-batch {chosen.largest}"
+    text = f"Recommended: {name}micro-batch {chosen.advised}"
     rate = chosen.samples_per_second
     others = [s for s in stages if s is not chosen and s.samples_per_second is not None]
     if not chosen.measured:
         text += " (predicted; one more --launches proves it)"
+    ran = ", the largest that ran"
+    if chosen.alone:
+        ran = f" by the line; {chosen.largest} ran beside zeromon fit, whose memory the command has"
     if rate is None:
-        return f"{text}, the largest that ran; its samples a second are n/a"
+        return f"{text}{ran}; its samples a second are n/a"
     if not others:
-        return f"{text}, the largest that ran: {_number(rate)} samples/s"
+        return f"{text}{ran}: {_number(rate)} samples/s"
     best = max(others, key=lambda s: s.samples_per_second or 0.0)
     kind = "" if best.measured else " (predicted)"
     return (
@@ -110,7 +113,7 @@ def as_json(
             for s in stages
         ],
         "launches": [asdict(t) for t in trials],
-        "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.largest},
+        "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
         "reason": _reason(stages, chosen),
         "files": dict(written),
         "notes": list(notes),

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from zeromon.stats.noise import Estimate, half_width
 
 MOST_LAUNCHES = 4
 HOST, DEVICE = "host", "device"
-RESERVE = {HOST: 0.01, DEVICE: 0.06}
-"""Share of a memory that stays free; on a device: what fragmentation takes at a longer run."""
+RESERVE = {HOST: 0.02, DEVICE: 0.06}
+"""Share of a memory that stays free: pages of libraries that the kernel takes back and needs again at
+once; on a device what fragmentation takes at a longer run."""
 
 _FIRST_JUMP = 8
 """The second launch is at most so many times larger than the first: one point is no line."""
 
+_CLOSE = 0.8
 _FAR, _SHORT = 2, 0.02
 """More than twice the largest measured size is far: that launch falls short, the last does not."""
 
@@ -43,6 +46,8 @@ class Trial:
     """Pool -> bytes that they may hold."""
     base_bytes: int = 0
     """On the host when the ranks began: what no micro-batch changes."""
+    own_bytes: int = 0
+    """On the host, of zeromon fit itself: the command alone has them, too."""
     run: str = ""
     seconds: float | None = None
     """Median of a step."""
@@ -82,16 +87,19 @@ class Line:
 
 
 def line(trials: Sequence[Trial], pool: str) -> Line | None:
-    """Returns the line through the two largest measured trials of one stage; None without two sizes.
+    """Returns the line of the largest measured trials of one stage; None without two sizes.
 
-    The largest decide: an allocator takes small batches from what it holds already.
+    The largest decide: an allocator takes small batches from what it holds already. Sizes that differ
+    little count together, because their peaks have noise.
     """
     known = sorted(
         {t.micro_batch: t.peaks[pool] for t in trials if t.fits and pool in t.peaks}.items()
     )
     if len(known) < 2:
         return None
-    (small, low), (large, high) = known[-2:]
+    top = [point for point in known if point[0] >= _CLOSE * known[-1][0]]
+    small, low = known[max(0, len(known) - len(top) - 1)]
+    large, high = fmean(size for size, _ in top), fmean(peak for _, peak in top)
     each = max(0.0, (high - low) / (large - small))
     return Line(high - each * large, each)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from zeromon.memory.fit import DEVICE, HOST, Trial, best_known, largest, line
+from zeromon.memory.fit import DEVICE, HOST, Trial, best_known, largest, line, usable
 from zeromon.memory.plan import Row, Setup, row
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
 
+_NEAR = 0.9
+"""From this share of a memory on, a line is not extended far."""
 _NAMED = {
     "0": ("", 0), "1": ("", 1), "2": ("", 2), "3": ("", 3), "ddp": ("ddp", 0),
     "fsdp2": ("fsdp2", 3), "fsdp2-zero2": ("fsdp2", 2), "fsdp1-full": ("fsdp1", 3),
@@ -27,7 +29,9 @@ class Stage:
 
     name: str
     largest: int | None
-    """0: none fits; None: unknown."""
+    """0: none fits beside zeromon fit; None: unknown."""
+    alone: int | None = None
+    """What fits by the line when zeromon fit does not run beside it, where that is more."""
     measured: bool
     """A launch of this stage and size has run."""
     why: str = ""
@@ -40,6 +44,11 @@ class Stage:
     exposed_seconds: float | None = None
     samples: float | None = None
     tokens: float | None = None
+
+    @property
+    def advised(self) -> int | None:
+        """The micro-batch to use."""
+        return self.alone or self.largest
 
     @property
     def samples_per_second(self) -> float | None:
@@ -118,11 +127,21 @@ def _measured(name: str, own: Sequence[Trial], sizes: Sequence[int], base: Row |
             why=failed or "no launch",
         )
     trial = next(t for t in own if t.micro_batch == size and t.fits)
-    fits = largest(own, sizes)
-    note = "" if fits is None or fits <= size else f"more may fit: {fits} by the line"
+    fits, alone = largest(own, sizes), _alone(own, sizes, size)
+    note = f"more may fit: {fits} by the line" if not alone and fits and fits > size else ""
     if trial.seconds is None:
         note = "seconds: fewer than three steps ended in time"
-    return _stage_of(trial, base, note)
+    return replace(_stage_of(trial, base, note), alone=alone)
+
+
+def _alone(own: Sequence[Trial], sizes: Sequence[int], size: int) -> int | None:
+    """What fits in the memory of zeromon fit, too, where *size* has almost all of the rest; or None."""
+    known, room = line(own, HOST), usable(own, HOST)
+    if known is None or room is None or known.at(size) < _NEAR * room:
+        return None
+    held = max(t.own_bytes for t in own)
+    found = largest(own, sizes, {HOST: -held})
+    return found if found is not None and found > size else None
 
 
 def _stage_of(trial: Trial, base: Row | None, why: str = "") -> Stage:

@@ -17,15 +17,20 @@ _KEPT = ("VmHWM:", "RssAnon:", "RssFile:", "RssShmem:")
 
 
 class Footprint:
-    """Follows the tree of *pid*. Pages of files do not count: the kernel takes them back first."""
+    """Follows the tree of *pid*, or that process alone where it is not *deep*.
 
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
-        self.pid = pid
+    Pages of files do not count: the kernel takes them back first.
+    """
+
+    def __init__(self, pid: int, proc: Path = PROC, *, deep: bool = True) -> None:
+        self.pid, self._deep = pid, deep
         self._proc = proc
         self._pids: set[int] = {pid}
         self._looked = 0.0
         self._most: dict[int, int] = {}
         """Pid -> bytes at its peak, also of those that have ended."""
+        self._high: dict[int, tuple[int, int]] = {}
+        """Pid -> the high-water mark of all its pages, and those of files, at the last look."""
         self._living: set[int] = set()
         self._reader = HostReader(proc)
 
@@ -40,8 +45,12 @@ class Footprint:
                 continue
             self._living.add(pid)
             now = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
-            peak = max(now, fields.get("VmHWM:", 0) - fields.get("RssFile:", 0))
-            self._most[pid] = max(self._most.get(pid, 0), peak)
+            high, files = fields.get("VmHWM:", 0), fields.get("RssFile:", 0)
+            known, before = self._high.get(pid, (0, 0))
+            # where memory ends the kernel takes files back: they are most when the peak begins
+            peak = high - max(files, before) if high > known else 0
+            self._most[pid] = max(self._most.get(pid, 0), now, peak)
+            self._high[pid] = high, files
             total += now
         return total
 
@@ -75,6 +84,8 @@ class Footprint:
     def _find(self, *, at_once: bool = False) -> None:
         """Adds the children of the known processes; a child keeps its place when its parent ends."""
         now = time.monotonic()
+        if not self._deep:
+            return
         if not at_once and now - self._looked < _LOOK_FOR_CHILDREN_SECONDS:
             return
         self._looked = now
