@@ -22,8 +22,9 @@ _FIRST_JUMP = 8
 """The second launch is at most so many times larger than the first: one point is no line."""
 
 _CLOSE = 0.8
-_FAR, _SHORT = 2, 0.02
-"""More than twice the largest measured size is far: that launch falls short, the last does not."""
+_FAR, _SHORT, _SHORTER = 2, 0.06, 0.1
+"""More than twice the largest measured size is far: that launch leaves so much of the memory free, and
+the last does not. After one that was stopped more is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,12 +184,19 @@ def next_size(trials: Sequence[Trial], sizes: Sequence[int], left: int) -> int |
     if goal is None:
         return None
     if goal in open_sizes:
+        if too_large < 1 << 60:
+            return _leaving(_SHORTER, measured, open_sizes)
         if left > 1 and goal > _FAR * best_known(trials):  # far beyond what was measured
-            return max((n for n in open_sizes if n <= goal * (1 - _SHORT)), default=goal)
+            return _leaving(_SHORT, measured, open_sizes)
         return goal
     # the line says that more fits than what was stopped
-    short = [n for n in open_sizes if n <= too_large * (1 - _SHORT)]
-    return max(short, default=open_sizes[0]) if goal >= too_large else None
+    return _leaving(_SHORTER, measured, open_sizes) if goal >= too_large else None
+
+
+def _leaving(share: float, trials: Sequence[Trial], sizes: Sequence[int]) -> int:
+    """The largest of *sizes* that leaves a *share* of each memory free by the line."""
+    free = {pool: share * (usable(trials, pool) or 0.0) for pool in RESERVE}
+    return largest(trials, sizes, free) or sizes[0]
 
 
 def loses(mine: Estimate, best: Estimate) -> bool:

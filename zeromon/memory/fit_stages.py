@@ -11,7 +11,7 @@ from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
 
-_NEAR = 0.9
+_NEAR = 0.85
 """From this share of a memory on, a line is not extended far."""
 _NAMED = {
     "0": ("", 0), "1": ("", 1), "2": ("", 2), "3": ("", 3), "ddp": ("ddp", 0),
