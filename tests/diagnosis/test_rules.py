@@ -71,7 +71,7 @@ def test_a_rule_fires_with_evidence_cause_change_effect_and_price(rule: str) -> 
     if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
         assert 0 <= remedy.gain_low_seconds < remedy.gain_high_seconds <= 0.2
     text = render(run(FIRES[rule], findings=(finding,)))
-    assert finding.code in text and "cost: " in text and "expected: " in text
+    assert finding.code in text and "cost: " in text and "predicted: " in text
     page = [
         "".join(text for text, _ in line) for line in finding_page(finding, DisplayOptions(), 200)
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import device_memory, rank, run, summary
+from evidence import row
 
-from zeromon.memory.reconcile import expected_rows, read_facts, unattributed_memory
+from zeromon.memory.reconcile import accumulating, expected_rows, read_facts, unattributed_memory
+from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.report import memory as memory_report
 from zeromon.snapshot import Device, RoleRow
 
@@ -154,3 +157,16 @@ def test_the_report_says_why_it_is_more() -> None:
     causes = text.split("On top of the plain arithmetic of ZeRO\n")[1].splitlines()
     assert "the largest unit while it computes" in causes[0]
     assert "stage3_prefetch_bucket_size" in causes[1]
+
+
+@pytest.mark.parametrize(("calls", "each"), [(4.0, True), (1.0, False)])
+def test_the_micro_steps_that_were_taken_are_those_of_the_plan(calls: float, each: bool) -> None:
+    """No wrapper of torch tells them: a run of 4 micro-steps was planned as one of 1."""
+    reduces = row("all_reduce", "bucket 0", "backward", calls=calls)
+    one = rank(0, recent=tuple(summary(n, micro_steps=4) for n in range(1, 9)), traffic=(reduces,))
+    ddp = ShardPlan(stage=ZeroStage.NONE, ranks=2, framework="ddp")
+    found = accumulating(one, ddp)
+    assert (found.accumulation, found.reduces_each) == (4, each)
+    told = replace(ddp, accumulation=2)
+    assert accumulating(one, told) is told
+    assert accumulating(rank(0, recent=(summary(1, micro_steps=1),)), ddp) is ddp

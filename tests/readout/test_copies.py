@@ -119,7 +119,7 @@ SENTENCES = (
     "does not end", "has not ended for", " memory runs out at about step ", " memory at about step ",
     "is late: the others wait ", "is longer by", "has not reported for",
     "not seen for", "died: rank", "stopped by ", "finished after", "running, step ",
-    "; cost: ", "expected: ", " shorter", " less a rank", "up to -", "between phases",
+    "; cost: ", "predicted: ", " shorter", " less a rank", "up to -", "between phases",
     "no margin is left", " such kills", "has not called it",
 )  # fmt: skip
 """Parts of the sentences that more than one view shows; a part stands in one module."""

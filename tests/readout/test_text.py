@@ -91,7 +91,7 @@ def test_a_remedy_has_parts_that_no_view_has_to_parse() -> None:
     ]  # fmt: skip
     assert text.expected == ("1.0 GiB less a rank", "the growth ends")
     assert text.reason == "because stage 3 gathers twice; DeepSpeed JSON:"
-    assert text.outlook == "expected: 1.0 GiB less a rank, the growth ends; cost: 1.0 GiB more"
+    assert text.outlook == "predicted: 1.0 GiB less a rank, the growth ends; cost: 1.0 GiB more"
     assert gain_text(_remedy(None, None)) == ""
 
 

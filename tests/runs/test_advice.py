@@ -12,6 +12,8 @@ import pytest
 from recordings import replay
 from support import Node, train_command
 
+from zeromon.memory.spec import ZeroStage
+from zeromon.memory.whatif import shorter_by
 from zeromon.snapshot import Finding, RunSnapshot
 
 STEPS = 30
@@ -49,6 +51,18 @@ def test_what_it_says_to_change_shortens_the_step(node: Node) -> None:
 def test_workers_for_the_loader_shorten_the_step(node: Node) -> None:
     runs = (replay(node, f"advised-data-{state}").snapshot for state in ("before", "after"))
     shortens_the_step("data_wait", *runs)
+
+
+def test_parameters_that_stay_gathered_shorten_the_step(node: Node) -> None:
+    """The gain is that of the engine, which knows resharding."""
+    before, after = (
+        replay(node, f"advised-reshard-{state}").snapshot for state in ("before", "after")
+    )
+    shortens_the_step("reshard_without_need", before, after)
+    finding = told(before, "reshard_without_need")
+    likely = shorter_by(before, stage=ZeroStage.GRADIENTS, reshards=False)
+    assert finding is not None and finding.remedy is not None and likely is not None
+    assert finding.remedy.gain_low_seconds == pytest.approx(0.6 * likely)
 
 
 def shortens_the_step(rule: str, before: RunSnapshot, after: RunSnapshot) -> None:

@@ -19,7 +19,7 @@ from zeromon.memory.predict import (
     sequences_that_fit,
     transformer_activations,
 )
-from zeromon.memory.reconcile import micro_batch, read_facts, unattributed_memory
+from zeromon.memory.reconcile import accumulating, micro_batch, read_facts, unattributed_memory
 from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
@@ -162,7 +162,8 @@ def of_run(run: RunSnapshot) -> Setup:
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
-    sizes, notes = _in_layers(described.sizes, described.plan, metadata.get("blocks", [])), []
+    ran = accumulating(rank, described.plan)
+    sizes, notes = _in_layers(described.sizes, ran, metadata.get("blocks", [])), []
     if len(rank.models) > 1 and rank.pipeline is None:
         notes.append(f"the first of {len(rank.models)} models of the run")
     if not described.optimizer_known:
@@ -188,20 +189,18 @@ def of_run(run: RunSnapshot) -> Setup:
     capacity = rank.memory.capacity_bytes if rank.memory is not None else -1
     return Setup(
         model=model,
-        plan=described.plan,
+        plan=ran,
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
         batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
         if kept
         else None,
         measured_activation_bytes=kept // size if kept else None,
-        measured_compute_bytes=described.plan.precision.compute_bytes,
+        measured_compute_bytes=ran.precision.compute_bytes,
         known=sizes,
         whole_numel=whole,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
-        measured=measured_of(
-            run.run, alike(run, rank), sizes, described.plan, max(1, len(run.nodes))
-        ),
+        measured=measured_of(run.run, alike(run, rank), sizes, ran, max(1, len(run.nodes))),
     )
 
 

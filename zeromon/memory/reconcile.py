@@ -8,7 +8,8 @@ beyond the arithmetic of the ZeRO paper are shown with their cause; bytes withou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from zeromon.errors import PlanError
@@ -18,6 +19,8 @@ from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.snapshot import Cause, Device, ExpectedRow, RankSnapshot, RoleRow, Unattributed
 
 _MOST = 1 << 60
+_NEARLY_EACH = 0.9
+"""From this share of the micro-steps on, each of them reduces."""
 
 PEAK_ROLES = frozenset(("unsharded_param",))
 """Roles that are measured at their peak within the step, from the units' marks."""
@@ -93,6 +96,23 @@ def _read(facts: ModelMetadata) -> Described:
         bucket_cap_bytes=_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
     )
     return Described(sizes, plan, known is not None, None if own is None else _count(own))
+
+
+def accumulating(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
+    """Returns *plan* with the micro-steps that *rank* takes, and whether each of them reduces.
+
+    The wrappers of torch do not know either; DeepSpeed's settings tell both.
+    """
+    taken = [step.micro_steps for step in rank.recent if step.micro_steps]
+    micro = round(median(taken)) if taken else 1
+    if micro < 2 or plan.accumulation > 1:
+        return plan
+    reduces = [
+        row.calls for row in rank.traffic
+        if row.unit and row.phase == "backward" and row.op in ("all_reduce", "reduce_scatter")
+    ]  # fmt: skip
+    each = median(reduces) >= _NEARLY_EACH * micro if reduces else None
+    return replace(plan, accumulation=micro, reduces_each=each)
 
 
 def _count(value: Any) -> int:

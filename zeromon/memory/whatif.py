@@ -8,13 +8,15 @@ either: it is taken at the likely, the lowest and the highest speeds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory.plan import Row, Setup, row, sizes_of
+from zeromon.memory.plan import Row, Setup, of_run, row, sizes_of
 from zeromon.memory.seconds import StepTime, forward_flops
 from zeromon.memory.spec import ZeroStage
 from zeromon.memory.terms import ACTIVATION
+from zeromon.snapshot import RunSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,20 @@ def difference(base: Point, other: Point) -> tuple[float, float, float] | None:
     ends = other.time.least - base.time.least, other.time.most - base.time.most
     likely = other.time.seconds - base.time.seconds
     return likely, min(likely, *ends), max(likely, *ends)
+
+
+def shorter_by(run: RunSnapshot, **change: Any) -> float | None:
+    """Returns by how many seconds a step of *run* is shorter when *change* is made to its plan.
+
+    None where the engine does not know the step, or the change does not exist.
+    """
+    try:
+        setup = of_run(run)
+        other = replace(setup, plan=replace(setup.plan, **change))
+        more = difference(point({}, setup, Work()), point({}, other, Work()))
+    except PlanError:
+        return None
+    return None if more is None else -more[0]
 
 
 def front(points: Sequence[Point]) -> list[Point]:

@@ -42,7 +42,7 @@ class RemedyText:
     @property
     def outlook(self) -> str:
         """The line below the diff: the expected effects, and the cost."""
-        lead = "" if self.expected[:1] and self.expected[0].startswith("tried: ") else "expected: "
+        lead = "" if self.expected[:1] and self.expected[0].startswith("tried: ") else "predicted: "
         return f"{lead}{', '.join(self.expected)}; cost: {self.price}"
 
 

@@ -78,4 +78,4 @@ def result_text(trial: Trial) -> str:
             gain_low_seconds=trial.gain_low_seconds, gain_high_seconds=trial.gain_high_seconds,
         )
     )  # fmt: skip
-    return text + (f" (predicted: {predicted} less)" if predicted else "")
+    return text + (f" ({predicted} less were predicted)" if predicted else "")

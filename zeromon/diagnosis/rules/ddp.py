@@ -13,6 +13,7 @@ from zeromon.diagnosis.rules.common import (
     Gain,
     bucket_cap_mb,
     exposed,
+    gain,
     rows,
     share_of_step,
     unsharded_bytes,
@@ -64,6 +65,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
         return
     held = human_bytes(unsharded_bytes(rank))
     form, diff = _NO_SYNC[strategy.framework]
+    low, high = gain(run, _SAVED_REDUCES, saved, reduces_each=False)
     yield Match(
         f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed(reduces))} a "
         f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
@@ -72,8 +74,8 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             cause="gradients are only needed when the optimizer steps",
             dialect=form,
             diff=diff,
-            gain_low_seconds=_SAVED_REDUCES.low * saved,
-            gain_high_seconds=_SAVED_REDUCES.high * saved,
+            gain_low_seconds=low,
+            gain_high_seconds=high,
             price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -106,6 +108,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
         return  # it is set already: the parameters are too large for more buckets
     hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
+    low, high = gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "
         f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} a step "
@@ -116,8 +119,8 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.DDP,
             diff=f"- DistributedDataParallel(model)\n"
             f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
-            gain_low_seconds=_HIDDEN_REDUCES.low * hideable,
-            gain_high_seconds=_HIDDEN_REDUCES.high * hideable,
+            gain_low_seconds=low,
+            gain_high_seconds=high,
             price=f"{wanted} all-reduces where there were {len(buckets)}",
         ),
         waits=Waits(share, AVOIDABLE),

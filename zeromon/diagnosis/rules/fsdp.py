@@ -10,6 +10,7 @@ from zeromon.diagnosis.rules.common import (
     Gain,
     device_type,
     exposed,
+    gain,
     room_bytes,
     rows,
     share_of_step,
@@ -19,6 +20,7 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
 from zeromon.diagnosis.rules.sharding import is_sharding_fsdp
 from zeromon.levels import AVOIDABLE
+from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
@@ -54,6 +56,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     if share < LEAST_SHARE or hideable <= 0:
         return
     largest = max((row.nbytes for row in rows(rank, "all_gather")), default=0)
+    low, high = gain(run, _PREFETCHED, hideable, prefetch_units=1)
     yield Match(
         f"units gather their parameters when they need them: {human_seconds(late)} a step "
         f"({human_ratio(share)}) of exposed all-gathers",
@@ -62,8 +65,8 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
             cause="no unit's all-gather is under way while another unit computes",
             dialect=form,
             diff=diff,
-            gain_low_seconds=_PREFETCHED.low * hideable,
-            gain_high_seconds=_PREFETCHED.high * hideable,
+            gain_low_seconds=low,
+            gain_high_seconds=high,
             price=f"one more unit is gathered at once ({human_bytes(largest)})",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -112,6 +115,8 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     if share < LEAST_SHARE or not held or room_bytes(run, rank) < _ROOM * held:
         return
     form, diff = _keep_gathered(strategy)
+    kept = {"stage": ZeroStage.GRADIENTS, "reshards": False}
+    low, high = gain(run, _NOT_GATHERED, exposed(again), **kept)
     yield Match(
         f"gathering parameters again in backward waits {human_seconds(exposed(again))} a step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
@@ -120,8 +125,8 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
             cause=f"{_FREES[form]} frees parameters that backward needs soon after",
             dialect=form,
             diff=diff,
-            gain_low_seconds=_NOT_GATHERED.low * exposed(again),
-            gain_high_seconds=_NOT_GATHERED.high * exposed(again),
+            gain_low_seconds=low,
+            gain_high_seconds=high,
             price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
         ),
         waits=Waits(share, AVOIDABLE),
