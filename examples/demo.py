@@ -58,8 +58,7 @@ def wait_for_ranks(run: str, training: subprocess.Popen) -> bool:
     """Whether a rank reported before the training ended."""
     while training.poll() is None:
         try:
-            source = find(run)
-            if not isinstance(source, list) and source.latest().ranks:
+            if find(run)[0].open().latest().ranks:
                 return True
         except ZeromonError:
             pass  # not yet
