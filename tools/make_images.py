@@ -1,7 +1,7 @@
 """Makes the images of README and docs anew, from a real run: ``python tools/make_images.py``.
 
 A small GPT trains with FSDP2 on two processes. ``first-minute.svg`` is the terminal view of its first
-minute, drawn by Textual and played twice as fast; the images of the dashboard are taken from the same run.
+minute, drawn by Textual and played twice as fast; the images of the dashboard are of the same run.
 ``--recorded RUN`` replays the record of a run in place of training. Needs Chromium, playwright and the
 extra ``dashboard``. ``perfetto.png`` is made by hand.
 """
