@@ -26,6 +26,7 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
         enable_mcp=False,
         assets_folder=str(Path(__file__).parent / "assets"),
     )
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     feeds = Feeds(hub)
     app.layout = frame
     add_callbacks(app, feeds)

@@ -48,6 +48,10 @@ COLOURS = {
     Severity.WARNING: "orange",
     Severity.CRITICAL: "red",
 }
+_BADGES = {
+    None: "#0b6e4f", Severity.INFO: "gray.7", Severity.WARNING: "#8f4700", Severity.CRITICAL: "#b71c1c",
+}  # fmt: skip
+"""The same colours behind white text, with a contrast of 4.5 to 1."""
 _LOUD = (Severity.WARNING, Severity.CRITICAL)
 
 
@@ -69,7 +73,7 @@ def _head(known: Known) -> Parts:
     judged = verdict(run)
     tone = COLOURS[judged.severity]
     return {
-        "health": {"children": str(judged.health), "color": tone},
+        "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
         "state": {"children": state, "color": colour},
@@ -88,7 +92,7 @@ def _facts(run: RunSnapshot, first: RankSnapshot) -> str:
 
 def _title(where: Route, parts: Parts) -> Any:
     first = [
-        dmc.Title(where.run, order=3),
+        dmc.Title(where.run, order=1, size="h3"),
         dmc.Badge(id="health", variant="filled", **parts["health"]),
         dmc.Text(id="verdict", fw=600, **parts["verdict"]),
         dmc.Badge(id="state", variant="dot", **parts["state"]),
@@ -118,6 +122,7 @@ def _controls(where: Route, ranks: Sequence[int]) -> Any:
             ),
             dmc.MultiSelect(
                 id="ranks",
+                **{"aria-label": "ranks to show"},
                 size="xs",
                 placeholder="all ranks",
                 searchable=True,
@@ -157,6 +162,7 @@ def _player_controls(where: Route, span: tuple[float, float]) -> Any:
             dmc.Button("play", id="play", size="xs", variant="light"),
             dmc.Select(
                 id="speed",
+                **{"aria-label": "speed of the playback"},
                 size="xs",
                 w=90,
                 value="10",
@@ -171,14 +177,14 @@ def _player_controls(where: Route, span: tuple[float, float]) -> Any:
                     value=where.at or span[1],
                     step=0.1,
                     label=None,
+                    thumbLabel="moment that the page shows",
                     updatemode="mouseup",
                     size="sm",
                 ),
-                style={"flex": 1, "minWidth": 200},
+                style={"flex": "1 1 160px"},
             ),
             dmc.Text(clock(where.at) if where.at is not None else "now", id="when-text", size="sm"),
             dmc.Button("now", id="now", size="xs", variant="light"),
         ],
         gap="sm",
-        wrap="nowrap",
     )

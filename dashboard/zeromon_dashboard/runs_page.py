@@ -48,7 +48,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
         [
             dmc.Group(
                 [
-                    dmc.Title("Runs", order=3),
+                    dmc.Title("Runs", order=1, size="h3"),
                     dmc.Button("Compare selected", id="compare", size="xs", variant="light"),
                     dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
                 ]

@@ -280,12 +280,14 @@ def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
         what, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
     wide = min(widest, max(8, len(cells)))  # two ranks are no banner
     rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
+    most = max((value for value, _ in cells if value is not None), default=0)
     for row in rows:
         row.extend([(None, ["", "", ""])] * (wide - len(row)))
     return {
         "data": [
             {
-                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2, "zmin": 0,
+                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+                "zmin": 0, "zmax": most or 1,  # from 0: small differences have one colour
                 "z": [[value for value, _ in row] for row in rows],
                 "customdata": [[hover for _, hover in row] for row in rows],
                 "colorbar": _colourbar(unit.symbol),

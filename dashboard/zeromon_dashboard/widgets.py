@@ -117,7 +117,7 @@ def two_columns(*parts: Any) -> Any:
 
 def heading(text: str) -> Any:
     """The title of a part of a page."""
-    return dmc.Title(text, order=5)
+    return dmc.Title(text, order=2, size="h5")
 
 
 def grid(

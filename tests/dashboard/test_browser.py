@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 import pytest
 from builders import rank, run
 from support import LAUNCH, ROOT, clean_environment, wait_for
@@ -39,6 +40,11 @@ sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 """Trains as a device would: what is left of a step leaves the CPUs to the browser."""
+
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+DESK, PHONE = {"width": 1400, "height": 950}, {"width": 360, "height": 780}
+WIDTH = "document.documentElement.scrollWidth"
 
 
 @dataclass
@@ -143,13 +149,22 @@ class Tab:
         script = "id => document.querySelector(`#${id} .js-plotly-plot`)?.data?.[0]?.x?.length ?? 0"
         return int(self.page.evaluate(script, graph))
 
+    def barriers(self) -> list[str]:
+        """What axe-core finds serious or critical, by the rules of WCAG."""
+        self.page.evaluate(AXE)
+        found = self.page.evaluate("axe.run().then(r => r.violations)")
+        return [
+            f"{one['id']}: {node['html']}"
+            for one in found if one["impact"] in ("serious", "critical") for node in one["nodes"]
+        ]  # fmt: skip
+
     def text(self, name: str) -> str:
         return str(self.page.inner_text(f"#{name}"))
 
 
 @pytest.fixture
 def tab(site: Site, browser: Any) -> Iterator[Tab]:
-    context = browser.new_context(viewport={"width": 1400, "height": 950}, color_scheme="light")
+    context = browser.new_context(viewport=DESK, color_scheme="light")
     made = Tab(context.new_page())
     page, wrong = made.page, made.wrong
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
@@ -170,7 +185,12 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
         tab.go(f"{site.base}/run/{site.run}/{name}")
         assert tab.text("state").lower() == "live"
         tab.page.wait_for_selector(".js-plotly-plot .main-svg, .finding, #earlier", timeout=30_000)
+        assert tab.barriers() == []
+        tab.page.set_viewport_size(PHONE)
+        wait_for(lambda: tab.page.evaluate(WIDTH) <= PHONE["width"])
+        tab.page.set_viewport_size(DESK)
     tab.go(site.base)
+    assert tab.barriers() == []
     wait_for(
         lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts())
     )
@@ -260,6 +280,7 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     assert tab.page.evaluate("document.body.dataset.agThemeMode") == "dark"
     tab.go(f"{site.base}/run/{site.run}/memory")
     wait_for(lambda: tab.page.evaluate(background) == dark)
+    assert tab.barriers() == []
     tab.page.keyboard.press("0")
     wait_for(lambda: tab.page.locator("#run-table .ag-row").count())
     assert [text for text in tab.wrong if "404" not in text] == []  # a page that was left meanwhile

@@ -83,6 +83,8 @@
       query.delete("node");
       const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
       const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
+      const link = document.getElementById(`nav-${page}`); // of a narrow screen: a strip that scrolls
+      if (link) link.scrollIntoView({ block: "nearest", inline: "nearest" });
       return [...hrefs, ...["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
     },
 

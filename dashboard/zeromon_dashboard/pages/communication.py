@@ -81,7 +81,7 @@ def traffic_title(rank: RankSnapshot | None) -> str:
 def skeleton(parts: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
-        dmc.Title(id="traffic-title", order=5, **parts["traffic-title"]),
+        dmc.Title(id="traffic-title", order=2, size="h5", **parts["traffic-title"]),
         grid("traffic", _TRAFFIC, parts["traffic"], 360),
         dmc.Stack(id="pipeline", gap=4, **parts["pipeline"]),
         two_columns(
