@@ -286,6 +286,30 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     assert [text for text in tab.wrong if "404" not in text] == []  # a page that was left meanwhile
 
 
+def test_a_run_and_a_rank_open_without_a_mouse(site: Site, tab: Tab) -> None:
+    """Tab reaches the table, arrows a row, Enter opens it."""
+    tab.go(site.base)
+    enter = "document.activeElement.closest('.ag-cell')?.innerText"
+    for _ in range(30):
+        tab.page.keyboard.press("Tab")
+        if tab.page.evaluate("document.activeElement.closest('.ag-header-cell') !== null"):
+            break
+    for _ in range(4):  # through the header and the filters to the rows
+        tab.page.keyboard.press("ArrowDown")
+    for _ in range(9):
+        if (at := tab.page.evaluate(enter)) == "live-run":
+            break
+        tab.page.keyboard.press("ArrowUp" if at else "ArrowDown")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector("#verdict", timeout=30_000)
+    assert f"/run/{site.run}" in tab.page.url
+    tab.page.keyboard.press("4")
+    tab.page.wait_for_selector("#rank-table .ag-row", timeout=30_000)
+    tab.page.locator("#rank-table .ag-row[row-index='1'] .ag-cell").first.focus()
+    tab.page.keyboard.press("Enter")
+    wait_for(lambda: tab.page.evaluate("location.search") == "?ranks=1")
+
+
 def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
     tab.go(f"{site.base}/run/{site.run}/ranks")
     tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)

@@ -177,6 +177,8 @@
   const keys = { 0: "nav-runs", 1: "nav-overview", 2: "nav-memory", 3: "nav-communication", 4: "nav-ranks",
                  5: "nav-advice", d: "dark", " ": "play" };
   document.addEventListener("keydown", (event) => {
+    const cell = event.key === "Enter" && event.target.closest("#run-table .ag-cell, #rank-table .ag-cell");
+    if (cell) return cell.click(); // as the mouse does
     const typing = event.target.closest("input:not([type=checkbox]), textarea, select, button, [contenteditable]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
     const found = document.getElementById(keys[event.key]);
