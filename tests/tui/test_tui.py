@@ -34,10 +34,11 @@ from zeromon.storage.recorder import KnownFinding, Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.display_options import WHOLE
+from zeromon.tui.display_options import WHOLE, DisplayOptions
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes
 from zeromon.tui.screens.view import TABS, View
+from zeromon.tui.status_text import figures_line
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.table import Table
 
@@ -243,6 +244,27 @@ async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) ->
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen.query("#bars")
+
+
+async def test_the_help_begins_with_the_keys_of_the_screen_and_j_scrolls_it(make: Make) -> None:
+    app = make(snapshot(2))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("5", "question_mark")
+        await pilot.pause()
+        assert screen_text(app).index("ranks") < screen_text(app).index("everywhere")
+        assert "busbw" not in screen_text(app)
+        await pilot.press(*["j"] * 99)
+        await pilot.pause()
+        assert "busbw" in screen_text(app)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_is_cut_and_the_unknown_ones_come_last(width: int) -> None:
+    line = "".join(text for text, _ in figures_line(snapshot(2), DisplayOptions(), width))
+    whole = "".join(text for text, _ in figures_line(snapshot(2), DisplayOptions(), 999))
+    assert whole.startswith(line) and len(line.rstrip()) <= width
+    known, _, unknown = whole.partition("n/a")
+    assert known.lstrip().startswith("step ") and unknown.replace("n/a", "").split() == ["MFU"]
 
 
 async def test_the_palette_knows_the_keys(make: Make) -> None:

@@ -48,6 +48,7 @@ from zeromon.tui.status_text import clock
 from zeromon.tui.styles import THEMES
 from zeromon.tui.terminal import KEEP_TITLE, RESTORE_TITLE, announcement
 from zeromon.tui.view_model import ViewModel
+from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.table import Table
 
 _TRACED_STEPS = 2
@@ -460,10 +461,12 @@ class ZeromonApp(App[int]):
         """Opens the list of all keys."""
         groups: list[tuple[str, Iterable[BindingType]]] = [
             ("everywhere", [*self.BINDINGS, View.BINDINGS[0], *_PALETTE_KEY]),
-            ("in a table", Table.BINDINGS), ("timeline", Lanes.BINDINGS),
-            ("communication", Communication.BINDINGS), ("ranks", Ranks.BINDINGS),
-            ("findings", Findings.BINDINGS),
+            ("in a table", Table.BINDINGS), ("in a text", Page.BINDINGS),
+            ("timeline", Lanes.BINDINGS), ("communication", Communication.BINDINGS),
+            ("ranks", Ranks.BINDINGS), ("findings", Findings.BINDINGS),
         ]  # fmt: skip
+        here = self.current_mode
+        groups.sort(key=lambda group: group[0] != here)  # those of this screen are first
         self.push_screen(TextScreen("keys", lambda _scene: keys(groups)))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:

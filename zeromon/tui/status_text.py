@@ -136,11 +136,14 @@ def _off(ranks: Sequence[RankSnapshot]) -> str:
     return "" if off is None else f" (± {off * 100:.0f} % of it)"
 
 
-def figures_line(run: RunSnapshot, look: DisplayOptions) -> Line:
-    """The run in numbers, as one line."""
+def figures_line(run: RunSnapshot, look: DisplayOptions, width: int) -> Line:
+    """The run in numbers, as one line of *width*: what is unknown comes last, and is left out first."""
     line: Line = []
-    for name, value, tone in figures(run, look):
-        line += [(f" {name} ", "dim"), (f"{value} ", tone)]
+    for name, value, tone in sorted(figures(run, look), key=lambda figure: figure[1] == "n/a"):
+        spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
+        if sum(len(text) for text, _ in (*line, *spans)) > width + 1:  # the last blank is none
+            break
+        line += spans
     return line
 
 

@@ -117,6 +117,6 @@ def finding_page(finding: Finding, look: DisplayOptions, width: int) -> list[Lin
     lines.append([])
     for effect in words.expected:
         tone = "" if effect == remedy.effect else "good"
-        lines += wrapped(effect, width, tone, "expected   ")
-    lines += wrapped(words.price, width, "", "price      ")
+        lines += wrapped(effect, width, tone, "effect     ")
+    lines += wrapped(words.price, width, "", "cost       ")
     return [*lines, [], [("Enter explains the rule", "dim")]]

@@ -19,6 +19,17 @@ A filter of ranks is one or more conditions, which must all hold. Ranks: 3, or 0
 exposed>10 (%), late>0.01 and step>0.5 (seconds), memory>=60 (GiB), risk>50 (%). Any other word must be
 part of the rank's node, unit, state or device.
 
+columns and figures
+  exposed          communication that no compute hides, of the step
+  overlap          the share of communication that compute hides
+  waits            how long a rank is blocked in collectives, a step
+  late             by how much a rank arrives after the first one
+  transfer         a collective without the wait for late ranks
+  busbw            bytes a second of the slowest link, as NCCL's tests count
+  OOM risk         the next peak against the limit of the scarcest memory
+  other            what no known phase took
+  n/a              unknown; a note, a rule or `zeromon doctor` has the reason
+
 A mark is stored in the run's folder on this machine; that of a run elsewhere is lost with the view.
 Files are written to the working folder.
 """

@@ -51,7 +51,7 @@ class Overview(View):
         """Draws all parts."""
         look, height = model.look, self.size.height
         figures = self.query_one("#figures", Panel)
-        figures.show(lambda width, _h: [cut(status_text.figures_line(model.run, look), width)])
+        figures.show(lambda width, _h: [status_text.figures_line(model.run, look, width)])
         self._draw_bars(model)
         columns = max(1, self.query_one("#charts Panel", Panel).size.width - _AXIS)
         for spec in charts.charts_of(model.ranks):

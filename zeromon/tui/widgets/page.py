@@ -1,7 +1,9 @@
 """A text that scrolls; only the lines on the screen are turned into strips."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -17,6 +19,10 @@ class Page(ScrollView, can_focus=True):
     """A text that is laid out for its width; the arrows, page keys and the wheel scroll it."""
 
     ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", "Scroll down", show=False),
+        Binding("k", "scroll_up", "Scroll up", show=False),
+    ]
 
     def __init__(self, title: str = "", *, id: str | None = None) -> None:
         super().__init__(id=id, classes="box")
