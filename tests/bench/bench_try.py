@@ -28,7 +28,7 @@ PAIRS, STATES = 6, ("before", "after")
 def trial_of(name: str) -> Trial:
     """One run in which the finding's change is tried."""
     case = CASES[name]
-    steps = LEAD_STEPS + (500 if case.single else 420)
+    steps = LEAD_STEPS + (500 if case.single else 300)
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
     asked: list[int] = []
 
@@ -40,7 +40,7 @@ def trial_of(name: str) -> Trial:
         fired = any(finding.rule == case.rule for finding in run.findings)
         if fired and min(rank.steps for rank in run.ranks) >= SETTLED:
             asked.append(
-                node.collector.try_change(run.run, case.rule, 6 if case.single else 16).number
+                node.collector.try_change(run.run, case.rule, 6 if case.single else 12).number
             )
 
     try:

@@ -65,7 +65,6 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
         return
     held = human_bytes(unsharded_bytes(rank))
     form, diff = _NO_SYNC[strategy.framework]
-    low, high = gain(run, _SAVED_REDUCES, saved, reduces_each=False)
     yield Match(
         f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed(reduces))} a "
         f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
@@ -74,8 +73,8 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             cause="gradients are only needed when the optimizer steps",
             dialect=form,
             diff=diff,
-            gain_low_seconds=low,
-            gain_high_seconds=high,
+            gain_low_seconds=_SAVED_REDUCES.low * saved,
+            gain_high_seconds=_SAVED_REDUCES.high * saved,
             price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
         ),
         waits=Waits(share, AVOIDABLE),

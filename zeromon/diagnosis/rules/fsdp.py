@@ -56,7 +56,6 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     if share < LEAST_SHARE or hideable <= 0:
         return
     largest = max((row.nbytes for row in rows(rank, "all_gather")), default=0)
-    low, high = gain(run, _PREFETCHED, hideable, prefetch_units=1)
     yield Match(
         f"units gather their parameters when they need them: {human_seconds(late)} a step "
         f"({human_ratio(share)}) of exposed all-gathers",
@@ -65,8 +64,8 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
             cause="no unit's all-gather is under way while another unit computes",
             dialect=form,
             diff=diff,
-            gain_low_seconds=low,
-            gain_high_seconds=high,
+            gain_low_seconds=_PREFETCHED.low * hideable,
+            gain_high_seconds=_PREFETCHED.high * hideable,
             price=f"one more unit is gathered at once ({human_bytes(largest)})",
         ),
         waits=Waits(share, AVOIDABLE),
