@@ -25,20 +25,24 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VERSIONS ?= 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
 
+# Cases of broken input, of all kinds together: 15 minutes.
+FUZZ ?= 1000000
+
 # What the programs of others need besides, over what is installed here.
 PROGRAMS ?= $(CURDIR)/.programs
 ONLY     ?=
 
-.PHONY: help demo test static check test-long test-quiet test-nvme test-torch test-programs recordings bench clean
+.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs recordings bench clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
 	@echo "make test      everything CI checks: format, lint, types, imports, tests"
 	@echo "make check     the same without the tests that train"
-	@echo "make test-long more variants of the same: 4 ranks, other launchers, 50 kills"
+	@echo "make test-long more variants of the same: 4 ranks, other launchers, 50 kills; a million broken inputs"
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
+	@echo "make test-matrix the core on each Python here, with its oldest and newest dependencies: 10 minutes"
 	@echo "make test-programs Trainer, accelerate, trl, Lightning, torchtune with and without zeromon: ONLY=\"hf trl\""
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
@@ -82,6 +86,10 @@ test: $(READY)
 
 test-long: $(COMPILED_OP)
 	$(PYTEST) -m long
+	ZEROMON_FUZZ_CASES=$(FUZZ) $(PYTEST) tests/fuzz
+
+test-matrix: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(UV_ENV) $(BIN)/python tests/matrix.py
 
 test-quiet: $(READY)
 	$(PYTEST) -m quiet

@@ -35,6 +35,11 @@ class ZeromonError(Exception):
         if hint is not None:
             self.hint = hint
 
+    @property
+    def told(self) -> str:
+        """The text with the hint behind it."""
+        return f"{self}. {self.hint}" if self.hint else str(self)
+
 
 class RingError(ZeromonError):
     """A ring file cannot be created or read."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 JOULES_A_KWH = 3.6e6
 
 
@@ -14,6 +17,20 @@ def human_bytes(nbytes: float | None) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+_DIGITS = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
+_LONG_NUMBER = re.compile(rb"(?:^|[\s:\[,])-?\d{25}")
+
+
+def with_usual_numbers(content: bytes) -> bytes:
+    """Returns *content*, JSON; raises :class:`ValueError` for a number that is longer than any figure.
+
+    JSON has integers of any length, and arithmetic with floats overflows on them.
+    """
+    if b"0" * 25 in content.translate(_DIGITS) and _LONG_NUMBER.search(content):
+        raise ValueError("a number has more than 24 digits")
+    return content
 
 
 def human_seconds(seconds: float | None) -> str:
@@ -56,7 +73,21 @@ def human_rate(bytes_per_second: float | None) -> str:
 
 def printable(text: str) -> str:
     """*text* from a run for a terminal: control characters become ``?``."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """*text* of several lines for a terminal: all control characters but line feeds become ``?``."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_values(value: Any) -> Any:
+    """*value*, decoded JSON from a run, with every text in it :func:`printable`."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(key)): printable_values(each) for key, each in value.items()}
+    return [printable_values(each) for each in value] if isinstance(value, list) else value
 
 
 def human_count(count: float) -> str:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from attaching import code_of
 from support import wait_for
 
 from zeromon.attach import loader
-from zeromon.attach.inject import inject, look, parked
+from zeromon.attach.inject import inject, look, parked, prove_gdb
 from zeromon.attach.inject.elf import gnu_hash
 from zeromon.attach.inject.target import waits_for_interpreter
 from zeromon.attach.loader import attach, detach
@@ -211,33 +210,38 @@ def test_the_target_goes_on_when_we_are_killed(code: str) -> None:
         assert "TracerPid:\t0\n" in sign
 
 
-@cache
-def gdb_lacks() -> str:
-    """What keeps gdb from calling a function in another process here; "" where nothing does.
+KILLS = """#!/bin/sh
+while [ "$1" != -p ]; do shift; done
+echo "$2" >> {folder}/tried
+kill -9 "$2"
+echo zeromon: 0
+"""
 
-    It writes all registers back after a call. gdb 13.1 cannot on a processor with AMX, whose state is
-    larger than what it knows: "Couldn't write extended state status: Bad address."
-    """
-    if shutil.which("gdb") is None:
-        return "gdb is not installed"
-    with subprocess.Popen(["sleep", "60"]) as scratch:
-        write = ["-ex", "set $xmm0.v4_int32[0] = 7", "-ex", 'printf "%d\\n", $xmm0.v4_int32[0]']
-        quiet = ["-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off"]
-        done = subprocess.run(
-            ["gdb", "-nx", "-batch", *quiet, "-p", str(scratch.pid), *write],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        scratch.kill()
-    if "7" in done.stdout.splitlines():
-        return ""
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return f"gdb cannot write registers here: {said}"
+
+def test_a_gdb_that_kills_is_found_on_a_process_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's process is never the first try."""
+    (tmp_path / "gdb").write_text(KILLS.format(folder=tmp_path))
+    (tmp_path / "gdb").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    prove_gdb.cache_clear()
+    with running(SLEEPS) as target:
+        for _ in range(2):
+            with pytest.raises(AttachRefused, match="gdb does not work on this machine") as refused:
+                inject(target.pid, "pass", lambda: True, method="gdb")
+        assert "zeromon run" in refused.value.hint
+        assert str(target.pid) not in (tmp_path / "tried").read_text().split()
+        assert target.poll() is None
+    prove_gdb.cache_clear()
 
 
 @pytest.mark.parametrize("code", [BUSY, WAITS], ids=["busy", "waits"])
 def test_gdb_does_it_where_our_code_cannot(tmp_path: Path, code: str) -> None:
-    if gdb_lacks():
-        pytest.skip(gdb_lacks())
+    try:
+        prove_gdb()
+    except AttachRefused as why:  # not installed, or as gdb 13.1 on a processor with AMX
+        pytest.skip(str(why))
     sign = tmp_path / "sign"
     with running(code) as target:
         assert inject(target.pid, writes(sign), sign.exists, method="gdb").how == "gdb"

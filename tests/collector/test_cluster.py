@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +19,13 @@ import msgspec
 import pytest
 from builders import MS, arrival, rank, run
 from hypothesis import given, strategies as st
+from support import wait_for
 
 from zeromon.collector.cluster import (
     Clock,
     KnownNode,
     Leader,
+    LeaderReply,
     NodeInfo,
     NodeReport,
     clock_offset,
@@ -27,7 +34,15 @@ from zeromon.collector.cluster import (
     peer_updates,
     unpacked,
 )
-from zeromon.collector.cluster_client import ClusterSync, answer, read_node_infos
+from zeromon.collector.cluster_client import (
+    NONCE,
+    SIGNATURE,
+    ClusterSync,
+    answer,
+    read_node_infos,
+    reply_signature,
+    report_headers,
+)
 from zeromon.collector.daemon import Collector, TargetFile
 from zeromon.collector.http import start_server, targets
 from zeromon.collector.run_cluster import RunCluster, as_peer_rank
@@ -322,7 +337,10 @@ def test_what_is_no_report_is_refused(body: bytes) -> None:
         answer(Leader(), body, 0)
 
 
-def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing() -> None:
+def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
     exchange = ClusterSync("r", card(2), [NodeInfo("n0", "127.0.0.1:9", 0, 2, "r"), card(2)], None)
     exchange._replied -= 60
     waits = threading.Event()
@@ -398,6 +416,29 @@ def replace_run(one: NodeInfo) -> NodeInfo:
     return msgspec.structs.replace(one, run="train-1")
 
 
+@pytest.fixture
+def server_of() -> Iterator[Callable[[str], str]]:
+    """Address of the exchange of a collector with a token."""
+    made: list[Any] = []
+
+    def serve(token: str) -> str:
+        made.append(start_server(Silent(), "127.0.0.1", 0, token))  # type: ignore[arg-type]
+        return f"http://127.0.0.1:{made[-1].server_port}/api/exchange"
+
+    yield serve
+    for server in made:
+        server.shutdown()
+
+
+def post(url: str, content: bytes, **headers: str) -> tuple[int, Any, bytes]:
+    request = urllib.request.Request(url, data=content, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as got:
+            return int(got.status), got.headers, got.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, b""
+
+
 class Silent:
     """A collector that heads nothing."""
 
@@ -407,26 +448,70 @@ class Silent:
         return answer(Leader(), body, 0)
 
 
-def test_only_who_has_the_token_may_report() -> None:
-    import urllib.error
-    import urllib.request
-
-    server = start_server(Silent(), "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
-    url = f"http://127.0.0.1:{server.server_port}/api/exchange"
+def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> None:
+    """The token itself, as collectors of an earlier version sent it, is no proof."""
+    url = server_of("secret")
     body = msgspec.json.encode(NodeReport("r", card(2), 0))
+    assert post(url, body)[0] == 401
+    assert post(url, body, Authorization="Bearer secret")[0] == 401
+    assert post(url, body, **report_headers("other", body))[0] == 401
+    proof = report_headers("secret", body)
+    assert post(url, body + b" ", **proof)[0] == 401
+    status, headers, content = post(url, body, **proof)
+    assert status == 200
+    assert headers[SIGNATURE] == reply_signature("secret", proof[NONCE], content)
+    assert post(url, body, **proof)[0] == 401, "a replay"
+    assert post(url, b"{}", **report_headers("secret", b"{}"))[0] == 400
 
-    def post(content: bytes, **headers: str) -> int:
-        request = urllib.request.Request(url, data=content, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=5) as got:
-                return int(got.status)
-        except urllib.error.HTTPError as error:
-            return error.code
 
+def test_a_report_of_an_hour_ago_is_refused(
+    server_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, now = msgspec.json.encode(NodeReport("r", card(2), 0)), time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    proof = report_headers("secret", body)
+    monkeypatch.undo()
+    assert post(server_of("secret"), body, **proof)[0] == 401
+
+
+def test_without_a_token_of_its_own_a_collector_takes_no_report(
+    server_of: Callable[[str], str],
+) -> None:
+    assert post(server_of(""), b"{}", **report_headers("", b"{}"))[0] == 401
+
+
+@pytest.mark.parametrize("token", ["", "cluster-secret"])
+def test_who_published_a_false_node_gets_no_token_and_no_belief(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers each report with a reply that names a run and a node of its own."""
+    heard: list[bytes] = []
+    forged = msgspec.json.encode(LeaderReply(1, 1, 0.05, nodes=[KnownNode(card(0, "evil"), 0.0)]))
+
+    class Evil(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers["Content-Length"])
+            heard.append(str(self.headers).encode() + self.rfile.read(size))
+            self.send_response(200)
+            self.send_header(SIGNATURE, report_headers("guess", forged)[SIGNATURE])
+            self.end_headers()
+            self.wfile.write(forged)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("ZEROMON_TOKEN", token)
+    evil = HTTPServer(("127.0.0.1", 0), Evil)
+    threading.Thread(target=evil.serve_forever, daemon=True).start()
+    leader = msgspec.structs.replace(card(0, run="r"), address=f"127.0.0.1:{evil.server_port}")
+    exchange = ClusterSync("r", card(2), [leader, card(2)], None)
+    exchange._replied -= 60
     try:
-        assert post(body) == 401
-        assert post(body, Authorization="Bearer other") == 401
-        assert post(body, Authorization="Bearer secret") == 200
-        assert post(b"{}", Authorization="Bearer secret") == 400
+        wait_for(lambda: exchange.note and (heard or not token))
     finally:
-        server.shutdown()
+        exchange.close()
+        evil.shutdown()
+    assert "the same ZEROMON_TOKEN on all nodes" in exchange.note
+    assert bool(heard) == bool(token)
+    assert not any(b"cluster-secret" in one for one in heard)
+    assert not exchange.is_heard and [view.node for view in exchange.nodes()] == ["n0", "n1"]

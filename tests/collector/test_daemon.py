@@ -105,6 +105,38 @@ def test_a_broken_ring_does_not_hide_the_others(tmp_path: Path) -> None:
     assert "not a ring" in snapshot.note
 
 
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (NameKind.GROUP, {"label": [], "ranks": [[1]], "nodes": {}}),
+        (NameKind.GROUP, {"label": "w", "ranks": 5, "nodes": "x"}),
+        (NameKind.GROUP, {"label": "w", "ranks": [0, "x"], "dims": 7}),
+        (NameKind.META, {"world_size": "x", "local_world_size": [], "device_uuid": {}}),
+        (NameKind.META, {"models": 5, "nodes": "x", "started": "y", "pipeline": [3]}),
+        (NameKind.UNIT, {"fqn": {}, "nbytes": "x"}),
+    ],
+)
+def test_a_hostile_ring_does_not_hide_the_healthy_ranks(
+    tmp_path: Path, kind: NameKind, payload: dict[str, object]
+) -> None:
+    """Whatever it says in its names: it is shown, or left out and named."""
+    root = tmp_path / "rings"
+    good, evil = ring_in(root / "a", 1), ring_in(root / "a", 0)
+    for writer in (good, evil):
+        number = writer.name(kind if writer is evil else NameKind.UNIT, payload)
+        for step in (1, 2):
+            writer.write(step * 1000, head(Kind.ISSUED, 3, 2), number, number, 64, step, 0)
+            writer.write(step * 1000 + 5, head(Kind.DONE, 3, 2), number, number, 64, 1, 2)
+            writer.write(step * 1000 + 9, head(Kind.STEP), 0, 0, 0, step, 0)
+    made = Collector(root, Store(tmp_path / "store"))
+    for _ in range(3):
+        made.tick()
+    (snapshot,) = made.view
+    ranks = [rank.rank for rank in snapshot.ranks]
+    assert 1 in ranks
+    assert 0 in ranks or "is left out" in snapshot.note
+
+
 def test_a_full_disk_keeps_the_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be stored is not deleted."""
     root = tmp_path / "rings"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from builders import rank, run
 from served import Fixed, get
+from support import wait_for
 
+from zeromon.collector import http
 from zeromon.collector.http import start_server
 from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
 from zeromon.snapshot import Capture, RunSnapshot
@@ -144,3 +148,52 @@ def test_a_taken_port_is_stepped_over_or_refused() -> None:
         with pytest.raises(CollectorError) as caught:
             start_server(Fixed(), "127.0.0.1", port, strict_port=True)
         assert "--port" in caught.value.hint
+
+
+# ---- connections ----------------------------------------------------------------------------------
+
+
+def opened(port: int) -> socket.socket:
+    """A connection that begins a request and does not end it."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=5)
+    made.sendall(b"GET /healthz HTTP/1.0\r\nX: ")
+    return made
+
+
+def test_many_slow_connections_leave_room_for_others(server_of_nothing: Any) -> None:
+    port, before = server_of_nothing.server_port, threading.active_count()
+    slow = [opened(port) for _ in range(150)]
+    wait_for(lambda: threading.active_count() - before <= http._MOST_CONNECTIONS + 1)
+    assert get(port, "/healthz")[0] == 200
+    assert threading.active_count() - before <= http._MOST_CONNECTIONS + 1
+    for one in slow:
+        one.close()
+
+
+def test_a_request_that_does_not_end_is_cut(
+    server_of_nothing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header line every few seconds keeps each read within its timeout."""
+    monkeypatch.setattr(http, "_CONNECTION_SECONDS", 0.2)
+    with opened(server_of_nothing.server_port) as slow:
+        slow.settimeout(10)
+        while slow.recv(1000):
+            pass
+
+
+def test_where_all_usual_ports_are_taken_any_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_PORTS_TO_TRY", 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start_server(Fixed(), "127.0.0.1", port)
+        assert server.server_port != port and get(server.server_port, "/healthz")[0] == 200
+        server.shutdown()
+        with pytest.raises(CollectorError, match="in use"):
+            start_server(Fixed(), "127.0.0.1", port, strict_port=True)
+
+
+@pytest.fixture
+def server_of_nothing() -> Iterator[Any]:
+    server = start_server(Fixed(), "127.0.0.1", 0)
+    yield server
+    server.shutdown()

@@ -9,6 +9,7 @@ from builders import rank, run
 
 from zeromon.compare.environment import Difference, environment, of_run
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.engine import Setting
 
 CLEAN, OTHER = "a" * 40, "b" * 40
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")
@@ -45,6 +46,27 @@ def test_only_what_differs_is_named() -> None:
 def test_a_command_differs_by_its_options() -> None:
     found = differences(recorded(CLEAN, "--lr", "0.1", "--fp16"), recorded(CLEAN, "--lr", "0.2"))
     assert found == {"command": ("--lr 0.1 --fp16", "--lr 0.2")}
+
+
+def test_settings_of_deepspeed_differ_by_their_effective_values() -> None:
+    """Only where all runs have settings: else the strategy tells."""
+    first, second = (
+        replace(
+            recorded(),
+            ranks=(
+                rank(
+                    0,
+                    settings=tuple(
+                        Setting(engine=0, name=name, effective=value, written="")
+                        for name, value in values.items()
+                    ),
+                ),
+            ),
+        )
+        for values in ({"zero.stage": "1", "a": "x"}, {"zero.stage": "3", "a": "x", "b": "y"})
+    )
+    assert differences(first, second) == {"zero.stage": ("1", "3"), "b": ("not set", "y")}
+    assert "zero.stage" not in differences(first, recorded())
 
 
 def test_two_working_copies_with_changes_are_not_called_the_same() -> None:

@@ -25,7 +25,6 @@ from trace_format import checked
 from zeromon.errors import ExportError
 from zeromon.export import chrome_trace, tables, trackers
 from zeromon.export.files import Progress, replaced
-from zeromon.export.ring_slices import RingEvents, read
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import (
     Done,
@@ -39,6 +38,7 @@ from zeromon.ring.events import (
     Phase,
     PhaseSpan,
 )
+from zeromon.ring.slices import RingEvents, read
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import NAMES, Writer, frame, merged, pieces, row_of
 

@@ -137,6 +137,7 @@ def test_a_late_rank_is_named_on_every_node(trained: Trained) -> None:
         assert ("on node zm1" in told["text"]) == (number != 1)
 
 
+@pytest.mark.long
 def test_a_node_whose_ranks_are_all_late_is_named(trained: Trained) -> None:
     trained.slow(4, 5)
     for number in range(3):
@@ -149,6 +150,7 @@ def test_a_node_whose_ranks_are_all_late_is_named(trained: Trained) -> None:
     trained.slow()
 
 
+@pytest.mark.long
 def test_a_long_way_to_a_node_is_named(trained: Trained) -> None:
     """20 ms each way: all come to their collectives together, and wait for that node's part."""
     before = trained.snapshot(0)["nodes"][2]["round_trip_seconds"]
@@ -238,6 +240,7 @@ def _answers(url: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Trained) -> None:
     trained.hosts.cable.delay = None
     for number in (0, 1):

@@ -171,7 +171,7 @@ def test_the_order_of_phases_stands_once() -> None:
 
 def test_every_part_of_a_step_has_a_colour_and_a_letter() -> None:
     assert set(PARTS) <= set(styles.LETTERS)
-    assert set(PARTS) == set(snapshot_figures._PHASE_COLOURS)
+    assert set(PARTS) == set(snapshot_figures.PHASE_COLOURS)
     for background in ("dark", "light", "sixteen"):
         assert set(PARTS) <= set(styles._PALETTES[background])
 

@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 from builders import rank, run
+from first_lines import first_lines
 
-from zeromon.export.prometheus.exposition import Writer
 from zeromon.readout.verdict import Health, verdict
-from zeromon.report.render import render
 from zeromon.snapshot import DETACHED, Finding, Hang, Risk, RunSnapshot, Severity, Straggler
-from zeromon.tui import plain as plain_view, status_text
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.line import plain
-from zeromon_dashboard.layout import page_of
-from zeromon_dashboard.page import Known
-from zeromon_dashboard.url_state import Route
 
 
 def _found(code: str, rule: str, severity: Severity, text: str, **more: Any) -> Finding:
@@ -87,16 +80,8 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
 def test_every_view_begins_with_the_same_verdict(name: str) -> None:
     """Terminal, page, plain text, report and Prometheus name the situation first."""
     shown, health, cause = SITUATIONS[name]
-    judged = verdict(shown)
+    judged = first_lines(shown)
     assert judged.health is health and cause in judged.cause
-    assert f" {health} " in plain(status_text.head(shown))
-    assert cause in plain(status_text.risk(shown))
-    assert judged.text in list(plain_view.lines(None, shown, 0, DisplayOptions()))
-    assert render(shown).splitlines()[1] == f"  verdict   {judged.text}"
-    parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
-    assert parts["health"]["children"] == health and parts["cause"]["children"] == judged.cause
-    text = Writer().write((shown,), None, openmetrics=False).decode()
-    assert (f'health="{health}"' in text) == bool(shown.ranks)
 
 
 def test_a_run_in_danger_has_the_colour_of_danger() -> None:

@@ -173,6 +173,18 @@ def test_names_arrive_as_they_are_added(tmp_path: Path) -> None:
     assert reader.names() == []
 
 
+def test_a_closed_ring_gives_its_descriptor_back_and_takes_nothing(tmp_path: Path) -> None:
+    """200 of them: a job may be attached to again and again."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        ring = RingWriter(tmp_path / "ring", rank=0, capacity=16, names_size=1024)
+        ring.write(number, 1, 0, 0, 0, 0, 0)
+        ring.close()
+        ring.write(number, 1, 0, 0, 0, 0, 0)
+        assert ring.name(1, {"a": 1}) == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_full_name_table_says_zero(tmp_path: Path) -> None:
     """And what fitted stays readable."""
     writer = RingWriter(tmp_path / "r.ring", rank=0, capacity=64, names_size=256)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,25 @@ def test_folders_are_private_and_never_somebody_elses(
         paths.make_private(tmp_path / "link")
     with pytest.raises(RingError):
         paths.make_private(Path("/proc/nothing/here"))
+
+
+def test_a_folder_that_another_user_made_first_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody can make /dev/shm/zeromon-UID before the user does; the run goes elsewhere."""
+    monkeypatch.delenv("ZEROMON_DIR", raising=False)
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shm, user = Path("/dev/shm/zeromon-4242"), 4242
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    for squatted in (shm, tmp_path / "zeromon-4242"):
+        squatted.mkdir()  # the tests run as another user than 4242
+    try:
+        assert paths.ring_roots() == [tmp_path / "store" / "live"]
+        with pytest.raises(RingError, match="belongs to someone else"):
+            paths.make_private(shm)
+    finally:
+        shm.rmdir()
 
 
 def test_run_ids_are_names_not_paths() -> None:

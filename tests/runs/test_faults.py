@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from first_lines import first_lines
 from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
 
 from zeromon.collector.run import read_folder
+from zeromon.readout.verdict import Health
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import Kind
@@ -69,6 +71,8 @@ def test_a_rank_that_goes_is_named_with_how_it_went(node: Node, fault: str, ende
     assert rank.ended in (ended, "killed without a final record (SIGKILL or a crash)", "ended")
     if fault != "exit":
         assert rank.failed
+        judged = first_lines(result.snapshot)
+        assert judged.health is Health.DEAD and "rank 1" in judged.cause, judged
 
 
 def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -> None:
@@ -140,6 +144,7 @@ def start_run(node: Node, port: int, **extra: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_taken_port_is_said_and_the_next_one_serves(node: Node) -> None:
     """The run is watched all the same."""
     with socket.socket() as taken:

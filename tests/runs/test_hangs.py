@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from first_lines import first_lines
 from scenarios import CAUSES, STRATEGIES, Outcome, Scenario, drawn, outcomes
 
 from zeromon.cli import main
 from zeromon.readout.text import run_state
-from zeromon.readout.verdict import Health, verdict
+from zeromon.readout.verdict import Health
 from zeromon.snapshot import RunSnapshot
 
 REDUCER = Scenario("ddp", "sleep")
@@ -64,7 +65,8 @@ def test_the_first_line_names_the_cause_and_the_rank(
     outcome, _, (code, text) = seen[scenario]
     assert outcome.right_seconds is not None, (outcome.first_said, outcome.line)
     assert not run_state(seen[scenario].snapshot).startswith("running")
-    assert verdict(seen[scenario].snapshot).health in (Health.STALLED, Health.DYING, Health.DEAD)
+    judged = first_lines(seen[scenario].snapshot)
+    assert judged.health in (Health.STALLED, Health.DYING, Health.DEAD)
     assert code == 1 and "!!" in text
 
 

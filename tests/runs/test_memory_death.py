@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from first_lines import first_lines
 from support import LAUNCH, ROOT, Node, train_command
 
+from zeromon.readout.verdict import Health
 from zeromon.report.render import render
 from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
 
@@ -63,6 +65,12 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
     assert step + risk.steps_left == pytest.approx(end, rel=0.35)
     found = [f for p in snapshots for f in p.findings if f.rule == "oom_risk"]
     assert any("host memory runs out at about step" in f.text for f in found)
+    risky = [p for p in snapshots if p.ranks and any(r.ratio >= 0.5 for r in p.ranks[0].risks)]
+    for near in (risky[0], risky[-1]):  # it leaks; it is at the limit
+        judged = first_lines(near)
+        assert judged.health in (Health.AT_RISK, Health.DYING), judged
+        assert "memory" in judged.cause, judged
+    assert first_lines(result.snapshot).health is Health.DEAD
 
     killed = [rank for rank in result.snapshot.ranks if rank.ended == KILLED_FOR_MEMORY]
     assert killed, [rank.ended for rank in result.snapshot.ranks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from builders import MS, device_memory, rank, run, summary
 from hypothesis import given, strategies as st
+from recordings import RINGS
 
 from zeromon.collector.http import start_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError
@@ -314,6 +316,8 @@ def test_a_stretch_and_some_ranks_can_be_asked_for(tmp_path: Path) -> None:
     filled(tmp_path, 300)
     found = series(tmp_path, since_us=10 * 100_000, until_us=20 * 100_000, ranks=[1])
     assert (found["step"], set(found["rank"])) == (list(range(10, 20)), {1})
+    found = series(tmp_path, ranks=[1], steps=(40, 52))
+    assert found["step"] == list(range(40, 53))
     assert series(tmp_path / "none")["step"] == []
     assert series(tmp_path, since_us=1 << 60)["step"] == []
 
@@ -369,7 +373,13 @@ def test_a_live_source_and_a_recorded_one_tell_the_same_past(store: Store) -> No
         assert live.findings() == recorded.findings() != []
         query = StepQuery(since_us=round(DAY * 1e6) + 3_000_000, ranks=(0,), most=5)
         assert live.series(query) == recorded.series(query)
+        assert live.series(StepQuery(steps=(50, 70)))["step"] == [50, 60, 70]
         assert live.series()["step"] == [10 * n for n in range(1, 21)]
+        for ring in (RINGS / "straggler-data").glob("rank*.ring.gz"):
+            shutil.copy(ring, store.folder("train-1"))
+        assert live.lanes(2) == recorded.lanes(2)
+        assert {step.step for step in live.lanes(2).steps} == {59, 60}
+        assert {span.rank for span in live.lanes(1, [1]).spans} == {1}
         with pytest.raises(RunNotFound):
             LiveSource(live.address, "other").span()
     finally:

@@ -20,12 +20,13 @@ import yaml
 
 from zeromon.check.problem import Config, Path, Refused
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 """Largest file that is read, in bytes."""
 _MOST_YAML = 256 << 10
 """Largest YAML file that is read, in characters: the YAML parser is slow."""
 _MOST_KEYS = 100_000
 _DEEPEST = 60
+_MOST_BRACKETS = 200
 
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".py": "python"}
 """Suffix of a file -> its dialect; other files of a folder are not read."""
@@ -53,7 +54,7 @@ def read_text(file: File) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("this is not a regular file")
         if status.st_size > MOST_BYTES:
-            size = status.st_size >> 20
+            size = -(-status.st_size >> 20)
             raise UnreadableError(f"{size} MiB is too large for a configuration or a script")
         content = file.read_bytes()
     except OSError as error:
@@ -187,9 +188,20 @@ def _json_places(
     return places, tuple(duplicates)
 
 
+def _brackets(text: str) -> int:
+    """How many brackets are open at once, at most: the time of PyYAML grows with their square."""
+    opened = most = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        opened = opened + 1 if bracket in "[{" else max(0, opened - 1)
+        most = max(most, opened)
+    return most
+
+
 def _parse_yaml(text: str) -> _Read:
     if len(text) > _MOST_YAML:
         raise UnreadableError(f"{len(text) >> 10} KiB of YAML is too large for a configuration")
+    if _brackets(text) > _MOST_BRACKETS:
+        raise UnreadableError("the file is nested too deep")
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

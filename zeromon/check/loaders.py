@@ -197,11 +197,11 @@ def _of_range(over: ast.expr) -> ast.expr | None:
 
 def _name_of(script: Script, call: Call) -> str:
     """Returns the variable that a loader is assigned to; "" for anything but one plain name."""
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.Assign) and node.value is call.node and len(node.targets) == 1:
-            target = node.targets[0]
-            return target.id if isinstance(target, ast.Name) else ""
-    return ""
+    node = script.flow.parents.get(call.node)
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return ""
+    target = node.targets[0]
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _iterated(node: ast.AST) -> str:

@@ -90,7 +90,7 @@ def check(
     if launched is not None:
         found = run.launched(launched)
     elif not any(
-        Path(path).is_dir() for path in given
+        _holds(Path(path).is_dir) for path in given
     ):  # files of a folder may not belong together
         run.across()
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
@@ -103,7 +103,7 @@ def check(
 
 def _is_launch_file(path: str) -> bool:
     place = Path(path)
-    return place.suffix in launch_file.SUFFIXES and place.is_file()
+    return place.suffix in launch_file.SUFFIXES and _holds(place.is_file)
 
 
 def _text(path: str) -> str:
@@ -149,7 +149,7 @@ class _Run:
         """Reads the files that *command* names, too; compares all, and returns the figures."""
         named = [command.options.get("config_file"), command.script]
         for name in (*named, *map(command.arguments.get, ("deepspeed", "deepspeed_config"))):
-            if isinstance(name, str) and Path(name).is_file():
+            if isinstance(name, str) and _holds(Path(name).is_file):
                 self.file(Path(name), named=True)
         file, other = self.launches[0] if self.launches else (None, None)
         if file is not None:
@@ -181,7 +181,7 @@ class _Run:
     def path(self, path: str) -> None:
         """Checks a file or a folder from the command line."""
         start = Path(path)
-        if start.is_dir():
+        if _holds(start.is_dir):
             for file in _below(start):
                 self.file(file, named=False)
         elif os.path.lexists(start):
@@ -330,9 +330,18 @@ READERS: dict[str, _Reader] = {
 
 def _beside(file: Path, name: object) -> Path | None:
     """Returns the file that *file* names, relative to it or to the working directory."""
-    if not isinstance(name, str) or "\0" in name:
+    if not isinstance(name, str):
         return None
-    return next((place for place in (file.parent / name, Path(name)) if place.is_file()), None)
+    places = file.parent / name, Path(name)
+    return next((place for place in places if _holds(place.is_file)), None)
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """Whether *question* about a path is true; no name that the system refuses is a file or a folder."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False
 
 
 def _parsed(place: Path) -> Config:

@@ -2,16 +2,19 @@
 
 A thread sends the reports, so that a slow or silent leader never delays the collector. The leader must
 be reachable: its collector listens on an address of its node (``ZEROMON_HOST``), and all nodes have the
-same ``ZEROMON_TOKEN``.
+same ``ZEROMON_TOKEN``, which signs each report and reply and is in none (:mod:`zeromon.ring.signing`).
 """
 
+import hmac
 import http.client
 import os
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -33,7 +36,9 @@ from zeromon.collector.cluster import (
 )
 from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
 from zeromon.levels import NODE_SILENT_SECONDS
+from zeromon.ring.signing import REPLY, REPORT, Nonces, is_signed, signature
 from zeromon.snapshot import Hang, NodeView, RemoteRank
+from zeromon.units import with_usual_numbers
 
 _TIMEOUT_SECONDS = 3.0
 _FIRST_PINGS = 8
@@ -41,8 +46,11 @@ _STALE_SECONDS = 5.0
 _MOST_WAITING = 8192
 _MOST_JOINTS = 2048
 _MOST_CARDS = 1 << 22
+_MOST_REPLY = 1 << 26
+TIME, NONCE, SIGNATURE = "X-Zeromon-Time", "X-Zeromon-Nonce", "X-Zeromon-Signature"
 _REPORT = msgspec.json.Decoder(NodeReport)
 _REPLY = msgspec.json.Decoder(LeaderReply)
+_Message = TypeVar("_Message", NodeReport, LeaderReply)
 _CARDS = msgspec.json.Decoder(list[NodeInfo])
 _ENCODER = msgspec.json.Encoder()
 
@@ -55,21 +63,50 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
     try:
         content = (folder / "nodes.json").read_bytes()[:_MOST_CARDS]
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [printable_node(card) for card in cards] if cards and cards[0].first_rank == 0 else []
 
 
+def report_headers(token: str, body: bytes) -> dict[str, str]:
+    """Returns the headers that prove the report *body*."""
+    when, nonce = repr(time.time()), secrets.token_hex(16)
+    proof = signature(token, REPORT, when.encode(), nonce.encode(), body)
+    return {TIME: when, NONCE: nonce, SIGNATURE: proof}
+
+
+def is_reported(headers: Mapping[str, str], body: bytes, token: str, nonces: Nonces) -> bool:
+    """Whether a holder of *token* has sent the report *body* just now, for the first time."""
+    when, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
+    parts = REPORT, when.encode(), nonce.encode(), body
+    if not is_signed(token, headers.get(SIGNATURE, ""), *parts):
+        return False
+    return nonces.is_new(nonce, float(when))
+
+
+def reply_signature(token: str, nonce: str, body: bytes) -> str:
+    """Returns the signature of the reply *body* to the report with *nonce*."""
+    return signature(token, REPLY, nonce.encode(), body)
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Message], content: bytes) -> _Message:
+    """Returns a message of another node; raises :class:`ValueError` for a malformed one."""
+    try:
+        return decoder.decode(with_usual_numbers(content))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def answer(leader: Leader, body: bytes, received_ns: int) -> bytes:
     """Returns the leader's reply to a report; raises :class:`ValueError` for a malformed one."""
-    reply = leader.answer(_REPORT.decode(body), received_ns)
+    reply = leader.answer(_decoded(_REPORT, body), received_ns)
     reply.replied_ns = time.monotonic_ns()
     return _ENCODER.encode(reply)
 
 
 def node_report(body: bytes) -> str:
     """Returns the run of a report; raises :class:`ValueError` for a malformed one."""
-    return _REPORT.decode(body).run
+    return _decoded(_REPORT, body).run
 
 
 class ClusterSync:
@@ -183,6 +220,9 @@ class ClusterSync:
 
     def _why(self, error: Exception) -> str:
         where = f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
+        if not os.environ.get("ZEROMON_TOKEN"):
+            needs = "ZEROMON_HOST=0.0.0.0 and the same ZEROMON_TOKEN on all nodes"
+            return f"ranks of other nodes are not matched without a token: set {needs}"
         if isinstance(error, PermissionError):
             return f"{where}, refuses: set the same ZEROMON_TOKEN on all nodes"
         hint = ""
@@ -194,6 +234,9 @@ class ClusterSync:
 
     def _exchange(self) -> None:
         """Sends one report and takes the reply. Connects before it reads the clock."""
+        token = os.environ.get("ZEROMON_TOKEN", "")
+        if not token:  # nothing could prove whom the address leads to
+            raise PermissionError("it has no token")
         connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
         try:
             connection.connect()
@@ -201,14 +244,12 @@ class ClusterSync:
             offset = self.clock.best(now)
             report = self._report(now, None if offset is None else round(offset.value_ns))
             body = _ENCODER.encode(report)
-            headers = {"Content-Type": "application/json", "Connection": "close"}
-            token = os.environ.get("ZEROMON_TOKEN")
-            if token:
-                headers["Authorization"] = f"Bearer {token}"
+            proof = report_headers(token, body)
+            headers = {"Content-Type": "application/json", "Connection": "close", **proof}
             sent = time.monotonic_ns()
             connection.request("POST", "/api/exchange", body, headers)
             answered = connection.getresponse()
-            content = answered.read()
+            content = answered.read(_MOST_REPLY + 1)
             heard = time.monotonic_ns()
         finally:
             connection.close()
@@ -216,7 +257,12 @@ class ClusterSync:
             raise PermissionError("wants another token")
         if answered.status != 200:
             raise ValueError(f"answers {answered.status}")
-        reply = _REPLY.decode(content)
+        given = answered.headers.get(SIGNATURE, "")
+        if len(content) > _MOST_REPLY or not hmac.compare_digest(
+            given.encode(), reply_signature(token, proof[NONCE], content).encode()
+        ):
+            raise PermissionError("answers with another token")
+        reply = _decoded(_REPLY, content)
         self.clock.heard(sent, reply.received_ns, reply.replied_ns, heard)
         best = self.clock.best(heard)
         self._take(reply, round(best.value_ns) if best is not None else 0)

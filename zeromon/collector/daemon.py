@@ -142,18 +142,26 @@ class Collector:
     def _follow(self, name: str, run: RunFollower) -> RunSnapshot | None:
         """Returns the new snapshot of *run*; None when the run cannot be followed any more."""
         try:
-            run.poll()
-            self._name(run)
-            run.connect(self._lead)
-            run.keep_steps()
-            snapshot = run.snapshot(self._devices)
-            if run.record is not None:
-                run.record.see(snapshot)
+            try:
+                return self._newest(run)
+            except Exception:  # one broken ring must not hide the other ranks
+                if not run.set_aside(self._devices):
+                    raise
+                return self._newest(run)
         except Exception as error:  # an error of one broken file must not hide the other runs
             del self._runs[name]
             self._stuck.add(name)
             sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
             return None
+
+    def _newest(self, run: RunFollower) -> RunSnapshot:
+        run.poll()
+        self._name(run)
+        run.connect(self._lead)
+        run.keep_steps()
+        snapshot = run.snapshot(self._devices)
+        if run.record is not None:
+            run.record.see(snapshot)
         return snapshot
 
     def _find_runs(self) -> None:

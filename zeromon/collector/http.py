@@ -7,7 +7,8 @@ These requests change state, so they need a token even on loopback: ``ZEROMON_TO
 collector's file, which only its user can read.
 
 ``/sd`` lists the collectors of all nodes of the live runs for Prometheus's HTTP service discovery.
-``POST /api/exchange`` synchronizes these collectors (:mod:`zeromon.collector.cluster`).
+``POST /api/exchange`` synchronizes these collectors (:mod:`zeromon.collector.cluster`); the token signs
+each report and is in none.
 
 The server binds to loopback; any other address needs a token. :mod:`zeromon.sources.access` defines
 which requests the server refuses.
@@ -16,7 +17,9 @@ which requests the server refuses.
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -27,9 +30,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import msgspec
 
 from zeromon.collector.cluster import NodeInfo
+from zeromon.collector.cluster_client import NONCE, SIGNATURE, TIME, is_reported, reply_signature
 from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
+from zeromon.ring.signing import Nonces
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
@@ -42,8 +47,12 @@ Query = dict[str, list[str]]
 """The parameters of a query."""
 
 _PORTS_TO_TRY = 20
+_MOST_CONNECTIONS = 64
+_CONNECTION_SECONDS = 30.0
 _MOST_BODY = 1 << 16
 _MOST_REPORT = 1 << 23
+_VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
+"""Of a report: name of a header -> its name in WSGI."""
 _ACTIONS = ("/api/trace", "/api/try", "/api/exchange")
 
 
@@ -109,6 +118,7 @@ class Application:
     def __init__(
         self, view: View, token: str = "", *, any_host: bool = False, key: str = ""
     ) -> None:
+        self._token, self._nonces = token, Nonces()
         self._metrics = Exposition(view)
         self._view = view
         loopback = not any_host
@@ -120,6 +130,7 @@ class Application:
             actions=_ACTIONS,
             read_methods=("GET", "HEAD"),
             most_body=_MOST_REPORT,
+            signed=("/api/exchange",),
         )
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
@@ -178,6 +189,9 @@ class Application:
             return encode(past.at(float(query.get("wall", ["none given"])[0])))
         if what == "findings":
             return _ENCODER.encode(past.findings())
+        if what == "lanes":
+            ranks = [int(rank) for rank in query.get("rank", ())]
+            return _ENCODER.encode(past.lanes(int(query.get("steps", ["1"])[0]), ranks))
         if what == "series":
             numbers = {name: [int(value) for value in values] for name, values in query.items()}
             return _ENCODER.encode(
@@ -187,6 +201,7 @@ class Application:
                         numbers.get("until", [None])[0],
                         tuple(numbers.get("rank", ())),
                         numbers.get("most", [600])[0],
+                        (numbers["first"][0], numbers["last"][0]) if "first" in numbers else None,
                     )
                 )
             )
@@ -198,7 +213,7 @@ class Application:
         """Answers a request that changes what the ranks do."""
         try:
             made = act(environ["wsgi.input"].read(min(_MOST_BODY, _size_of(environ))))
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, RecursionError) as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         except ZeromonError as error:
             return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
@@ -215,13 +230,21 @@ class Application:
         return self._view.try_change(request.run, request.rule, request.rounds)
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        report = environ["wsgi.input"].read(_size_of(environ))
+        given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
+        if not is_reported(given, report, self._token, self._nonces):
+            reason = (
+                "the report is not signed with this collector's token, or is not of this minute"
+            )
+            return _answer(respond, "401 Unauthorized", {"error": reason})
         try:
-            body = self._view.exchange(environ["wsgi.input"].read(_size_of(environ)))
+            body = self._view.exchange(report)
         except RunNotFound as error:
             return _answer(respond, "404 Not Found", {"error": str(error)})
         except ValueError as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a report: {error}"})
-        respond("200 OK", _headers(body))
+        proof = reply_signature(self._token, given[NONCE], body)
+        respond("200 OK", [*_headers(body), (SIGNATURE, proof)])
         return [body]
 
 
@@ -311,8 +334,44 @@ def _answer(respond: Respond, status: str, content: Any) -> list[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """Has a bounded number of connections, each for a bounded time."""
+
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._opened: dict[Any, float] = {}
+        """Connection -> when it was accepted, the oldest first."""
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of its own; the oldest connection ends when there are too many."""
+        opened = list(self._opened)
+        for oldest in opened[: len(opened) - _MOST_CONNECTIONS + 1]:
+            _cut(oldest)
+            self._opened.pop(oldest, None)
+        self._opened[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection that was answered."""
+        self._opened.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Ends connections that have not sent their request in time."""
+        now = time.monotonic()
+        for request, since in list(self._opened.items()):
+            if now - since > _CONNECTION_SECONDS:
+                _cut(request)
+                self._opened.pop(request, None)
+
+
+def _cut(connection: socket.socket) -> None:
+    """Ends a connection whose thread may be waiting for it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -327,8 +386,8 @@ def start_server(
 ) -> WSGIServer:
     """Serves *view* from a thread of its own. *key*: the token of POST requests without *token*.
 
-    Takes the next free port where *port* is in use, unless *strict_port*. Raises :class:`CollectorError`
-    without a free port, and for a non-loopback address without a token.
+    Takes one of the next ports where *port* is in use, else any, unless *strict_port*. Raises
+    :class:`CollectorError` without a free port, and for a non-loopback address without a token.
     """
     loopback = access.is_loopback(host)
     if not loopback and not token:
@@ -337,7 +396,7 @@ def start_server(
             "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
         )
     application = Application(view, token, any_host=not loopback, key=key)
-    candidates = [port] if strict_port or port == 0 else range(port, port + _PORTS_TO_TRY)
+    candidates = [port] if strict_port or port == 0 else [*range(port, port + _PORTS_TO_TRY), 0]
     for candidate in candidates:
         try:
             server = make_server(host, candidate, application, _Server, _QuietHandler)

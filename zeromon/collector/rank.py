@@ -13,13 +13,15 @@ from zeromon.fold.state import RankState
 from zeromon.fold.summarize import vitals
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
+from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, decode
 from zeromon.ring.model_metadata import BACKGROUND
-from zeromon.snapshot import DETACHED, Disk, Halt, HostMemory, Pressure
+from zeromon.snapshot import DETACHED, Disk, ExtensionLock, Halt, HostMemory, Pressure
 from zeromon.storage.step_history import Row, row_of
+from zeromon.units import printable_values
 
 SETTLING_POLLS = 3
 """Polls after a process's death without an exit status before the status counts as unknown."""
@@ -57,6 +59,7 @@ class RankFollower:
         self._disk: Disk | None = None
         self._pressure_reader = PressureReader(header.pid)
         self._pressure: Pressure | None = None
+        self._lock_reader = ExtensionLockReader()
         self._host: HostMemory | None = None
         self._host_is_final = False
         self._kills: deque[int] = deque([0], maxlen=_KILL_ROUNDS)
@@ -93,18 +96,19 @@ class RankFollower:
     def _learn_names(self) -> None:
         state = self.state
         for name in self.reader.names():
+            payload = printable_values(name.payload)
             if name.kind == NameKind.META:
-                state.meta.update(name.payload)
+                state.meta.update(payload)
             elif name.kind == NameKind.GROUP:
-                state.groups[name.id] = name.payload
+                state.groups[name.id] = payload
             elif name.kind == NameKind.UNIT:
-                state.units[name.id] = fqn = str(name.payload.get("fqn", ""))
+                state.units[name.id] = fqn = str(payload.get("fqn", ""))
                 if fqn == BACKGROUND:
                     state.background_unit = name.id
-                nbytes = name.payload.get("nbytes")
+                nbytes = payload.get("nbytes")
                 state.unit_bytes[name.id] = nbytes if isinstance(nbytes, int) else 0
             elif name.kind == NameKind.TEXT:
-                state.texts[name.id] = str(name.payload.get("text", ""))
+                state.texts[name.id] = str(payload.get("text", ""))
 
     def new_rows(self, *, final: bool) -> list[Row]:
         """Returns the steps since the last call as rows of the history.
@@ -183,6 +187,11 @@ class RankFollower:
         if self.alive:
             self._pressure = self._pressure_reader.read(time.monotonic_ns(), self.state.steps)
         return self._pressure
+
+    def lock(self, now_ns: int) -> ExtensionLock | None:
+        """Returns the lock of torch's extension cache that the rank waits for."""
+        path = self.state.meta.get("lock") if self.alive else ""
+        return self._lock_reader.read(path if isinstance(path, str) else "", now_ns)
 
     def _disk_path(self) -> str:
         for name, facts in self.state.meta.items():

@@ -14,7 +14,7 @@ from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
 from zeromon.collector.nccl import Nccl
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.run_cluster import RunCluster
+from zeromon.collector.run_cluster import NOTE, RunCluster
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.engine import FindingDebouncer, advise
@@ -55,11 +55,13 @@ from zeromon.snapshot import (
 )
 from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
+from zeromon.units import printable_values
 
 TOTALS = "totals.msgpack"
 RUN_NAME = "name.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
+    NOTE,
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading",
 )  # fmt: skip
@@ -186,6 +188,23 @@ class RunFollower:
                 del self.ranks[name]
                 old.reader.close()
                 old.path.unlink(missing_ok=True)
+
+    def set_aside(self, devices: Devices) -> bool:
+        """Leaves out the rings that break a snapshot by themselves; returns whether there was one."""
+        broken: dict[str, str] = {}
+        now = time.monotonic_ns()
+        for name, follower in self.ranks.items():
+            try:
+                follower.poll()
+                self._match_arrivals([follower])
+                vitals = [follower.vitals(self._host)]
+                hangs_of(self._summarize([follower], vitals, devices, now), now)
+            except Exception as error:  # noqa: PERF203
+                broken[name] = f"{name} is left out: {type(error).__name__}: {error}"
+        for name in broken:
+            self.ranks.pop(name).reader.close()
+        self.bad_rings |= broken
+        return bool(broken)
 
     def _is_over(self) -> bool:
         if self.cluster.is_connected and self._failed_lately():
@@ -327,6 +346,7 @@ class RunFollower:
                 device=_shared(devices.read(uuid, now, follower.state.pid), on_device[uuid]),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
+                lock=follower.lock(now),
                 links=self._links.of(rank, uuid, devices),
                 wait_seconds=self._skew.wait_seconds(rank),
                 late_seconds=self._skew.late_seconds(rank),
@@ -445,4 +465,4 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return printable_values(content) if isinstance(content, dict) else {}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from zeromon.diagnosis.stragglers import ArrivalSkew
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
 from zeromon.snapshot import Hang, NodeView, RankSnapshot, RemoteRank
+from zeromon.units import printable
 
+NOTE, _MOST_NOTE = "nodes.note", 400
+"""What the agents' rendezvous says of nodes that are missing."""
 _NAMING_SECONDS = 15.0
 """Timeout of the agents' rendezvous, after which the run is named without the other nodes."""
 
@@ -94,7 +98,11 @@ class RunCluster:
     @property
     def note(self) -> str:
         """Why ranks of other nodes are unknown; "" where they are known."""
-        return self._sync.note if self._sync is not None else ""
+        if self._sync is not None and self._sync.note:
+            return self._sync.note
+        with suppress(OSError):
+            return printable((self._folder / NOTE).read_text(errors="replace")[:_MOST_NOTE])
+        return ""
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes of the run, the leader first; () on a single node."""

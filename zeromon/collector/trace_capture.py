@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,8 @@ POLL_SECONDS = 2.5
 """How long an agent may take to read a request."""
 _START_TIMEOUT_SECONDS = 60.0
 _SAVE_TIMEOUT_SECONDS = 600.0
+_ANALYSIS_SECONDS = 600.0
+_TOO_LONG = "their analysis was ended after 10 min"
 _MOST_REASONS = 4
 REQUEST = "trace.json"
 
@@ -43,6 +46,7 @@ class Captures:
         self._lock = threading.Lock()
         self._requested_ns = 0
         self._analysis: subprocess.Popen[bytes] | None = None
+        self._analysis_until = 0.0
         self.last: Capture | None = None
         self.checks: dict[int, TraceCheck] = {}
         """Rank -> comparison of live figures with those of the last trace."""
@@ -134,12 +138,17 @@ class Captures:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
             )
+            self._analysis_until = time.monotonic() + _ANALYSIS_SECONDS
         finally:
             os.close(result)
 
     def _analysed(self, made: Capture, ranks: Sequence[Vitals]) -> Capture:
         if self._analysis is not None and self._analysis.poll() is None:
-            return made
+            if time.monotonic() < self._analysis_until:
+                return made
+            self._analysis.kill()
+            self._analysis.wait()
+            made = replace(made, note=f"{made.note or 'the traces are there'}, {_TOO_LONG}")
         code = self._analysis.returncode if self._analysis is not None else 1
         self._analysis = None
         if code:

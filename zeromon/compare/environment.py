@@ -43,7 +43,7 @@ def environment(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
         row for row in rows if len({v for v in row.values if v != UNKNOWN}) > 1 or _doubtful(row)
     ]
     return Environment(
-        differences=(*([commands] if commands is not None else []), *differ),
+        differences=(*([commands] if commands is not None else []), *_settings(columns), *differ),
         same=len(rows) - len(differ) if all(known) else 0,
         unknown=tuple(number for number, runs in enumerate(known) if not runs),
     )
@@ -84,6 +84,22 @@ def _commands(columns: Sequence[Sequence[RunSnapshot]]) -> Difference | None:
     common = set.intersection(*map(set, options))
     own = (" ".join(one for one in words if one not in common) for words in options)
     return Difference(name="command", values=tuple(text or "nothing more" for text in own))
+
+
+def _settings(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
+    """Returns the settings of DeepSpeed that differ, where all columns have them."""
+    told = [_first_settings(runs[0]) for runs in columns]
+    names = dict.fromkeys(name for found in told for name in found) if all(told) else {}
+    rows = (
+        Difference(name=name, values=tuple(found.get(name, NOT_SET) for found in told))
+        for name in names
+    )
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def _first_settings(run: RunSnapshot) -> dict[str, str]:
+    rank = next((rank for rank in run.ranks if rank.settings), None)
+    return {one.name: one.effective for one in rank.settings} if rank is not None else {}
 
 
 def _options(words: Sequence[str]) -> list[str]:

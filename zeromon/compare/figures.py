@@ -201,7 +201,7 @@ def _sent(m: RunFigures) -> Figure:
 
 
 def _sent_bytes(op: str, size: int, nbytes: float) -> float:
-    factor = _SENT.get(Op[op.upper()])
+    factor = _SENT.get(Op.__members__.get(op.upper(), Op.NONE))
     return nbytes * factor(size) if factor is not None and size > 1 else 0.0
 
 

@@ -1,11 +1,20 @@
 """Figures, differences and rows of a comparison as text. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
-from zeromon.compare.comparison import Comparison, Row, letter
+from zeromon.compare.comparison import Column, Comparison, Row, letter
+from zeromon.compare.environment import UNKNOWN, Difference
 from zeromon.compare.machine import REPEATS
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
+from zeromon.units import (
+    human_bytes,
+    human_count,
+    human_params,
+    human_ratio,
+    human_seconds,
+    printable,
+)
 
 _TIMES_AS_MUCH = 9.995
 
@@ -70,6 +79,29 @@ def course_title(comparison: Comparison) -> str:
     """Returns the title of the chart of :attr:`~zeromon.compare.comparison.Comparison.memory`."""
     kind = comparison.row(comparison.memory.metric).label.removeprefix("peak ")
     return f"Memory over the steps ({kind}, of the rank that has most)"
+
+
+def configuration(comparison: Comparison) -> list[Difference]:
+    """Returns what is not configured alike in all columns, then what differs in their environments."""
+    rows = (
+        Difference(name=name, values=tuple(text(column) for column in comparison.columns))
+        for name, text in _CONFIGURED
+    )
+    return [*(row for row in rows if len(set(row.values)) > 1), *comparison.environment.differences]
+
+
+_CONFIGURED: tuple[tuple[str, Callable[[Column], str]], ...] = (
+    ("strategy", lambda column: column.strategy),
+    ("parameters", lambda column: _known(column.params, human_params)),
+    ("ranks", lambda column: _known(column.ranks, human_count)),
+    ("micro-batch", lambda column: _known(column.micro_batch, human_count)),
+    ("micro-steps", lambda column: human_count(column.micro_steps)),
+    ("effective batch", lambda column: _known(column.effective_batch, human_count)),
+)
+
+
+def _known(value: float | None, text: Callable[[Any], str]) -> str:
+    return UNKNOWN if value is None else text(value)
 
 
 def environment_lines(comparison: Comparison) -> list[str]:

@@ -52,7 +52,8 @@ def _still(rank: RankSnapshot, now_ns: int) -> float:
 
 
 def _is_long(stall: Stall) -> bool:
-    if not stall.rank.recent:
+    lock = stall.rank.lock
+    if not stall.rank.recent and (lock is None or not lock.is_stale):
         return stall.seconds >= START_SECONDS
     return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
 

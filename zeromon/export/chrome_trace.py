@@ -15,19 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from zeromon.export.ring_slices import RingEvents
+from zeromon.fold.lanes import COMMUNICATION, SPENT, WAITS, spans
 from zeromon.readout.breakdown import PHASES
-from zeromon.ring.events import (
-    BackwardComm,
-    Done,
-    Event,
-    Exit,
-    Flag,
-    HostSample,
-    MemorySample,
-    Oom,
-    PhaseSpan,
-)
+from zeromon.ring.events import Event, Exit, HostSample, MemorySample, Oom
+from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import IDLE, NOT_TIMED, SKIPPED, UNTIMED
 
@@ -41,8 +32,13 @@ Slice = tuple[float, float, str, dict[str, Any]]
 
 TraceEvent = dict[str, Any]
 
-_STEPS, _PHASES, _WAITS, _COMMUNICATION = 1, 10, 20, 30
-"""Thread numbers of a rank; further lanes of a kind count up from its number."""
+_STEPS = 1
+_THREADS = {
+    SPENT: (10, "phases"),
+    WAITS: (20, "waits for communication"),
+    COMMUNICATION: (30, "communication"),
+}
+"""Thread numbers of a rank and their titles; further lanes of a kind count up from its number."""
 _LANES = 9
 _ARGUMENTS = (
     *(f"{phase}_us" for phase in PHASES),
@@ -155,42 +151,20 @@ def _counter(rank: int, name: str, at: float, values: Mapping[str, float]) -> Tr
 
 def ring_events(ring: RingEvents, first_us: int) -> Iterator[TraceEvent]:
     """Yields the slices and instants of the events in the ring of a rank."""
-    kinds: dict[int, list[Slice]] = {_PHASES: [], _WAITS: [], _COMMUNICATION: []}
+    kinds: dict[int, list[Slice]] = {kind: [] for kind in _THREADS}
 
     def us(t_ns: int) -> float:
         return (t_ns + ring.wall_minus_mono_ns - first_us * 1000) / 1000
 
     for event in ring.events:
-        for kind, start_ns, end_ns, name, args in _spans(ring, event):
+        for kind, start_ns, end_ns, name, args in spans(ring, event):
             if end_ns > start_ns:
                 kinds[kind].append((us(start_ns), (end_ns - start_ns) / 1000, name, args))
         yield from _moments(ring, event, us(event.t_ns))
-    for kind, title in (
-        (_PHASES, "phases"),
-        (_WAITS, "waits for communication"),
-        (_COMMUNICATION, "communication"),
-    ):
-        for lane, slices in enumerate(lanes(kinds[kind])[:_LANES]):
-            yield _named("thread_name", ring.rank, kind + lane, name=title)
-            yield from (_slice(ring.rank, kind + lane, title, one) for one in slices)
-
-
-def _spans(ring: RingEvents, e: Event) -> Iterator[tuple[int, int, int, str, dict[str, Any]]]:
-    """(kind, start and end in nanoseconds, name, arguments) of what lasted."""
-    if isinstance(e, PhaseSpan):
-        inferred = {"inferred": True} if e.flags & Flag.INFERRED else {}
-        yield _PHASES, e.start_ns, e.t_ns, e.phase.label, inferred
-    elif isinstance(e, Done) and not e.flags & Flag.FAILED:
-        args = {
-            "group": ring.groups.get(e.group, ""), "unit": ring.units.get(e.unit, ""),
-            "bytes": e.nbytes, "sequence": e.sequence, "phase": e.phase.label,
-        }  # fmt: skip
-        yield _COMMUNICATION, e.issued_ns, e.t_ns, e.op.label, args
-        yield _WAITS, e.t_ns - e.blocked_ns, e.t_ns, e.op.label, args
-    elif isinstance(e, BackwardComm):
-        args = {"group": ring.groups.get(e.group, ""), "buckets": e.buckets}
-        yield _COMMUNICATION, e.start_ns, e.t_ns, "all_reduce of a backward", args
-        yield _WAITS, max(e.start_ns, e.compute_end_ns), e.t_ns, "all_reduce of a backward", args
+    for kind, (first, title) in _THREADS.items():
+        for thread, slices in enumerate(lanes(kinds[kind])[:_LANES], first):
+            yield _named("thread_name", ring.rank, thread, name=title)
+            yield from (_slice(ring.rank, thread, title, one) for one in slices)
 
 
 def _moments(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:

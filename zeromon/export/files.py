@@ -31,7 +31,7 @@ class Progress:
     """A progress line on a terminal; nothing where stderr is no terminal."""
 
     def __init__(self, rows: int, unit: str = "rows") -> None:
-        self._rows, self._unit = rows, unit
+        self.total, self._unit = rows, unit
         self._done = 0
         self._told = time.monotonic()
         self._shown = False
@@ -42,9 +42,9 @@ class Progress:
         if time.monotonic() - self._told < _TELL_SECONDS or not sys.stderr.isatty():
             return
         self._told, self._shown = time.monotonic(), True
-        share = self._done / max(1, self._rows)
+        share = self._done / max(1, self.total)
         sys.stderr.write(
-            f"\r\x1b[Kzeromon: {self._done:,} of {self._rows:,} {self._unit}, {share:.0%}"
+            f"\r\x1b[Kzeromon: {self._done:,} of {self.total:,} {self._unit}, {share:.0%}"
         )
         sys.stderr.flush()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zeromon.export import chrome_trace, tables, trackers
 from zeromon.export.files import Progress, replaced
-from zeromon.export.ring_slices import RingEvents
+from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ def decode(content: bytes) -> dict[str, Checkpoint]:
     """Decodes what :func:`encode` wrote; leaves out totals that are broken or of another version."""
     try:
         totals_by_ring = _DECODER.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
     return {name: totals for name, totals in totals_by_ring.items() if _fits(totals)}
 

@@ -9,6 +9,7 @@ from zeromon.snapshot import (
     Device,
     DeviceMemory,
     Disk,
+    ExtensionLock,
     Halt,
     HostMemory,
     Links,
@@ -32,6 +33,7 @@ class Observed:
     device: Device | None = None
     disk: Disk | None = None
     pressure: Pressure | None = None
+    lock: ExtensionLock | None = None
     links: Links | None = None
     wait_seconds: float | None = None
     late_seconds: float | None = None

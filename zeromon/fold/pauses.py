@@ -9,7 +9,7 @@ IN_DEBUGGER = "is stopped in a debugger"
 _EXPECTED = (
     (IN_DEBUGGER, ("/pdb.py:", "/bdb.py:", "/debugpy/", "/pydevd")),
     ("generates text", ("/transformers/generation/utils.py:", "/vllm/entrypoints/llm.py:")),
-    ("compiles", ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/")),
+    ("compiles", ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/", "/cpp_extension.py:")),
     (
         "saves or loads a checkpoint",
         (

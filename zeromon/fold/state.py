@@ -5,6 +5,7 @@ Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -363,7 +364,9 @@ def group_id(state: RankState, group: int) -> str:
 
 
 def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:
-    """Bus bandwidth over the last steps, bytes/s."""
+    """Bus bandwidth over the last steps, bytes/s; None for the totals of a damaged record."""
+    if not math.isfinite(totals.recent_bytes):
+        return None
     return busbw(op, round(totals.recent_bytes), totals.recent_ns / 1e9, size)
 
 

@@ -118,6 +118,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         evaluating=state.meta.get("evaluating") is True,
         pause=_pause(state, observed),
         halted=observed.halted,
+        lock=observed.lock,
         step=state.step,
         steps=state.steps,
         step_seconds=_median_step_seconds(state),
@@ -442,6 +443,8 @@ def _stack(state: RankState) -> tuple[str, ...]:
 def _pause(state: RankState, observed: Observed) -> str:
     if observed.halted is not Halt.NONE:  # the newest stack is of the time before
         return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
+    if observed.lock is not None and observed.lock.is_stale:
+        return ""
     pause = expected_pause(_stack(state), evaluating=state.meta.get("evaluating") is True)
     starts = state.steps == 0 and not state.meta.get("attached")
     return pause or (STARTS if starts else "")

@@ -72,6 +72,9 @@ def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[StepRow]:
     return [*map(StepRow._make, zip(*(columns[name] for name in StepRow._fields), strict=True))]
 
 
+FAR = 0.4
+"""A capacity further away than this share of it would flatten the lines of a chart."""
+
 Step = StepSummary | StepRow
 Read = Callable[[Step], float | None]
 """A step's value in the base unit (seconds, bytes, 0..1); None where unknown."""

@@ -27,7 +27,7 @@ def bubble_text(row: PipelineRow) -> str:
 def slowest_text(row: PipelineRow) -> str:
     """Which stage computes longest; "" where that is unknown."""
     bubble = row.bubble
-    if bubble is None:
+    if bubble is None or not 0 <= bubble.slowest_stage < len(row.stage_ranks):
         return ""
     rank = row.stage_ranks[bubble.slowest_stage]
     longest, mean = human_seconds(bubble.slowest_seconds), human_seconds(bubble.mean_seconds)

@@ -5,6 +5,7 @@ A finding's own sentence stands with its rule. Names come from the run: a view c
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from zeromon.snapshot import (
     CaptureState,
     Death,
     DeathRole,
+    ExtensionLock,
     Finding,
     Halt,
     InFlight,
@@ -170,11 +172,29 @@ def doing(rank: RankSnapshot) -> str:
     if rank.in_flight:
         oldest = rank.in_flight[0]
         parts.append(f"{oldest.op} #{abs(oldest.sequence)} of {group_of(rank, oldest)} in flight")
+    elif rank.lock is not None:
+        remedy = f": {removal_of(rank.lock)}" if rank.lock.is_stale else ""
+        parts.append(f"waiting for {lock_text(rank.lock)}{remedy}")
     elif rank.stack:
         if waits_for_batch(rank.stack):
             parts.append("waiting for a batch of its DataLoader")
         parts.append(f"at {script_frame(rank.stack)}")
     return ", ".join(parts)
+
+
+def lock_text(lock: ExtensionLock) -> str:
+    """A lock of torch's extension cache: its age, and who holds it."""
+    text = f"the lock of torch's extension cache {lock.path}, {human_seconds(lock.age_seconds)} old"
+    if lock.owner is not None:
+        return f"{text}, held by pid {lock.owner}"
+    if not lock.is_stale:
+        return f"{text}, of another user: its owner is n/a"
+    return f"{text}, held by no process of this node"
+
+
+def removal_of(lock: ExtensionLock) -> str:
+    """The command that removes a stale lock."""
+    return f"rm {shlex.quote(lock.path)}"
 
 
 def group_of(rank: RankSnapshot, entry: InFlight) -> str:

@@ -153,6 +153,8 @@ def mfu(run: RunSnapshot, rate: float | str | None = None, peak: float = 0.0) ->
     of_device = peak or device_peak(run.ranks[0])
     if isinstance(of_device, str):
         return of_device
+    if run.ranks[0].world_size < 1:
+        return "the number of ranks is not known"
     used = flops * rate / (of_device * run.ranks[0].world_size)
     if used <= 1:
         return used

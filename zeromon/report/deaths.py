@@ -1,5 +1,7 @@
 """How ranks ended, and what their memory was before that, as text. Pure."""
 
+from itertools import pairwise
+
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.remedy import ladder_lines
@@ -65,8 +67,11 @@ def attempts(run: RunSnapshot) -> str:
         told = [death_text(death) for death in (culprits or attempt.deaths)[:_MOST_DEATHS]]
         why = "; ".join(told) or "no rank is known to have failed"
         lines.append(f"  attempt {attempt.number} ended: {why}")
-    unseen = set(range(1, run.attempt)) - {attempt.number for attempt in run.attempts}
-    lines += [f"  attempt {number} ended before a rank reported" for number in sorted(unseen)]
+    seen = sorted(attempt.number for attempt in run.attempts if 0 < attempt.number < run.attempt)
+    for before, after in pairwise((0, *seen, run.attempt)):
+        if after - before > 1:
+            unseen = f"{before + 1} to {after - 1}" if after - before > 2 else f"{after - 1}"
+            lines.append(f"  attempt {unseen} ended before a rank reported")
     return "\n".join(("Earlier attempts", *lines))
 
 

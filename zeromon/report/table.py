@@ -1,10 +1,27 @@
 """A table as aligned text. Pure."""
 
+import re
+import textwrap
 from collections.abc import Sequence
+
+from zeromon.units import printable
+
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+
+
+def wrapped_line(line: str, width: int) -> list[str]:
+    """*line* of a report in *width* columns; a row of a table stays whole."""
+    gaps = list(_GAP.finditer(line))
+    if len(line) <= width or len(gaps) > 1:
+        return [line]
+    below = gaps[0].end() if gaps else len(line) - len(line.lstrip()) + 2
+    indent = " " * min(below, width // 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned: the first to the left, the others to the right."""
+    """Columns aligned, each cell on its line: the first to the left, the others to the right."""
+    header, rows = tuple(map(printable, header)), [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = [
         "  ".join(

@@ -205,6 +205,12 @@ class RingWriter:
         self._muted.append(True)
         self.slots.records.release()  # hooks that write without :attr:`write` fail, and are caught
 
+    def close(self) -> None:
+        """Writes nothing from now on, and gives the mapping and its descriptor back."""
+        self.mute()
+        with suppress(BufferError):  # a thread writes a name at this moment
+            self._map.close()
+
 
 # fmt: off
 def _pack_crc(records: memoryview, at: int, n: int, t: int, head: int, place: int,
@@ -269,7 +275,7 @@ class RingReader:
             if self._names_read + _NAME.size + size > used or zlib.crc32(text) != crc:
                 break
             self._names_read += _NAME.size + size
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 payload = json.loads(text)
                 if isinstance(payload, dict):
                     found.append(Name(kind, number, payload))

@@ -13,6 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from zeromon.errors import RingError
@@ -27,12 +28,28 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 def ring_roots() -> list[Path]:
-    """The folders that may hold this user's runs, in order of preference."""
+    """The folders that may hold this user's runs, in order of preference.
+
+    Everybody can make the first two, before this user does: a folder of somebody else is left out.
+    """
     override = os.environ.get("ZEROMON_DIR")
     if override:
         return [Path(override).absolute()]
     name = f"zeromon-{os.getuid()}"
-    return [Path("/dev/shm") / name, Path(tempfile.gettempdir()) / name]
+    roots = [Path("/dev/shm") / name, Path(tempfile.gettempdir()) / name]
+    with suppress(RuntimeError):  # no home
+        roots.append(store_root() / "live")
+    return [
+        root for root in roots if not root.is_symlink() and owner_of(root) in (None, os.getuid())
+    ]
+
+
+def owner_of(path: Path) -> int | None:
+    """Returns the uid of *path*, of a link itself; None where there is nothing."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
 
 
 def choose_root() -> Path:
@@ -40,6 +57,8 @@ def choose_root() -> Path:
     roots = ring_roots()
     if os.environ.get("ZEROMON_DIR"):  # the user's own folder: made if need be, its mode left alone
         return make_private(roots[0], tighten=False)
+    if not roots:
+        raise RingError("every folder for runs belongs to someone else", "Set ZEROMON_DIR.")
     for root in roots[:-1]:
         if _has_room(root.parent):
             return make_private(root)

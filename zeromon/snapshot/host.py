@@ -49,6 +49,18 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtensionLock:
+    """A lock file of torch's extension cache, for which processes wait until it is removed."""
+
+    path: str
+    age_seconds: float
+    owner: int | None
+    """The pid of the process of this node that holds it; None where none is known to."""
+    is_stale: bool
+    """It is this user's, and no process of this node holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
     """What a process waits for on its host, over the last seconds."""
 

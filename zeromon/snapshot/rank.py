@@ -28,7 +28,7 @@ from zeromon.snapshot.communication import (
     UnitRow,
 )
 from zeromon.snapshot.engine import EngineRow, Setting
-from zeromon.snapshot.host import Device, Disk, HostMemory, Pressure
+from zeromon.snapshot.host import Device, Disk, ExtensionLock, HostMemory, Pressure
 from zeromon.snapshot.ledger import ActivityRow, LedgerRow
 from zeromon.snapshot.memory import (
     DeviceMemory,
@@ -172,6 +172,8 @@ class RankSnapshot:
     """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
     halted: Halt = Halt.NONE
     """Why the rank runs no Python, as seen from outside its process."""
+    lock: ExtensionLock | None = None
+    """What it waits for, where that is a lock of torch's extension cache."""
     joined: bool = False
     """The agent was attached while the process ran, so what was before is unknown."""
     step_mean_seconds: float | None = None

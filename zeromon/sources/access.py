@@ -48,6 +48,8 @@ class Policy:
     """The methods of all other requests."""
     most_body: int
     """Size of the largest body, bytes."""
+    signed: Collection[str] = ()
+    """The paths among *actions* whose requests carry a proof of their own instead of a token."""
 
     def acts(self, path: str) -> bool:
         """Whether a request for *path* changes something."""
@@ -81,7 +83,9 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     if request.origin and request.origin.partition("://")[2] != request.host:
         return Refusal(403, "the request comes from a page of another server")
     needed = policy.act_token if acts else policy.read_token
-    if needed is not None and not is_token(request.token, needed):
+    if needed is None or request.path in policy.signed:
+        return None
+    if not is_token(request.token, needed):
         return Refusal(401, policy.token_hint)
     return None
 

@@ -7,13 +7,22 @@ never tests which of them it has: what they can do differently is a member of th
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.playback import Playback
 from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+
+
+class Output(NamedTuple):
+    """The end of what a process has written to its standard output."""
+
+    path: str
+    """The file."""
+    lines: tuple[str, ...]
 
 
 class Source(Protocol):
@@ -49,6 +58,12 @@ class Source(Protocol):
 
     def findings(self) -> list[KnownFinding]:
         """Every finding that the run has or had; see :func:`zeromon.storage.recorder.findings`."""
+
+    def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
+        """The last *steps* steps of *ranks* as spans on one timeline; (): all ranks."""
+
+    def output(self, pid: int) -> Output:
+        """The end of what the process of a rank has written to its standard output."""
 
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
         """Requests a trace of the next *steps* and returns its number; raises ``CaptureRefused``."""

@@ -3,7 +3,6 @@
 A redirect is an error, because it would pass the token on to another server.
 """
 
-import gzip
 import http.client
 import urllib.error
 import urllib.request
@@ -103,9 +102,21 @@ class HttpClient:
         if len(content) > self._most_bytes:
             raise TooLarge(url)
         try:
-            return Answer(gzip.decompress(content) if packed else content, len(content))
-        except (OSError, EOFError, zlib.error) as error:
+            whole = unpacked(content, self._most_bytes + 1) if packed else content
+        except zlib.error as error:
             raise BrokenOff(url) from error
+        if len(whole) > self._most_bytes:
+            raise TooLarge(url)
+        return Answer(whole, len(content))
+
+
+def unpacked(content: bytes, most: int) -> bytes:
+    """Returns the first *most* bytes of gzip *content*; raises zlib.error where it is not whole."""
+    unpacking = zlib.decompressobj(wbits=31)
+    whole = unpacking.decompress(content, most)
+    if len(whole) < most and not unpacking.eof:
+        raise zlib.error("the content ends early")
+    return whole
 
 
 def _error_content(error: urllib.error.HTTPError) -> bytes:
@@ -113,6 +124,6 @@ def _error_content(error: urllib.error.HTTPError) -> bytes:
     try:
         content = error.read(1 << 16)
         packed = error.headers.get("Content-Encoding") == "gzip"
-        return gzip.decompress(content) if packed else content
-    except (OSError, EOFError, zlib.error):
+        return unpacked(content, 1 << 16) if packed else content
+    except (OSError, zlib.error):
         return b""

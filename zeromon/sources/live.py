@@ -14,8 +14,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError, TrialRefused
+from zeromon.probes.listeners import listening_users
+from zeromon.probes.output import output_of
 from zeromon.ring import paths
 from zeromon.snapshot import RECENT_STEPS, RunSnapshot
+from zeromon.snapshot.lanes import Lanes
+from zeromon.sources.access import host_name, is_loopback
+from zeromon.sources.base import Output
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
 from zeromon.sources.playback import Playback
 from zeromon.storage.recorder import KnownFinding
@@ -85,12 +90,27 @@ class LiveSource:
         }
         if query.until_us is not None:
             fields["until"] = query.until_us
+        if query.steps is not None:
+            fields["first"], fields["last"] = query.steps
         text = urlencode(fields, doseq=True)
         return _decoded(_get(self.address, self._path(f"series?{text}")), _SERIES)
 
     def findings(self) -> list[KnownFinding]:
         """Reads all findings from the collector's record."""
         return _decoded(_get(self.address, self._path("findings")), _FINDINGS)
+
+    def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
+        """Reads the spans of the last *steps* steps that the collector's node has."""
+        text = urlencode({"steps": steps, "rank": list(ranks)}, doseq=True)
+        return _decoded(_get(self.address, self._path(f"lanes?{text}")), _LANES)
+
+    def output(self, pid: int) -> Output:
+        """Reads the output on this machine; no collector passes it on."""
+        if not is_loopback(host_name(self.address)):
+            raise SourceError(
+                "the output of a rank is read on its own node", "zeromon attach there."
+            )
+        return Output(*output_of(pid))
 
     def _path(self, what: str) -> str:
         return f"/api/runs/{quote(self.run)}/{what}"
@@ -146,12 +166,13 @@ _SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
 )
 _SERIES = msgspec.json.Decoder(dict[str, list[int | float | None]])
 _FINDINGS = msgspec.json.Decoder(list[KnownFinding])
+_LANES = msgspec.json.Decoder(Lanes)
 
 
 def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
     try:
         return decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError("this version of zeromon cannot decode the collector's answer") from error
 
 
@@ -163,7 +184,7 @@ def _send(address: str, path: str, body: bytes | None) -> bytes:
     """Sends a GET, or with a *body* a POST; returns the content."""
     headers = {} if body is None else {"Content-Type": "application/json"}
     token = os.environ.get("ZEROMON_TOKEN") or (key_of(address) if body is not None else "")
-    if token:
+    if token and is_trusted(address):
         headers["Authorization"] = f"Bearer {token}"
     try:
         return _HTTP.request(
@@ -179,6 +200,18 @@ def _send(address: str, path: str, body: bytes | None) -> bytes:
         raise SourceError(f"{address} answers {error.status}") from error
     except HttpError as error:
         raise SourceError(f"no collector answers at {address}") from error
+
+
+def is_trusted(address: str) -> bool:
+    """Whether *address*, ``host:port``, may have a token: on this machine only what this user runs.
+
+    The port of a collector that has been killed is free for everybody on the node. What the kernel does
+    not tell, and another machine, are trusted as the user named them.
+    """
+    if not is_loopback(host_name(address)):
+        return True
+    users = listening_users(int(address.rpartition(":")[2]))
+    return users is None or users <= {os.getuid(), 0}
 
 
 def _refused(content: bytes) -> CaptureRefused:
@@ -222,11 +255,16 @@ def runs_at(address: str) -> list[LiveRun]:
 
 
 def collector_address(root: Path) -> str | None:
-    """``host:port`` of the collector of *root*, or None without one."""
+    """``host:port`` of the collector of *root*; None without one, and for a file of somebody else."""
+    path = root / "collector.json"
+    if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
+        return None
     try:
-        facts = json.loads((root / "collector.json").read_text())
-        host = str(facts["host"])
-        return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{int(facts['port'])}"
+        facts = json.loads(path.read_text())
+        host, port = str(facts["host"]), int(facts["port"])
+        if listening_users(port) == set():
+            return None  # a collector that was killed has left its file
+        return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from zeromon.errors import CaptureRefused
+from zeromon.errors import CaptureRefused, SourceError
 from zeromon.snapshot import RunSnapshot
+from zeromon.sources.base import Output
 from zeromon.sources.playback import Playback
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
@@ -24,6 +25,10 @@ class StoreSource(Past):
     def latest(self) -> RunSnapshot:
         """Reads the last snapshot of the record."""
         return self._store.load(self.run)
+
+    def output(self, pid: int) -> Output:  # noqa: ARG002
+        """Refuses."""
+        raise SourceError("a record has no output of the training")
 
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:  # noqa: ARG002
         """Refuses: a record has no process that could be traced."""

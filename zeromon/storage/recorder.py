@@ -8,15 +8,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.ring import paths
+from zeromon.fold.lanes import LAG_STEPS, lanes_of, shifts_of
+from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, RunSnapshot, Severity
+from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
@@ -144,7 +146,7 @@ def findings(folder: Path) -> list[KnownFinding]:
                     found[at] = replace(found[at], gone=wall)
                 continue
             code, text, severity = str(line["code"]), str(line["text"]), Severity(line["severity"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         standing[key] = len(found)
         found.append(
@@ -165,7 +167,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON-lines file; skips lines that are no object."""
     with suppress(OSError), path.open(errors="replace") as file:
         for line in file:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 content = json.loads(line)
                 if isinstance(content, dict):
                     yield content
@@ -209,8 +211,18 @@ class Past:
     def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
         """The steps that *query* selects; see :func:`zeromon.storage.step_history.series`."""
         return step_history.series(
-            _history(self._folder), query.since_us, query.until_us, query.ranks, query.most
+            _history(self._folder),
+            query.since_us,
+            query.until_us,
+            query.ranks,
+            query.most,
+            query.steps,
         )
+
+    def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
+        """The last *steps* steps as spans, from the rings on this node and those in the record."""
+        rings = [*slices.of_run(self._folder.name, self._folder, steps + LAG_STEPS)]
+        return lanes_of(rings, shifts_of(rings), steps=steps, ranks=ranks)
 
     def findings(self) -> list[KnownFinding]:
         """See :func:`findings`."""

@@ -25,6 +25,7 @@ from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import RunSnapshot, Severity
+from zeromon.units import with_usual_numbers
 
 _KEEP = 50
 
@@ -40,8 +41,8 @@ def encode(run: RunSnapshot) -> bytes:
 def decode(text: bytes) -> RunSnapshot:
     """Returns the snapshot of a JSON text; raises :class:`ZeromonError` for anything else."""
     try:
-        return _DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _DECODER.decode(with_usual_numbers(text))
+    except (ValueError, RecursionError) as error:
         hint = "It was cut short, or written by another version of zeromon."
         raise ZeromonError(f"not a run snapshot: {error}", hint) from error
 
@@ -167,7 +168,7 @@ class Store:
         return [manifest for name in self.names() if (manifest := self._manifest(name)) is not None]
 
     def _manifest(self, name: str) -> Manifest | None:
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(OSError, ValueError, RecursionError):
             found = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
             if found.health:
                 return replace(found, run=name)
@@ -200,7 +201,7 @@ class Store:
 
     def about(self, run: str) -> About:
         """Returns what the user wrote about *run*; nothing where it cannot be read."""
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(OSError, ValueError, RecursionError):
             return _ABOUT.decode((self.folder(run) / "about.json").read_bytes())
         return About()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepQuery:
-    """A range of time, some ranks, and a number of points."""
+    """A range of time or of steps, some ranks, and a number of points."""
 
     since_us: int = 0
     """Steps that began at or after this moment, microseconds since the epoch."""
@@ -17,6 +17,8 @@ class StepQuery:
     """Only these ranks; (): all."""
     most: int = 600
     """About how many points of each rank."""
+    steps: tuple[int, int] | None = None
+    """Only these steps, the first and the last one; None: all."""
 
 
 WHOLE_RUN = StepQuery()

@@ -27,5 +27,5 @@ def read_result(folder: Path) -> list[RankTrace]:
     """Reads the result in a capture's *folder*; [] when it is missing or broken."""
     try:
         return _DECODER.decode((folder / RESULT_FILE).read_bytes()).ranks
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return []

@@ -21,11 +21,14 @@ from zeromon.errors import TraceError
 from zeromon.traces.analysis import TraceData
 
 _CHUNK = 1 << 20
-_MOST_HEAD = 64 << 20
+_MOST_BYTES = 64 << 20
+"""Of what precedes the events, and of an event."""
+_REACH = 1 << 16
+"""A boundary between events is found again in as many bytes before the newest ones."""
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
 _GAP = re.compile(r"[\s,]*")
-_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4096}?"rank"\s*:\s*(\d{1,9})(?!\d)')
 _NOT_FINITE = re.compile(rb"([:\[,]\s*)-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _NO_CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -105,12 +108,19 @@ def _chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
     pending = _skip_head(content, data)
     if pending is None:
         return
+    searched = 0
     for chunk in content:
         pending += chunk
-        cut = _last_cut(pending)
+        cut = _last_cut(pending, max(0, searched - _REACH))
         if cut > 0:
             yield pending[:cut]
             pending = pending[cut:].lstrip(b", \r\n\t")
+        elif len(pending) > _MOST_BYTES:
+            data.notes.append(
+                f"an event is larger than {_MOST_BYTES >> 20} MiB: zeromon read those before"
+            )
+            return
+        searched = 0 if cut > 0 else len(pending)
     # the metadata of the head may also follow the list
     _read_rank(pending[-(1 << 16) :], data)
     end, is_closed = _end_of_list(pending)
@@ -124,14 +134,15 @@ def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
     """Returns the text after the opening bracket of the events; None without one."""
     head = b""
     for chunk in content:
-        head += chunk
-        if head.lstrip()[:1] == b"[":  # the older format consists of the list alone
-            return head.lstrip()[1:]
-        opening = _LIST.search(head)
+        searched = max(0, len(head) - _REACH)
+        head = (head + chunk).lstrip()
+        if head[:1] == b"[":  # the older format consists of the list alone
+            return head[1:]
+        opening = _LIST.search(head, searched)
         if opening:
             _read_rank(head[: opening.start()], data)
             return head[opening.end() :]
-        if len(head) > _MOST_HEAD:
+        if len(head) > _MOST_BYTES:
             break
     return None
 
@@ -142,14 +153,13 @@ def _read_rank(head: bytes, data: TraceData) -> None:
         data.rank = int(rank.group(1))
 
 
-def _last_cut(pending: bytes) -> int:
-    """Returns the offset after the last object that another object follows; 0 if there is none."""
-    last = 0
-    start = max(0, len(pending) - (1 << 16))
+def _last_cut(pending: bytes, begin: int) -> int:
+    """Returns the offset after the last object that another object follows, from *begin* on; else 0."""
+    last, start = 0, max(begin, len(pending) - _REACH)
     for boundary in _BETWEEN.finditer(pending, start):
         last = boundary.start() + 1
-    if not last and start:
-        for boundary in _BETWEEN.finditer(pending):
+    if not last and start > begin:
+        for boundary in _BETWEEN.finditer(pending, begin):
             last = boundary.start() + 1
     return last
 

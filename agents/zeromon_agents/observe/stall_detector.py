@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 from zeromon.ring.events import Flag, Kind, head, place
@@ -30,6 +32,7 @@ _MOST_STACK_WAIT = 64
 _LONG_NS = 5_000_000_000
 _MOST_FRAMES = 24
 _MOST_STACKS = 50
+_BATON = "/torch/utils/file_baton.py"
 
 Flying = tuple[int, int, int]
 """Operation, issue time on CLOCK_MONOTONIC in ns, bytes."""
@@ -148,7 +151,8 @@ class StallDetector:
         if stack != self._stack and self._stacks < _MOST_STACKS:
             self._stack, self._stacks = stack, self._stacks + bool(stack)
             evaluating = bool(stack) and self._evaluates()
-            self._context.add_metadata(stack=stack, evaluating=evaluating)
+            lock = awaited_lock() if stack else ""
+            self._context.add_metadata(stack=stack, evaluating=evaluating, lock=lock)
 
     def _retire(self, still: set[tuple[int, int]]) -> None:
         """Writes the end of collectives no longer in flight, without a duration."""
@@ -178,10 +182,23 @@ def in_flight(groups: dict[str, Group]) -> dict[tuple[int, int], Flying]:
 
 def main_stack() -> list[str]:
     """Returns the main thread's Python stack, outermost call first: ``train.py:41 in main``."""
+    return [
+        f"{f.f_code.co_filename[-120:]}:{f.f_lineno} in {f.f_code.co_name[:60]}"
+        for f in islice(_frames(), _MOST_FRAMES)
+    ][::-1]
+
+
+def awaited_lock() -> str:
+    """Returns the lock file of torch's extension cache that the main thread waits for; else ""."""
+    for frame in islice(_frames(), _MOST_FRAMES):
+        if frame.f_code.co_filename.endswith(_BATON) and frame.f_code.co_name == "wait":
+            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
+    return ""
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_FRAMES:
-        code = frame.f_code
-        lines.append(f"{code.co_filename[-120:]}:{frame.f_lineno} in {code.co_name[:60]}")
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return lines[::-1]

@@ -212,6 +212,7 @@ class Agent:
         self.context.emit(Kind.EXIT, op=ExitKind.DETACHED)
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join(2 * _HEARTBEAT_SECONDS)
+        self.ring.close()
         return kept
 
     def _emit_loading(self) -> None:

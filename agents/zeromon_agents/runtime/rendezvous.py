@@ -4,6 +4,10 @@ One rank per node publishes its node's address and reads those of the other node
 when all ranks are covered, or after ten minutes. It writes the nodes to ``nodes.json`` in the run's
 folder. From then on the collectors talk to each other, and the job's store is not used again.
 
+The store has no authentication: whoever reaches it can publish a node. Where the job has a
+``ZEROMON_TOKEN``, each node signs with it what it publishes, and ignores what is not signed
+(:mod:`zeromon.ring.signing`).
+
 ``ZEROMON_RDZV`` names a folder that all nodes share, for a job whose store cannot be used.
 ``ZEROMON_MEET`` is its old name, which still works in this release.
 """
@@ -14,6 +18,7 @@ import ipaddress
 import json
 import os
 import socket
+import stat
 import threading
 import time
 import zlib
@@ -24,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.signing import is_own_card, signed_card
 from zeromon_agents.runtime.guard import Guard
 
 _TIMEOUT_SECONDS = 600.0
@@ -31,6 +37,8 @@ _NAME_SECONDS = 30.0
 _COUNT_SECONDS = 5.0
 """After this time all ranks of a node have created their rings."""
 _MOST_NODES = 65536
+NOTE = "nodes.note"
+"""Why other nodes are unknown, a sentence; in the run's folder."""
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -76,11 +84,23 @@ class SharedFolder:
     def publish(self, first_rank: int, node: bytes) -> None:
         """Writes a file for the node."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check()
         replace_file(self._folder / f"{first_rank}.json", node)
 
     def nodes(self) -> list[bytes]:
         """Returns the content of all files."""
+        if not self._folder.exists():
+            return []
+        self._check()
         return [path.read_bytes() for path in sorted(self._folder.glob("*.json"))[:_MOST_NODES]]
+
+    def _check(self) -> None:
+        """Raises PermissionError where another user may write here and no token signs what is here."""
+        if os.environ.get("ZEROMON_TOKEN"):
+            return
+        about = self._folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise PermissionError(f"{self._folder} is not this user's alone: set ZEROMON_TOKEN")
 
 
 def rendezvous_store() -> RendezvousStore | None:
@@ -149,21 +169,39 @@ class Rendezvous:
         self._stopping.set()
 
     def _run(self) -> None:
-        with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile
-            store, node = rendezvous_store(), self._node()
-            if store is None or node is None:
+        try:
+            self._meet()
+        except PermissionError as error:
+            self._note(f"ranks of other nodes are unknown: {error}")
+        except (RuntimeError, OSError):
+            pass  # the job and its store may end meanwhile
+
+    def _note(self, text: str) -> None:
+        """Tells the collector why nodes are missing."""
+        with suppress(OSError):
+            replace_file(self._run_dir / NOTE, text.encode())
+
+    def _meet(self) -> None:
+        store, node = rendezvous_store(), self._node()
+        if store is None or node is None:
+            return
+        token = os.environ.get("ZEROMON_TOKEN", "")
+        store.publish(node["first_rank"], json.dumps(signed_card(token, node)).encode())
+        began, known, refused = time.monotonic(), 0, 0
+        while time.monotonic() - began < _TIMEOUT_SECONDS:
+            published = store.nodes()
+            found = (node_of(content, token) for content in published)
+            nodes = [one for one in found if one is not None]
+            if len(published) - len(nodes) > refused:
+                refused = len(published) - len(nodes)
+                self._note(f"published nodes ignored for another ZEROMON_TOKEN, or none: {refused}")
+            if len(nodes) > known:
+                known = len(nodes)
+                replace_file(self._run_dir / "nodes.json", json.dumps(nodes).encode())
+            if sum(one["ranks"] for one in nodes) >= self._world:
                 return
-            store.publish(node["first_rank"], json.dumps(node).encode())
-            began, known = time.monotonic(), 0
-            while time.monotonic() - began < _TIMEOUT_SECONDS:
-                nodes = [one for one in map(_node_of, store.nodes()) if one is not None]
-                if len(nodes) > known:
-                    known = len(nodes)
-                    replace_file(self._run_dir / "nodes.json", json.dumps(nodes).encode())
-                if sum(one["ranks"] for one in nodes) >= self._world:
-                    return
-                if self._stopping.wait(0.2 if time.monotonic() - began < 10 else 5.0):
-                    return
+            if self._stopping.wait(0.2 if time.monotonic() - began < 10 else 5.0):
+                return
 
     def _node(self) -> dict[str, Any] | None:
         """Returns this node as soon as its collector listens; None without a collector or other nodes.
@@ -194,10 +232,14 @@ class Rendezvous:
         return None
 
 
-def _node_of(content: bytes) -> dict[str, Any] | None:
-    """Decodes a published node; None for anything else."""
-    with suppress(ValueError, KeyError, TypeError, AttributeError):
+def node_of(content: bytes, token: str) -> dict[str, Any] | None:
+    """Decodes a node that a holder of *token* has published; None for anything else."""
+    with suppress(
+        ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError
+    ):
         node = json.loads(content)
+        if not is_own_card(token, node):
+            return None
         return {
             "node": str(node["node"])[:255],
             "address": str(node["address"])[:255],

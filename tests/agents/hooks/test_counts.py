@@ -15,9 +15,10 @@ from support import ENDED_WELL, ROOT, Node, Result, train_command
 from trace_format import checked
 
 from zeromon.compare.figures import METRIC, figures_of
-from zeromon.export import chrome_trace, ring_slices
+from zeromon.export import chrome_trace
 from zeromon.export.files import Progress
 from zeromon.readout.throughput import flops_per_token, mfu, samples_per_step, tokens_per_step
+from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
 from zeromon.stats.noise import Estimate
 from zeromon.storage.step_history import pieces, steps
@@ -162,7 +163,7 @@ def test_a_trace_of_the_record_has_every_collective_as_a_slice(
     path = shared_node.folder / f"{strategy}.json"
     found, _ = pieces(folder / "history")
     chrome_trace.write(
-        run.result.snapshot, found, ring_slices.of_run(run.result.run, folder), path, Progress(1),
+        run.result.snapshot, found, slices.of_run(run.result.run, folder), path, Progress(1),
         packed=False,
     )  # fmt: skip
     events = checked(json.loads(path.read_text()))

@@ -351,6 +351,7 @@ def test_the_deepspeed_launcher_starts_watched_ranks(node: Node) -> None:
     assert result.snapshot.ranks[0].strategy == "deepspeed-zero1"
 
 
+@pytest.mark.long
 def test_accelerate_launch_starts_watched_ranks(node: Node) -> None:
     """ZeRO-3 through accelerate's plugin, what it left at auto resolved; the loss goes down."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]

@@ -178,7 +178,9 @@ class Simulation:
         return [m.text for m, usual in matches if (m.severity or usual) is Severity.CRITICAL]
 
 
-@pytest.mark.parametrize("seed", range(HOURS))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, HOURS))]
+)
 def test_an_hour_of_expected_pauses_alarms_nobody_and_a_stall_is_seen(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_all_ranks_record_exactly_those_steps(node: Node) -> None:
     assert not list((node.root).glob("*/trace.json"))
 
 
+@pytest.mark.long
 def test_only_the_ranks_that_were_asked_for_record(node: Node) -> None:
     command = train_command(2, "ddp", "on", "80", program="exposed.py")
     result = node.run(command, seen=asking(node, 1, (1,)))

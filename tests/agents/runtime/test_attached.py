@@ -42,6 +42,7 @@ class Joined:
     left: list[Outcome] = field(default_factory=list)
     again: list[Outcome] = field(default_factory=list)
     after_leaving: RunSnapshot | None = None
+    rings_kept: list[str] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
 
@@ -57,6 +58,13 @@ def watch(node: Node, folder: Path, ranks: int) -> RunSnapshot:
         return snapshot if all(rank.steps >= STEPS for rank in snapshot.ranks) else None
 
     return wait_for(seen, 180)  # other tests may have the CPUs
+
+
+def rings_of(pid: int) -> list[str]:
+    """Rings that a process has open or mapped."""
+    opened = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists()]
+    mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in (*opened, *mapped) if ".ring" in line]
 
 
 def story(kind: str, node: Node) -> Joined:
@@ -75,6 +83,7 @@ def story(kind: str, node: Node) -> Joined:
             told.left += detach(ranks, node.root)
         node.collector.tick()
         told.after_leaving = node.snapshot(folder.name)
+        told.rings_kept = [line for rank in ranks for line in rings_of(rank.pid)]
         told.ended = job.finish()
     finally:
         job.kill()
@@ -128,6 +137,11 @@ def test_nothing_of_torch_is_patched_afterwards(joined: tuple[str, Joined]) -> N
     _, told = joined
     assert [(rank["changed"], rank["marked"]) for rank in told.ended] == [([], 0)] * len(told.ended)
     assert all(outcome.kept == () for outcome in told.left)
+
+
+def test_no_ring_stays_open_or_mapped(joined: tuple[str, Joined]) -> None:
+    _, told = joined
+    assert told.rings_kept == []
 
 
 def test_the_training_thread_is_not_what_was_stopped(joined: tuple[str, Joined]) -> None:

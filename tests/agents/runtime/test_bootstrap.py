@@ -158,6 +158,7 @@ def test_zeromon_run_keeps_exit_code_and_output(node: Node) -> None:
     assert killed.returncode == -9
 
 
+@pytest.mark.long
 def test_a_script_can_start_the_agent_itself(node: Node) -> None:
     """`import zeromon_agents; zeromon_agents.start()`, without `zeromon run`: one run, two ranks."""
     script = node.folder / "own.py"
@@ -217,6 +218,7 @@ def test_an_existing_sitecustomize_still_runs(node: Node) -> None:
     assert "ValueError: an error of theirs" in done.stderr
 
 
+@pytest.mark.long
 def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
     """A virtual environment that has torch but not zeromon: the agent comes from ours."""
     home = node.folder / "venv"

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from support import wait_for
 
+from zeromon.collector.run_cluster import RunCluster
+from zeromon.ring.signing import signed_card
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.rendezvous import (
     JobStore,
@@ -19,6 +22,7 @@ from zeromon_agents.runtime.rendezvous import (
     collector_at,
     connection_of,
     is_first_on_node,
+    node_of,
 )
 
 
@@ -139,3 +143,70 @@ def test_where_a_collector_is_reached(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("ZEROMON_ADVERTISE")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert not collector_at(tmp_path).startswith("127.")  # no other node reaches that
+
+
+CARD = {
+    "node": "n0", "address": "10.0.0.1:9417", "first_rank": 0, "ranks": 2, "run": "gpt", "started": 5.0,
+}  # fmt: skip
+
+
+def published(card: dict[str, object]) -> bytes:
+    return json.dumps(card).encode()
+
+
+def test_only_a_holder_of_the_token_publishes_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a job has no authentication: whoever reaches its port can write into it."""
+    signed = signed_card("secret", CARD)
+    assert b"secret" not in published(signed)
+    assert node_of(published(signed), "secret") == CARD
+    assert node_of(published(signed_card("other", CARD)), "secret") is None
+    assert node_of(published(CARD), "secret") is None
+    assert node_of(published(signed | {"address": "10.9.9.9:1"}), "secret") is None
+    assert node_of(published(signed | {"signature": 5}), "secret") is None
+    assert node_of(b"[" * 100_000, "secret") is None
+    later = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert node_of(published(signed), "secret") is None, "of another job, two hours ago"
+
+
+def test_a_false_node_that_comes_first_is_ignored_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
+    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
+    evil = published(CARD | {"node": "evil", "address": "10.9.9.9:1", "first_rank": 0})
+    SharedFolder(tmp_path / "shared").publish(99, evil)
+    runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(2)]
+    for number, run in enumerate(runs):
+        Rendezvous(run, 2 * number, 2, 4, Guard()).start()
+    wait_for(lambda: not any(t.name == "zeromon-rdzv" for t in threading.enumerate()))
+    for run in runs:
+        cards = json.loads((run / "nodes.json").read_bytes())
+        assert [c["address"] for c in cards] == ["127.0.0.1:9000", "127.0.0.1:9001"]
+        assert (
+            RunCluster(run).note == "published nodes ignored for another ZEROMON_TOKEN, or none: 1"
+        )
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_shared_folder_that_others_can_write_into_needs_a_token(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is known to all users: it consists of variables of the job."""
+    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
+    monkeypatch.delenv("ZEROMON_TOKEN", raising=False)
+    store = SharedFolder(tmp_path / "shared")
+    store.publish(0, b"{}")
+    folder = next((tmp_path / "shared").iterdir())
+    folder.chmod(mode)
+    run = node(tmp_path, "n0", 9000, True)
+    Rendezvous(run, 0, 2, 4, Guard()).start()
+    if mode == 0o700:
+        wait_for(lambda: (run / "nodes.json").exists())
+        assert RunCluster(run).note == ""
+        return
+    wait_for(lambda: RunCluster(run).note)
+    assert "not this user's alone: set ZEROMON_TOKEN" in RunCluster(run).note
+    assert not (run / "nodes.json").exists()
+    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
+    assert store.nodes() != []

@@ -20,6 +20,7 @@ from zeromon.readout.text import run_state
 from zeromon.snapshot import CTRL_C, DETACHED
 from zeromon.sources.prometheus.client import Sample
 from zeromon.sources.prometheus.decode import gathered, rank_of
+from zeromon.units import printable
 
 
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:
@@ -60,7 +61,9 @@ def test_hostile_names_stay_inside_their_label() -> None:
     server.shutdown()
     families = list(text_string_to_metric_families(text.decode()))
     assert not any(family.name == "zeromon_evil" for family in families)
-    assert any(s.labels.get("node") == evil for family in families for s in family.samples)
+    assert any(
+        s.labels.get("node") == printable(evil) for family in families for s in family.samples
+    )
 
 
 def values(text: str) -> dict[str, list[dict[str, str]]]:

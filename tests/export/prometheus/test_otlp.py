@@ -21,6 +21,7 @@ from zeromon.cli import main
 from zeromon.collector.http import start_server
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.snapshot import RunSnapshot
+from zeromon.units import printable
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the otlp extra is missing")
 
@@ -159,7 +160,7 @@ def test_resources_are_runs_and_nodes(receiver: Receiver) -> None:
     )
     server.shutdown()
     nodes = {about["zeromon.node"] for about, _ in receiver.metrics()}
-    assert nodes == {EVIL.replace("\0", "\ufffd"), "n1"}
+    assert nodes == {printable(EVIL), "n1"}
     for about, metric in receiver.metrics():
         assert about["service.name"] == "zeromon"
         assert about["host.name"] == about["zeromon.node"]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from zeromon.errors import RunNotFound, SourceError, ZeromonError
+from zeromon.sources.http_client import unpacked
 from zeromon.sources.prometheus import client, promql
 from zeromon.sources.prometheus.client import Sample, Server, one_of, quoted
 from zeromon.sources.prometheus.decode import (
@@ -133,6 +134,18 @@ def test_a_torn_or_packed_answer(fake: Fake) -> None:
     assert Server(fake.url).vector("up")[0].labels == {"a": "b"}
     fake.answer = lambda handler: reply(handler, packed[:-10], Content_Encoding="gzip")
     with pytest.raises(SourceError, match="broke off"):
+        Server(fake.url).vector("up")
+
+
+def test_an_answer_that_unpacks_to_more_than_the_limit_is_refused(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 MiB of blanks has 1 KiB packed; no more than the limit is ever unpacked."""
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 16)
+    bomb = gzip.compress(b" " * (1 << 20))
+    assert len(unpacked(bomb, 1000)) == 1000
+    fake.answer = lambda handler: reply(handler, bomb, Content_Encoding="gzip")
+    with pytest.raises(SourceError, match="more than"):
         Server(fake.url).vector("up")
 
 

@@ -200,6 +200,9 @@ def test_the_past_is_read_back(both: Both) -> None:
     assert rows["step"] == sorted(rows["step"])
     assert max(rows["step"]) <= both.live.ranks[1].steps
     assert all(us > 0 for us in rows["duration_us"])
+    first, last = rows["step"][0], rows["step"][-1]
+    some = both.source.series(StepQuery(ranks=(1,), steps=(first + 1, last - 1)))["step"]
+    assert some and first < min(some) and max(some) < last
 
 
 # ---- a fleet that fits ------------------------------------------------------------------------------

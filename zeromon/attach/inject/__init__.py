@@ -14,15 +14,19 @@ Invariants of this package:
 import os
 import platform
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.attach.inject import gdb, parked, remote
 from zeromon.attach.inject.elf import images, mappings
 from zeromon.attach.inject.refusal import check, why_not_traced
-from zeromon.attach.inject.target import Target
+from zeromon.attach.inject.target import Target, wait_for
 from zeromon.errors import AttachRefused
 
 SYMBOLS = (
@@ -41,6 +45,8 @@ _WITHOUT_GIL = "_Py_DecRefShared"
 _OPTIONAL = ("Py_Version", "__lll_lock_wait_private", "__lll_lock_wait", _WITHOUT_GIL)
 _REMOTE_EXEC_FROM = 0x030E0000
 _STOP_PATIENCE_SECONDS = 10.0
+_PROOF_SECONDS = 5.0
+_SLEEPER = "import time; print(flush=True); time.sleep(60)"
 
 
 class Injected(NamedTuple):
@@ -68,8 +74,47 @@ def inject(pid: int, line: str, began: Callable[[], bool], *, method: str = "") 
         if method:
             raise AttachRefused(f"process {pid} did not run the script of sys.remote_exec")
     if method == "gdb" or not native:
+        prove_gdb()
         return Injected("gdb", pid, gdb.execute(target, line, began))
     return _in_a_thread_of_ours(target, line)
+
+
+@cache
+def prove_gdb() -> None:
+    """Raises :class:`AttachRefused` where gdb harms a process of ours on this machine, once tried.
+
+    gdb 13 cannot write the registers of a processor with AMX: a process that sleeps dies of
+    ``OSError: [Errno 514]`` when it is let go. The user's process is never the first try.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ran = Path(folder) / "ran"
+        child = subprocess.Popen([sys.executable, "-c", _SLEEPER], stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            gdb.execute(look(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
+            wait_for(lambda: ran.exists() or child.poll() is not None, _PROOF_SECONDS)
+            if not ran.exists() or not _sleeps_on(child):
+                raise AttachRefused("a process of zeromon's own died of it or did not run the line")
+        except AttachRefused as error:
+            raise AttachRefused(
+                f"gdb does not work on this machine: {error}",
+                error.hint
+                if error.hint != AttachRefused.hint
+                else "Start the run under zeromon: zeromon run -- COMMAND",
+            ) from error
+        finally:
+            child.kill()
+            child.wait()
+
+
+def _sleeps_on(child: subprocess.Popen[bytes]) -> bool:
+    """Whether *child* still lives a moment after it was let go."""
+    try:
+        child.wait(0.3)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def _in_a_thread_of_ours(target: Target, line: str) -> Injected:

@@ -160,8 +160,8 @@ def _stalled_at(stall: Stall) -> str:
 
 
 def _blamed(hang: Hang) -> int:
-    """A member that is missing, else one that waits."""
-    return (*hang.dead, *hang.missing, *hang.elsewhere, *hang.waiting)[0]
+    """A member that is missing, else one that waits; -1 where a record names none."""
+    return next(iter((*hang.dead, *hang.missing, *hang.elsewhere, *hang.waiting)), -1)
 
 
 @rule("ZM010", severity=Severity.CRITICAL)

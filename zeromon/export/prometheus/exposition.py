@@ -17,9 +17,10 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.families import clean, collect, cumulative
+from zeromon.export.prometheus.families import collect, cumulative
 from zeromon.export.prometheus.metrics import Spec, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
+from zeromon.units import printable
 
 MOST_BY_CLIENT = 8
 """Ranks that prometheus-client writes: about 1,000 series."""
@@ -151,7 +152,7 @@ def prefix_of(name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[st
 
 def quoted(value: str) -> str:
     """A label's value between its quotes."""
-    escaped = clean(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    escaped = printable(value).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
 
 

@@ -16,6 +16,7 @@ from zeromon.export.prometheus.metrics import Row, Spec, rows_of
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.units import printable
 
 _HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
     "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
@@ -54,7 +55,7 @@ def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
     if spec.kind == "info":
         info = InfoMetricFamily(spec.family, spec.help, labels=("run", "rank"))
         for where, (values, _) in _rows(spec, runs):
-            facts = zip(spec.labels, map(clean, values), strict=True)
+            facts = zip(spec.labels, map(printable, values), strict=True)
             info.add_metric(where, dict(facts))
         return info
     family: Metric = _FAMILIES[spec.kind](
@@ -63,7 +64,7 @@ def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
     add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
     for where, (values, number) in _rows(spec, runs):
         if number is not None:
-            add((*where, *map(clean, values)), number)
+            add((*where, *map(printable, values)), number)
     return family
 
 
@@ -71,7 +72,7 @@ def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str
     """Each row behind the values of run and rank."""
     for run in runs:
         for rank in run.ranks:
-            where = (clean(run.run), str(rank.rank))
+            where = (printable(run.run), str(rank.rank))
             for row in rows_of(spec, run, rank):
                 yield where, row
 
@@ -83,7 +84,7 @@ def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
         for rank in run.ranks:
             for _, total in spec.rows(run, rank):
                 buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
-                family.add_metric((clean(run.run), str(rank.rank)), buckets, total or 0.0)
+                family.add_metric((printable(run.run), str(rank.rank)), buckets, total or 0.0)
     return family
 
 
@@ -94,10 +95,3 @@ def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
     for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
         so_far += count
         yield bound, so_far
-
-
-def clean(value: str) -> str:
-    """*value* as text that can be sent: names from runs may hold halves of surrogate pairs, and NUL."""
-    if value.isascii() and "\0" not in value:
-        return value
-    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -26,9 +26,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from zeromon import __version__
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.families import clean, cumulative
+from zeromon.export.prometheus.families import cumulative
 from zeromon.export.prometheus.metrics import Spec, rows_of
 from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.units import printable
 
 _UNITS = {
     "bytes": "By",
@@ -59,14 +60,14 @@ def _nodes(run: RunSnapshot) -> Iterator[tuple[str, list[RankSnapshot]]]:
     """The ranks of each node."""
     found: dict[str, list[RankSnapshot]] = {}
     for rank in run.ranks:
-        found.setdefault(clean(rank.node or run.node), []).append(rank)
+        found.setdefault(printable(rank.node or run.node), []).append(rank)
     yield from found.items()
 
 
 def _resource(
     run: RunSnapshot, node: str, ranks: list[RankSnapshot], since: Beginnings
 ) -> ResourceMetrics:
-    name = clean(run.run)
+    name = printable(run.run)
     about = {
         "service.name": "zeromon",
         "service.instance.id": f"{name}/{node}",
@@ -108,7 +109,7 @@ def _points(
     since, now = _times(run, rank, beginnings)
     for values, number in rows_of(spec, run, rank):
         if number is not None:
-            labels = zip(spec.labels, map(clean, values), strict=True)
+            labels = zip(spec.labels, map(printable, values), strict=True)
             yield NumberDataPoint(_where(run, rank) | dict(labels), since, now, number)
 
 
@@ -134,7 +135,7 @@ def _counted(
 
 
 def _where(run: RunSnapshot, rank: RankSnapshot) -> dict[str, str]:
-    return {"run": clean(run.run), "rank": str(rank.rank)}
+    return {"run": printable(run.run), "rank": str(rank.rank)}
 
 
 def _times(run: RunSnapshot, rank: RankSnapshot, beginnings: Beginnings) -> tuple[int, int]:

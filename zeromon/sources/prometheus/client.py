@@ -45,8 +45,16 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def value(self) -> float:
-        """The sample, also NaN and infinities."""
-        return float(self.pair[1])
+        """The sample, also NaN and infinities; NaN for what is no number."""
+        try:
+            return float(self.pair[1])
+        except ValueError:
+            return math.nan
+
+    @property
+    def count(self) -> int:
+        """The sample as a whole number; 0 for what is none."""
+        return int(self.value) if math.isfinite(self.value) else 0
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -180,7 +188,7 @@ class Server:
     def _decoded(self, content: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
         try:
             answer = decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(
                 f"what answers at {self.url} does not speak Prometheus's API", _ADDRESS_HINT
             ) from error
@@ -223,7 +231,7 @@ class Server:
     def _refused(self, error: Refused) -> SourceError:
         try:
             reason = _REFUSAL.decode(error.content).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             reason = ""
         if error.status in (401, 403):
             return SourceError(

@@ -84,6 +84,8 @@ class History:
         Without ranks in the query, of more than :data:`LINES` the maximum, median and minimum of all,
         as the ranks :data:`~zeromon.storage.step_history.MOST`, ``MEDIAN`` and ``LEAST``.
         """
+        if query.steps is not None:
+            return self._of_steps(query, latest, query.steps)
         span = self.span(latest)
         if span is None:
             return {name: [] for name in NAMES}
@@ -97,6 +99,18 @@ class History:
             step = max(self._reader.interval, (end - begin) / most)
             return self._read_points(ranks, (begin, end), step)
         return self._extended(ranks, begin, end, most)
+
+    def _of_steps(
+        self, query: StepQuery, latest: RunSnapshot | None, steps: tuple[int, int]
+    ) -> Series:
+        """Returns the points of *steps*: the whole run tells when they were, which is read anew."""
+        whole = self.series(replace(query, steps=None), latest)
+        reached = [*zip(whole["step"], whole["start_us"], strict=True)]
+        before = max((at for step, at in reached if step < steps[0]), default=query.since_us)
+        after = min((at for step, at in reached if step > steps[1]), default=query.until_us)
+        found = self.series(replace(query, steps=None, since_us=before, until_us=after), latest)
+        kept = [n for n, step in enumerate(found["step"]) if steps[0] <= step <= steps[1]]
+        return {name: [column[n] for n in kept] for name, column in found.items()}
 
     def _extended(self, ranks: tuple[int, ...], begin: float, end: float, most: int) -> Series:
         """Returns the cached series, extended by its new points."""

@@ -123,7 +123,7 @@ class Reader:
         if at is None and now < self.census_due:
             return
         samples = self.query(promql.census(self.choice), at)
-        self._count = int(next((s.value for s in samples if s.labels.get("of") == "ranks"), 0))
+        self._count = next((s.count for s in samples if s.labels.get("of") == "ranks"), 0)
         one = next((key for s in samples if (key := key_of(s.labels)) is not None), None)
         if one is not None:
             some = self.choice._replace(ranks=(one.rank,))
@@ -274,9 +274,7 @@ class Reader:
         self, reading: Reading, rows: Iterable[Sample], at: float | None
     ) -> dict[str, tuple[int, float]]:
         """Returns collector without samples -> how many ranks it had, and since how many seconds."""
-        lost = {
-            s.labels.get("instance", ""): int(s.value) for s in rows if s.labels.get("of") == "lost"
-        }
+        lost = {s.labels.get("instance", ""): s.count for s in rows if s.labels.get("of") == "lost"}
         if not lost:
             return {}
         now = time.time() if at is None else at

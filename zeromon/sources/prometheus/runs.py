@@ -48,7 +48,7 @@ def runs_of(server: Server) -> list[ListedRun]:
     rows: dict[str, dict[str, int]] = {}
     for sample in server.vector(promql.runs()):
         row = rows.setdefault(sample.labels.get("run", ""), {})
-        row[sample.labels.get("of", "")] = int(sample.value)
+        row[sample.labels.get("of", "")] = sample.count
     runs = [
         ListedRun(
             run, row.get("ranks", 0), row.get("up", 0), row.get("known", 0), row.get("steps", 0)

@@ -9,9 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zeromon.errors import CaptureRefused, RunNotFound
+from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.ring.paths import is_run_id
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.lanes import Lanes
+from zeromon.sources.base import Output
 from zeromon.sources.playback import Playback
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.decode import (
@@ -91,6 +93,17 @@ class PrometheusSource:
         """Returns when each finding came and went; see :meth:`History.findings`."""
         with self._lock:
             return self._history.findings(self._latest)
+
+    def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:  # noqa: ARG002
+        """Refuses: a Prometheus server has no events."""
+        raise SourceError(
+            f"run {self.run} is read from {self.server.url}, which has no single collectives",
+            "Open the run on one of its nodes: zeromon attach.",
+        )
+
+    def output(self, pid: int) -> Output:  # noqa: ARG002
+        """Refuses."""
+        raise SourceError("a Prometheus server has no output of the training")
 
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:  # noqa: ARG002
         """Refuses: a Prometheus server has no way to reach the ranks."""

@@ -8,7 +8,7 @@ times, maxima of bytes, and the number of steps in each row.
 
 from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
 from zeromon.storage.step_history.log import RECORD_SIZE, pack, read_log, segments, unpack
-from zeromon.storage.step_history.parquet import frame, merged, shrink
+from zeromon.storage.step_history.parquet import frame, merged, shrink, unreadable
 from zeromon.storage.step_history.queries import (
     LEAST,
     MEDIAN,

@@ -27,9 +27,15 @@ RECORD_SIZE = BODY.size + _CRC.size
 
 
 def pack(row: Row) -> bytes:
-    """Returns the record of *row* with its checksum; NaN stands for a scalar that it does not have."""
+    """Returns the record of *row* with its checksum; NaN stands for a scalar that it does not have.
+
+    A row with a number that its column cannot hold, as of a damaged ring, has no record: b"".
+    """
     scalars = (math.nan if value is None else value for value in row[_FIRST_SCALAR:])
-    body = BODY.pack(*row[:_FIRST_SCALAR], *scalars)
+    try:
+        body = BODY.pack(*row[:_FIRST_SCALAR], *scalars)
+    except struct.error:
+        return b""
     return body + _CRC.pack(zlib.crc32(body))
 
 

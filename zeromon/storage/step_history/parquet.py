@@ -7,6 +7,7 @@ stays cheap.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,13 @@ def write_parquet(content: pl.DataFrame, path: Path) -> None:
     """Replaces the segment *path* by the rows in *content*."""
     with replacing(path) as temporary:
         content.write_parquet(temporary, compression="zstd", statistics=True)
+
+
+def unreadable() -> tuple[type[BaseException], ...]:
+    """Returns what polars raises for a damaged file; a panic of its own is no :class:`Exception`."""
+    import polars as pl
+
+    return pl.exceptions.PolarsError, pl.exceptions.PanicException
 
 
 def read_parquet(path: Path) -> pl.DataFrame:
@@ -74,17 +82,24 @@ def shrink(folder: Path, limit_bytes: int) -> None:
         older = closed[:-_KEPT_WHOLE] or closed[:1]
         levels = {path: _merge_level(path) for path in older}
         path = min(older, key=lambda p: (levels[p], p))
-        if levels[path] < _MOST_MERGES:
-            write_parquet(merged(read_parquet(path)), path)
-        else:
+        if levels[path] >= _MOST_MERGES:
             older[0].unlink()
+            continue
+        try:
+            content = merged(read_parquet(path))
+        except unreadable():
+            path.unlink()
+            continue
+        write_parquet(content, path)
 
 
 def _merge_level(path: Path) -> int:
-    """Returns how often a segment was merged: 0, 1 or 2."""
+    """Returns how often a segment was merged: 0, 1 or 2; 0 for a damaged one."""
     import polars as pl
 
-    most = pl.scan_parquet(path).select(pl.col("steps").max()).collect().item() or 1
+    most = 1
+    with suppress(*unreadable()):
+        most = pl.scan_parquet(path).select(pl.col("steps").max()).collect().item() or 1
     return 0 if most == 1 else 1 if most <= MERGED else _MOST_MERGES
 
 

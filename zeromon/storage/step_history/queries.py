@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeromon.snapshot import StepRange
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history.log import read_log, segments
-from zeromon.storage.step_history.parquet import frame, with_all_columns
+from zeromon.storage.step_history.parquet import frame, unreadable, with_all_columns
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def collect(
 
     Reads only the columns that *query* needs, in pieces: a long history does not fit into memory.
     """
-    import polars as pl
-
-    with suppress(OSError, pl.exceptions.PolarsError):
+    with suppress(OSError, *unreadable()):
         return query(_scan(paths)).collect(engine="streaming"), ()
     readable = [path for path in paths if _is_whole(path)]
     broken = tuple(path.name for path in paths if path not in readable)
@@ -60,13 +58,10 @@ def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
 
 
 def _is_whole(path: Path) -> bool:
-    import polars as pl
-
-    try:
+    with suppress(OSError, *unreadable()):
         _scan([path]).collect()
-    except (OSError, pl.exceptions.PolarsError):
-        return False
-    return True
+        return True
+    return False
 
 
 MOST, MEDIAN, LEAST = -1, -2, -3
@@ -79,9 +74,11 @@ def series(
     until_us: int | None = None,
     ranks: Sequence[int] = (),
     most: int = 600,
+    steps: tuple[int, int] | None = None,
 ) -> Series:
     """Returns rows with ``since_us <= start_us < until_us``, by rank and time, about *most* a rank.
 
+    *steps*: only rows of these steps; a merged row is of all steps that it was made of.
     Of more rows the extreme ones are kept: time is cut into equal ranges, and of each range the rows
     with the longest and the shortest step, the most exposed communication, and the most memory.
     """
@@ -92,6 +89,9 @@ def series(
         wanted &= pl.col("start_us") < until_us
     if ranks:
         wanted &= pl.col("rank").is_in(list(ranks))
+    if steps is not None:
+        end = pl.col("step").cast(pl.Int64) + pl.max_horizontal(pl.col("steps"), 1)
+        wanted &= (pl.col("step") <= steps[1]) & (end > steps[0])
     sizes, _ = collect(
         list(segments(folder).values()),
         lambda rows: (
@@ -252,7 +252,7 @@ def pieces(folder: Path) -> tuple[list[pl.LazyFrame], tuple[str, ...]]:
 def _piece(path: Path) -> pl.LazyFrame | None:
     import polars as pl
 
-    with suppress(OSError, pl.exceptions.PolarsError):
+    with suppress(OSError, *unreadable()):
         piece = _scan([path])
         piece.select(pl.len()).collect()  # raises for a broken file; the rows are read later
         return piece.sort("start_us", "rank")

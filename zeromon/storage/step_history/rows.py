@@ -7,6 +7,7 @@ or None where the step has none; the others are integers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from zeromon.ring.events import Phase
@@ -122,4 +123,4 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
 
 
 def _count(known: float | None) -> int:
-    return -1 if known is None else round(known)
+    return round(known) if known is not None and math.isfinite(known) else -1

@@ -18,7 +18,13 @@ from zeromon.storage.step_history.log import (
     record_layout,
     segments,
 )
-from zeromon.storage.step_history.parquet import frame, read_parquet, shrink, write_parquet
+from zeromon.storage.step_history.parquet import (
+    frame,
+    read_parquet,
+    shrink,
+    unreadable,
+    write_parquet,
+)
 from zeromon.storage.step_history.rows import Row
 
 SEGMENT_ROWS = 200_000
@@ -83,17 +89,18 @@ class Writer:
 
         The rows outlive a kill of this process.
         """
-        fresh = [row for row in rows if row[4] > self._last.get(row[0], -(1 << 62))]
+        newer = (row for row in rows if row[4] > self._last.get(row[0], -(1 << 62)))
+        fresh = [(row, record) for row in newer if (record := pack(row))]
         if not fresh:
             return 0
-        blob = b"".join(map(pack, fresh))
+        blob = b"".join(record for _, record in fresh)
         try:
             written = os.write(self._fd, blob)
         except OSError as error:
             raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
         if written < len(blob):  # a full disk takes a part; readers skip it
             raise HistoryError(f"cannot write {self.folder}: no space left")
-        for row in fresh:
+        for row, _ in fresh:
             self._last[row[0]] = max(row[4], self._last.get(row[0], row[4]))
         self._rows += len(fresh)
         if self._rows >= self._segment_rows:
@@ -142,6 +149,6 @@ def _starts(path: Path) -> Iterator[tuple[int, int]]:
         return
     import polars as pl
 
-    with suppress(pl.exceptions.PolarsError):
+    with suppress(*unreadable()):
         newest = read_parquet(path).group_by("rank").agg(pl.col("start_us").max())
         yield from newest.iter_rows()

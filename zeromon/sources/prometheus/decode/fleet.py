@@ -48,9 +48,9 @@ def whole_of(samples: Iterable[Sample]) -> Whole:
         labels, of = sample.labels, sample.labels.get("of", "")
         if of == "finding":
             rule = labels.get("rule", ""), labels.get("severity", "")
-            made.findings[rule] = int(sample.value)
+            made.findings[rule] = sample.count
         elif of == "hang":
-            made.waiting += int(sample.value)
+            made.waiting += sample.count
         elif of == "spread":
             figure, ln = labels.get("figure", ""), float(labels.get("ln", "nan"))
             if ln < _MOST_LN:  # what is below zero has no logarithm

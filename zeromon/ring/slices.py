@@ -4,13 +4,14 @@ import gzip
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeromon.errors import RingError
 from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingReader, ring_size
-from zeromon.ring.events import Event, decode
+from zeromon.ring.codes import Kind
+from zeromon.ring.events import Event, Raw, StepMark, decode
 
 _MOST_BYTES = 16 * ring_size()
 
@@ -25,21 +26,31 @@ class RingEvents:
     groups: Mapping[int, str]
     units: Mapping[int, str]
     texts: Mapping[int, str]
+    members: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Name and ranks of each group, equal at all its ranks. Two groups may have one label."""
+
+    @property
+    def wall_ns(self) -> int:
+        """When the last event was, nanoseconds since the epoch; 0 without any."""
+        return self.events[-1].t_ns + self.wall_minus_mono_ns if self.events else 0
 
 
-def of_run(run: str, kept: Path) -> Iterator[RingEvents]:
-    """Yields the events of each ring; skips unreadable rings. *kept*: the folder of the run's record."""
+def of_run(run: str, kept: Path, steps: int = 0) -> Iterator[RingEvents]:
+    """Yields the events of each ring; skips unreadable rings. *kept*: the folder of the run's record.
+
+    *steps*: how many steps of each ring, the last ones; 0 is all.
+    """
     live = [path for root in paths.ring_roots() for path in (root / run).glob("rank*.ring")]
     for path in sorted([*live, *kept.glob("rank*.ring.gz")]):
         with suppress(RingError, OSError, ValueError, EOFError):
-            yield _unpacked(path) if path.suffix == ".gz" else read(path)
+            yield _unpacked(path, steps) if path.suffix == ".gz" else read(path, steps)
 
 
-def _unpacked(path: Path) -> RingEvents:
+def _unpacked(path: Path, steps: int) -> RingEvents:
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "ring"
         _unpack(path, plain)
-        return read(plain)
+        return read(plain, steps)
 
 
 def _unpack(path: Path, plain: Path) -> None:
@@ -51,8 +62,8 @@ def _unpack(path: Path, plain: Path) -> None:
             file.write(chunk)
 
 
-def read(path: Path) -> RingEvents:
-    """Returns the events of the ring at *path*."""
+def read(path: Path, steps: int = 0) -> RingEvents:
+    """Returns the events of the ring at *path*, of its last *steps* steps; 0 is all."""
     reader = RingReader(path)
     try:
         found: dict[int, dict[int, str]] = {
@@ -61,10 +72,15 @@ def read(path: Path) -> RingEvents:
             NameKind.TEXT: {},
         }
         keys = {NameKind.GROUP: "label", NameKind.UNIT: "fqn", NameKind.TEXT: "text"}
+        members: dict[int, tuple[str, tuple[int, ...]]] = {}
         for name in reader.names():
+            if name.kind == NameKind.GROUP:
+                ranks = name.payload.get("ranks")
+                known = tuple(ranks) if isinstance(ranks, list) else ()
+                members[name.id] = str(name.payload.get("name", "")), known
             if name.kind in keys:
                 found[name.kind][name.id] = str(name.payload.get(keys[name.kind], ""))
-        raws = reader.read(final=True)
+        raws = _last(reader.read(final=True), steps)
         return RingEvents(
             rank=reader.header.rank,
             wall_minus_mono_ns=reader.header.wall_ns - reader.header.mono_ns,
@@ -72,6 +88,20 @@ def read(path: Path) -> RingEvents:
             groups=found[NameKind.GROUP],
             units=found[NameKind.UNIT],
             texts=found[NameKind.TEXT],
+            members=members,
         )
     finally:
         reader.close()
+
+
+def _last(raws: Sequence[Raw], steps: int) -> Sequence[Raw]:
+    """The records from the mark before the last *steps* steps on; a step may have several marks."""
+    if not steps:
+        return raws
+    seen: set[int] = set()
+    for at in range(len(raws) - 1, -1, -1):
+        if raws[at][2] == Kind.STEP and isinstance(mark := decode(raws[at]), StepMark):
+            seen.add(mark.step)
+            if len(seen) > steps:
+                return raws[at:]
+    return raws

@@ -1,0 +1,85 @@
+"""Escapes of a terminal in any field of a run, a configuration or a trace do not reach a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from builders import full_run
+
+from zeromon.cli import main
+from zeromon.export.prometheus.exposition import Writer
+from zeromon.storage.run_store import Store
+from zeromon.units import printable_lines
+
+EVIL = "\x1b[2Jx\x1b]0;pwn\x07\x9b31m\u202e\r"
+
+
+FIELDS = dataclasses.fields
+
+
+def evil(value: Any, kind: Any = None) -> Any:
+    """*value* with :data:`EVIL` behind each text that its type does not restrict; *kind*: the type."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kinds = get_type_hints(type(value))
+        fields = {f.name: evil(getattr(value, f.name), kinds[f.name]) for f in FIELDS(value)}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, str):
+        return value + EVIL if kind in (str, Any) else value
+    if isinstance(value, dict):
+        return {evil(key, str): evil(each, Any) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        inner = (get_args(kind) or (Any,))[0]
+        return type(value)(evil(each, inner) for each in value)
+    return value
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    known = full_run()
+    one = dataclasses.replace(
+        known.ranks[0], pipeline=None
+    )  # whose stages have no other rank there
+    run = dataclasses.replace(
+        evil(dataclasses.replace(known, ranks=(one,))), run="evil", ended=True
+    )
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "live"))
+    Store().save(run)
+    (tmp_path / "ds.json").write_text(json.dumps({EVIL: 1, "zero_optimization": {"stage": EVIL}}))
+    events = [
+        {"ph": "X", "cat": "kernel", "name": f"ncclDevKernel_AllReduce{EVIL}", "pid": 0, "tid": 7,
+         "ts": n * 10, "dur": 5, "args": {"Collective name": EVIL, "Process Group Name": EVIL}}
+        for n in range(3)
+    ]  # fmt: skip
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report evil", "ledger evil", "compare evil evil", "runs", "doctor", "plan --from evil",
+        "whatif --from evil", "check ds.json", "check ds.json --cluster x", "trace analyze trace.json",
+        "report \x1b[2Jx", "plan \x1b[2Jx", "check \x1b[2Jx", "whatif 7B --set \x1b[2Jx=1",
+    ],
+)  # fmt: skip
+def test_no_verb_prints_a_control_character(
+    words: str, recorded: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recorded)
+    try:
+        main(words.split(" "))
+    except SystemExit:
+        pass
+    out, err = capfd.readouterr()
+    assert "Traceback" not in err and out + err
+    assert printable_lines(out + err) == out + err
+
+
+def test_prometheus_gets_none_either() -> None:
+    text = Writer().write((evil(full_run()),), None, openmetrics=False).decode()
+    assert printable_lines(text) == text and "x?]0;pwn" in text

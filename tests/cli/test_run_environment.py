@@ -1,0 +1,39 @@
+"""What `zeromon run` adds to the environment changes nothing that a script sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zeromon.cli.run import child_environment
+from zeromon.ring import paths
+
+ASK = "import json, sys; print(json.dumps(sys.path))"
+
+
+def sys_path(environment: dict[str, str], folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=environment, cwd=folder, capture_output=True, check=True
+    )
+    return [str(entry) for entry in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("given", [None, "", ":/opt/x", "/opt/x:", "/opt/x::/opt/y", ":", "lib"])
+def test_sys_path_is_that_of_the_command_alone(
+    tmp_path: Path, given: str | None, nested: bool
+) -> None:
+    """``:/opt/x``, as ``export PYTHONPATH=$PYTHONPATH:/opt/x`` gives, has the working directory, too."""
+    bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and k[:7] != "ZEROMON"}
+    if given is not None:
+        bare["PYTHONPATH"] = given
+    child = child_environment(bare, tmp_path)  # type: ignore[arg-type]
+    if nested:
+        child = child_environment(child, tmp_path)  # type: ignore[arg-type]
+    assert child["PYTHONPATH"].split(os.pathsep).count(str(paths.SHIM)) == 1
+    assert sys_path(child, tmp_path) == sys_path(bare, tmp_path)

@@ -1,0 +1,29 @@
+"""What a user sees first: the verdict at the head of every view."""
+
+from __future__ import annotations
+
+from zeromon.export.prometheus.exposition import Writer
+from zeromon.readout.verdict import Verdict, verdict
+from zeromon.report.render import render
+from zeromon.snapshot import RunSnapshot
+from zeromon.tui import plain as plain_view, status_text
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.line import plain
+from zeromon_dashboard.layout import page_of
+from zeromon_dashboard.page import Known
+from zeromon_dashboard.url_state import Route
+
+
+def first_lines(shown: RunSnapshot) -> Verdict:
+    """The verdict on *shown*, which terminal, page, plain text, report and Prometheus begin with."""
+    judged = verdict(shown)
+    assert f" {judged.health} " in plain(status_text.head(shown))
+    assert judged.cause in plain(status_text.risk(shown))
+    assert judged.text in list(plain_view.lines(None, shown, 0, DisplayOptions()))
+    assert render(shown).splitlines()[1] == f"  verdict   {judged.text}"
+    parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
+    assert parts["health"]["children"] == judged.health
+    assert parts["cause"]["children"] == judged.cause
+    text = Writer().write((shown,), None, openmetrics=False).decode()
+    assert (f'health="{judged.health}"' in text) == bool(shown.ranks)
+    return judged
