@@ -22,24 +22,21 @@ HERE = Path(__file__).resolve()
 ROOT = Path("/sys/fs/cgroup")
 GROUP = f"zmfit{os.getpid()}"
 SCRIPT = HERE.parents[2] / "examples" / "train_gpt.py"
-MODEL = ["--strategy", "ddp", "--width", "64", "--layers", "2", "--heads", "2", "--length", "1024"]
+MODEL = ["--strategy", "ddp", "--width", "64", "--layers", "2", "--heads", "2"]
 STEPS = 4
 PATIENCE_SECONDS = 60.0
 """A command that takes longer gives its time to the kernel, which frees pages of files and reads
 them again."""
 
 
-def command(batch: str) -> list[str]:
+LAUNCHER = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+]  # fmt: skip
+
+
+def command(batch: str, length: int) -> list[str]:
     """The job: two ranks, whose memory is mostly activations."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    return [*launcher, str(SCRIPT), *MODEL, "--batch", batch]
+    return [*LAUNCHER, str(SCRIPT), *MODEL, "--length", str(length), "--batch", batch]
 
 
 class Cgroup:
@@ -71,10 +68,12 @@ class Cgroup:
         return next(int(count) for name, count in words if name == "oom_kill")
 
 
-def fits(group: Cgroup, batch: int, environment: dict[str, str], *, bare: bool) -> bool:
+def fits(
+    group: Cgroup, batch: int, length: int, environment: dict[str, str], *, bare: bool
+) -> bool:
     """Whether the command ends some steps in time."""
     under = [] if bare else [sys.executable, "-m", "zeromon", "run", "--quiet", "--"]
-    words = [*under, *command(str(batch)), "--steps", str(STEPS)]
+    words = [*under, *command(str(batch), length), "--steps", str(STEPS)]
     running = subprocess.Popen(
         words, preexec_fn=group.enter, env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -88,7 +87,7 @@ def fits(group: Cgroup, batch: int, environment: dict[str, str], *, bare: bool) 
     return code == 0
 
 
-def one(limit: int, folder: Path, *, bare: bool) -> dict[str, object]:
+def one(limit: int, length: int, folder: Path, *, bare: bool) -> dict[str, object]:
     """What fit finds under *limit*, and whether that and the next sizes fit in truth."""
     group = Cgroup(limit)
     began, before = time.monotonic(), group.kills()
@@ -97,8 +96,9 @@ def one(limit: int, folder: Path, *, bare: bool) -> dict[str, object]:
         **os.environ, "ZEROMON_DIR": str(folder / "live"), "ZEROMON_STORE": str(folder / "store"),
         "ZEROMON_PORT": "9555",
     }  # fmt: skip
+    job = [*command("{micro_batch}", length), "--steps", "200"]
     done = subprocess.run(
-        [*fit, "--output", str(folder / "fit"), "--", *command("{micro_batch}"), "--steps", "200"],
+        [*fit, "--output", str(folder / "fit"), "--", *job],
         preexec_fn=group.enter, capture_output=True, env=environment, text=True, check=False,
     )  # fmt: skip
     spent, kills = time.monotonic() - began, group.kills() - before
@@ -106,10 +106,10 @@ def one(limit: int, folder: Path, *, bare: bool) -> dict[str, object]:
     found = json.loads(done.stdout) if done.stdout else {"launches": [], "recommended": None}
     size = (found["recommended"] or {}).get("micro_batch", 0)
     truth = size
-    while truth and not fits(group, truth, environment, bare=bare):
+    while truth and not fits(group, truth, length, environment, bare=bare):
         truth -= 1
     if truth == size:
-        while truth < size + 3 and fits(group, truth + 1, environment, bare=bare):
+        while truth < size + 3 and fits(group, truth + 1, length, environment, bare=bare):
             truth += 1
     return {
         "limit_mib": limit >> 20, "found": size, "truth": truth, "launches": len(found["launches"]),
@@ -127,6 +127,9 @@ def main() -> None:
     parser.add_argument("--limits", type=int, default=20)
     parser.add_argument("--least", type=int, default=900, help="MiB")
     parser.add_argument("--most", type=int, default=1900, help="MiB")
+    parser.add_argument(
+        "--length", type=int, default=4096, help="tokens a sample: the step from size to size"
+    )
     parser.add_argument("--bare", action="store_true", help="the truth is that without zeromon")
     options = parser.parse_args()
     if os.geteuid() or not os.access(ROOT, os.W_OK):
@@ -137,7 +140,7 @@ def main() -> None:
             1, options.limits - 1
         )
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(one(limit << 20, Path(folder), bare=options.bare))
+            rows.append(one(limit << 20, options.length, Path(folder), bare=options.bare))
         print(json.dumps(rows[-1]), flush=True)
     good = sum(0 <= row["truth"] - row["found"] <= 1 for row in rows)
     print(

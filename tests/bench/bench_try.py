@@ -1,7 +1,7 @@
 """Does a trial tell the truth? `python tests/bench/bench_try.py` (as root, for the limited link).
 
-Each case of bench_advice.py that a trial covers: the gain that the trial measures in one run, beside
-that of pairs of full runs without and with the diff, with its standard error.
+Each case of bench_advice.py that a trial covers: the gain that trials measure in one run each, beside
+that of pairs of full runs without and with the diff, with their standard errors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from zeromon.readout.trial import CHANGES, result_text
 from zeromon.snapshot import RunSnapshot, Trial
 
 LEAD_STEPS, SETTLED = 90, 25
-PAIRS, STATES = 6, ("before", "after")
-"""Full runs in turns."""
+PAIRS, STATES = 8, ("before", "after")
+BETWEEN = 2
+"""Pairs of full runs in turns, with a trial after the first of every two: a drift of the machine is in
+both."""
 
 
 def trial_of(name: str) -> Trial:
@@ -57,21 +59,26 @@ def trial_of(name: str) -> Trial:
 def main() -> None:
     chosen = sys.argv[1:] or [name for name, case in CASES.items() if case.rule in CHANGES]
     for name in chosen:
-        made = trial_of(name)
-        pairs = [
-            [step_of(measure(name, CASES[name], state), CASES[name]) for state in STATES]
-            for _ in range(PAIRS)
-        ]
-        before, after = (statistics.median(side) for side in zip(*pairs, strict=True))
-        gains = [first - second for first, second in pairs]
-        rerun, spread = statistics.fmean(gains), statistics.stdev(gains) / PAIRS**0.5
-        ratio = (made.gain_seconds or 0.0) / rerun if rerun else 0.0
+        tried, rerun = [], []
+        for number in range(PAIRS):
+            before, after = (step_of(measure(name, CASES[name], s), CASES[name]) for s in STATES)
+            rerun.append(before - after)
+            if number % BETWEEN == 0:
+                made = trial_of(name)
+                print(f"{name}: {result_text(made)}; {before - after:.4f} s of a pair", flush=True)
+                tried.append(made.gain_seconds or 0.0)
+        ratio = statistics.fmean(tried) / statistics.fmean(rerun)
         print(
-            f"{name}: in the run {result_text(made)}; full runs {before * 1e3:.1f} -> "
-            f"{after * 1e3:.1f} ms, {rerun * 1e3:.1f} ± {spread * 1e3:.1f} ms; "
+            f"{name}: {len(tried)} trials {told(tried)}, {PAIRS} pairs of full runs {told(rerun)}; "
             f"in the run / full runs {ratio:.2f}",
             flush=True,
         )
+
+
+def told(gains: list[float]) -> str:
+    """The mean and its standard error."""
+    spread = statistics.stdev(gains) / len(gains) ** 0.5
+    return f"{statistics.fmean(gains) * 1e3:.1f} ± {spread * 1e3:.1f} ms"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
-from zeromon.cli.whatif import _point, changes_of, source
+from zeromon.cli.plan import snapshot
+from zeromon.cli.whatif import predict
 from zeromon.memory.reconcile import PEAK_ROLES
 from zeromon.memory.terms import During
 from zeromon.memory.whatif import Point
@@ -187,11 +188,8 @@ def predicted(path: Path, settings: str) -> tuple[Point, Point]:
     """The run as it is and with *settings*, as the command predicts it."""
     words = [word for setting in settings.split() for word in ("--set", setting)]
     options = build_parser("whatif").parse_args(["whatif", "--from", str(path), *words])
-    setup_of, work = source(options)
-    base = _point({}, options, setup_of, work)
-    assert base.setup is not None
-    (change,) = changes_of(options, base.setup, work.micro_batch)
-    return base, _point(change, options, setup_of, work)
+    base, (point,) = predict(options, snapshot(options.run), 1)[:2]
+    return base, point
 
 
 def memory_error(rank: RankSnapshot, point: Point) -> float:

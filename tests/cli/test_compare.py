@@ -85,7 +85,7 @@ def test_the_memory_of_all_runs_is_one_chart(home: Path, tmp_path: Path) -> None
     _, _, drawn = done.stdout.partition("Memory over the steps (RSS, of the rank that has most)\n")
     lines = drawn.splitlines()
     assert lines[0].split() == ["━", "A", "1", "GiB", "╍", "B", "1.172", "GiB"]
-    assert lines[9].split() == ["step", "1", "120"]
+    assert lines[9].split() == ["GiB", "step", "1", "120"]
     assert sum("⠉" in line or "⣀" in line or "⠒" in line or "⠤" in line for line in lines[1:9]) >= 1
     path = tmp_path / "both.html"
     assert zeromon(home, "compare", "base", "slow", "-o", str(path)).returncode == 0

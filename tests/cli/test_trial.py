@@ -101,11 +101,14 @@ def test_the_result_and_the_diff_to_keep(
     assert json.loads(capsys.readouterr().out)["trial"]["gain_seconds"] == 0.0243
 
 
-def test_ctrl_c_waits_until_the_ranks_are_as_before(source: Source) -> None:
+def test_ctrl_c_waits_until_the_ranks_are_as_before(
+    source: Source, capsys: pytest.CaptureFixture[str]
+) -> None:
     over = replace(MADE, state=TrialState.WITHDRAWN, note="it was withdrawn")
     source.states = [MADE, KeyboardInterrupt(), MADE, over]  # type: ignore[list-item]
     assert main(["try", "ZM606", "--yes"]) == 130
     assert source.asked[-1] == (1, False) and source.states == [over]
+    assert "the change is undone" in capsys.readouterr().err
 
 
 def test_a_trial_that_the_collector_does_not_know_is_an_error(source: Source) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,43 @@ def test_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "whatif.html"
     assert main(["whatif", *MODEL, "--set", "stage=1", "--html", str(path)]) == 0
     assert "stage=1" in path.read_text()
+
+
+def gathered(unit: str, numel: int) -> Any:
+    return traffic_row("all_gather", unit=unit, phase="forward", nbytes=4.0 * numel, seconds=0.02)
+
+
+def test_exposed_seconds_have_the_names_of_the_units(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = ["layers.10", "layers.9", "(root)"]
+    facts = METADATA | {
+        "framework": "fsdp2", "stage": 3, "numel": 3 * 10**7, "trainable": 3 * 10**7,
+        "shard_numel": 15 * 10**6, "trainable_shard_numel": 15 * 10**6, "units": [10**7],
+        "kept_numel": 10**7,
+    }  # fmt: skip
+    one = trained(0, (0, 200, 700, 100, 0, 0), (0, 40, 60, 0, 0, 0))
+    one = replace(one, models=(facts,), traffic=tuple(gathered(n, 10**7) for n in names))
+    path = tmp_path / "run.json"
+    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    base, other = asked(capsys, "--from", str(path), "--set", "link=2")
+    assert {"(root)", "layers.9"} <= set(base["exposed_seconds"]) <= set(names)
+    assert main(["whatif", "--from", str(path), "--set", "link=2"]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines() if line.startswith("  layers.9 ")]
+    assert float(rows[0][1]) == pytest.approx(1e3 * base["exposed_seconds"]["layers.9"], rel=0.02)
+    assert float(rows[0][3]) == pytest.approx(1e3 * other["exposed_seconds"]["layers.9"], rel=0.02)
+    assert other["exposed_seconds"]["layers.9"] < base["exposed_seconds"]["layers.9"]
+
+
+def test_what_fits_is_unknown_without_a_capacity(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)), memory=None)
+    path = tmp_path / "run.json"
+    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    assert {p["fits"] for p in asked(capsys, "--from", str(path), "--set", "link=2")} == {None}
+    assert main(["whatif", "--from", str(path)]) == 0
+    assert "what fits is n/a" in capsys.readouterr().out
+    told = asked(capsys, "--from", str(path), "--memory", "80GiB", "--set", "link=2")
+    assert {p["fits"] for p in told} == {True}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from zeromon import __version__
 from zeromon.cli.parser import Parser
 from zeromon.errors import ZeromonError
+from zeromon.units import printable_lines
 
 _EPILOG = """\
 examples:
@@ -143,6 +144,7 @@ def whole(text: str) -> int:
 
 def say(text: str) -> None:
     """Prints a message to stderr."""
+    text = printable_lines(text)
     sys.stderr.write(f"zeromon: {text}\n" if not text.startswith(" ") else f"{text}\n")
 
 

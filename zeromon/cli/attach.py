@@ -168,7 +168,7 @@ def _plain(source: Source, options: argparse.Namespace) -> int:
     from zeromon.tui.plain import follow
 
     def write(line: str) -> None:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(printable(line) + "\n")
         sys.stdout.flush()
 
     run = follow(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from zeromon.attach.rank_processes import (
 )
 from zeromon.cli import say
 from zeromon.cli.run import child_environment, start_collector
+from zeromon.cli.terminal import show
 from zeromon.diagnosis.hangs import LEAST_NS
 from zeromon.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.readout.hang import hang_text
@@ -195,9 +195,9 @@ def _say_state(run: str) -> list[str]:
     where = {rank.rank: doing(rank) for rank in snapshot.ranks}
     words = [hang_text(snapshot, hang) for hang in snapshot.hangs]
     for line in words:
-        sys.stdout.write(f"!! {line}\n")
+        show(f"!! {line}\n")
     for rank in snapshot.ranks[:64]:
-        sys.stdout.write(
+        show(
             f"rank {rank.rank} (pid {rank.pid}): {_state(rank.step, rank.step_seconds)}"
             f"{where[rank.rank]}\n"
         )

@@ -32,6 +32,7 @@ from zeromon.cli.sizes import host_memory, link_speed, memory_size
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
+from zeromon.units import printable
 
 _COLOURS = {"error": "31", "warning": "33", "info": "36"}
 
@@ -141,17 +142,21 @@ def as_text(result: Result, *, coloured: bool = False) -> str:
     """One problem a line, its fix below it, then the counts."""
     lines = [_line(problem, coloured=coloured) for problem in result.problems]
     if result.figures:
-        lines += ["figures of this launch, and what says otherwise", *as_lines(result.figures)]
+        lines += [
+            "figures of this launch, and what says otherwise",
+            *map(printable, as_lines(result.figures)),
+        ]
     return "\n".join([*lines, summary(result)]) + "\n"
 
 
 def _line(problem: Problem, *, coloured: bool) -> str:
-    place = f"{problem.file}:{problem.line}:{problem.column}:"
+    file, message, fix = map(printable, (problem.file, problem.message, problem.fix))
+    place = f"{file}:{problem.line}:{problem.column}:"
     code = f"{problem.code} {problem.name}"
     if coloured:
-        place = f"\x1b[1m{problem.file}\x1b[0m:{problem.line}:{problem.column}:"
+        place = f"\x1b[1m{file}\x1b[0m:{problem.line}:{problem.column}:"
         code = f"\x1b[{_COLOURS[problem.severity]};1m{problem.code}\x1b[0m {problem.name}"
-    return f"{place} {code}  {problem.message}\n    fix: {problem.fix}"
+    return f"{place} {code}  {message}\n    fix: {fix}"
 
 
 def summary(result: Result) -> str:

@@ -11,13 +11,16 @@ zeromon prints once.
 from __future__ import annotations
 
 import argparse
+import html
 import importlib
 import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -87,10 +90,22 @@ def serve(
         and loopback
         and (os.environ.get("DISPLAY") or sys.platform == "darwin")
     ):
-        threading.Timer(0.5, webbrowser.open, (address,)).start()
+        page = opening_page(address)
+        threading.Timer(0.5, webbrowser.open, (Path(page.name).as_uri(),)).start()
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listening])
     return 0
+
+
+def opening_page(address: str) -> Any:
+    """Returns a private file that leads a browser to *address*, and is deleted when it is closed.
+
+    Everybody on the machine sees the arguments of a browser, and *address* has the token.
+    """
+    page = tempfile.NamedTemporaryFile("w", prefix="zeromon-", suffix=".html")  # noqa: SIM115
+    page.write(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+    page.flush()
+    return page
 
 
 def resolved(hub: Any, name: str) -> str:

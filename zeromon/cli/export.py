@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.errors import ExportError
-from zeromon.export import ring_slices
 from zeromon.export.files import Progress
 from zeromon.export.formats import FORMATS, Export
-from zeromon.ring import paths
+from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import pieces
+from zeromon.storage.step_history import pieces, unreadable
 from zeromon.units import human_bytes, printable
 
 if TYPE_CHECKING:
@@ -51,6 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Writes the run that the user named; returns the exit code."""
     run, is_recorded = snapshot_of(options.run)
+    path = Path(options.output or f"{_stem(run)}{FORMATS[options.to].suffix}")
+    os.umask(0o077)  # also for the files that libraries write
+    export = prepared(run, path, is_recorded=is_recorded, force=options.force)
+    note = write(options.to, export)
+    if note:
+        _say(note)
+    size = f", {human_bytes(path.stat().st_size)}" if path.is_file() else ""
+    _say(f"wrote {printable(str(path))}: {export.progress.total:,} rows{size}")
+    return 0
+
+
+def prepared(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = False) -> Export:
+    """What *run* has to export: its record, else the steps of the snapshot itself.
+
+    Raises :class:`ExportError` for a run without a step.
+    """
     steps, broken = pieces(Store().history(run.run)) if is_recorded else ([], ())
     if not steps:
         steps = [recent(run).lazy()]
@@ -59,23 +74,10 @@ def call(options: argparse.Namespace) -> int:
         raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
         _say(f"segment {name} of the history cannot be read and is left out")
-    fmt = FORMATS[options.to]
-    path = Path(options.output or f"{_stem(run)}{fmt.suffix}")
-    os.umask(0o077)  # also for the files that libraries write
-    export = Export(
-        run=run,
-        steps=steps,
-        rings=ring_slices.of_run(run.run, Store().folder(run.run)) if is_recorded else (),
-        path=path,
-        force=options.force,
-        progress=Progress(rows),
+    rings = slices.of_run(run.run, Store().folder(run.run)) if is_recorded else ()
+    return Export(
+        run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows)
     )
-    note = write(options.to, export)
-    if note:
-        _say(note)
-    size = f", {human_bytes(path.stat().st_size)}" if path.is_file() else ""
-    _say(f"wrote {printable(str(path))}: {rows:,} rows{size}")
-    return 0
 
 
 def _height(piece: pl.LazyFrame) -> int:
@@ -94,11 +96,9 @@ def write(format: str, export: Export) -> str:
 
     Raises :class:`ExportError` for whatever the disk, polars or the format refuses.
     """
-    import polars as pl
-
     try:
         return FORMATS[format].write(export)
-    except pl.exceptions.PolarsError as error:
+    except unreadable() as error:
         text = f"the history of {export.run.run} cannot be read: {error}"
         hint = "The history of a live run is rewritten now and then: try again."
         raise ExportError(text, hint) from error

@@ -41,6 +41,7 @@ from zeromon.cli import positive, say
 from zeromon.cli.fit_files import Template, template
 from zeromon.cli.fit_launch import Request, launch, reported
 from zeromon.cli.fit_output import as_json, as_text
+from zeromon.cli.terminal import show
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
 from zeromon.memory.fit import MOST_LAUNCHES, Trial
@@ -129,10 +130,10 @@ def call(options: argparse.Namespace) -> int:
     chosen = recommend(stages)
     written = search.write(stages)
     found = as_json(stages, search.trials, chosen, written, search.notes)
-    sys.stdout.write(
-        json.dumps(found) + "\n" if options.json
-        else as_text(stages, search.trials, chosen, written, search.notes)
-    )  # fmt: skip
+    if options.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        show(as_text(stages, search.trials, chosen, written, search.notes))
     return 0 if chosen is not None else 1
 
 

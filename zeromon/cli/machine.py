@@ -23,8 +23,10 @@ from typing import Any
 from zeromon import __version__
 from zeromon.errors import ZeromonError
 from zeromon.probes.devices import Devices
+from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak
+from zeromon.readout.text import lock_text, removal_of
 from zeromon.ring import paths
 from zeromon.ring.buffer import ring_size
 from zeromon.sources.live import collector_address
@@ -242,6 +244,18 @@ def memory() -> list[Fact]:
     return facts
 
 
+def extension_cache() -> list[Fact]:
+    """The folder of torch's compiled extensions, and each lock in it, for which every rank waits."""
+    folder = cache_folder(os.environ)
+    locks = cached_locks(folder)
+    facts = [Fact(name="extensions", value=f"{folder}, {'no lock' if not locks else 'locked'}")]
+    for lock in locks:
+        hint = f"{removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
+        severity = "warning" if lock.is_stale else "note"
+        facts.append(Fact(name="lock", value=lock_text(lock), severity=severity, hint=hint))
+    return facts
+
+
 def limits() -> list[Fact]:
     """Limits of this user's processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -309,6 +323,7 @@ LOOKS: tuple[Callable[[], list[Fact]], ...] = (
     frameworks,
     devices,
     memory,
+    extension_cache,
     limits,
     kernel,
 )

@@ -397,6 +397,7 @@ def setup_of_run(
         device_bytes=memory_size("--memory", options.memory)
         if options.memory
         else base.device_bytes,
+        capacity_known=base.capacity_known or bool(options.memory),
         batch=batch,
         measured_activation_bytes=kept,
         reserve=options.reserve,

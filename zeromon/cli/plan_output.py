@@ -33,8 +33,8 @@ def as_text(
     model = setup.model
     lines = [
         f"{model.name}: {_params(setup)} on "
-        f"{setup.devices} devices of {human_bytes(setup.device_bytes)} "
-        f"({human_bytes(setup.usable_bytes)} usable)"
+        f"{setup.devices} devices of {'' if setup.capacity_known else 'an assumed '}"
+        f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
     ]
     if setup.host_bytes is not None:
         each = human_bytes(setup.usable_host_bytes)

@@ -34,7 +34,8 @@ from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.sources.live import collector_address
 
-_COLLECTOR_PATIENCE_SECONDS = 5.0
+_LAUNCH_SECONDS = 10.0
+_COLLECTOR_PATIENCE_SECONDS = 2.0
 _TASKS = (
     "LOCAL_WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE",
@@ -199,11 +200,14 @@ def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None
 
 
 def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, str]:
-    """The environment that makes every Python below the command load the shim first."""
+    """The environment that makes every Python below the command load the shim first.
+
+    An empty entry of PYTHONPATH is the working directory, unless it is the only one.
+    """
     child = dict(environment)
     shim = str(paths.SHIM)
-    others = [p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p and p != shim]
-    child["PYTHONPATH"] = os.pathsep.join([shim, *others])
+    kept = os.pathsep.join(p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p != shim)
+    child["PYTHONPATH"] = f"{shim}{os.pathsep}{kept}" if kept else shim
     agents = find_spec("zeromon_agents")
     if agents is None or agents.origin is None:
         raise LaunchError("this installation has no zeromon_agents", "Reinstall zeromon.")
@@ -216,12 +220,15 @@ def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, 
 
 
 def start_collector(root: Path, environment: dict[str, str]) -> str | None:
-    """Makes sure that a collector serves *root*; returns its address once it listens."""
+    """Makes sure that a collector serves *root*; returns its address once it listens, or None.
+
+    The command waits for it, but not long: where it does not come, the agents start it again.
+    """
     collector = dict(environment, ZEROMON_DIR=str(root))
     core, agents = environment["ZEROMON_CORE"], environment["ZEROMON_AGENTS"]
     collector["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
     collector.pop("ZEROMON_SHIM")
-    with open(os.devnull, "r+b") as null:
+    with open(os.devnull, "r+b") as null, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, "-m", "zeromon.collector", "--daemon"],
             cwd="/",
@@ -229,7 +236,7 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
             stdin=null,
             stdout=null,
             stderr=null,
-            timeout=30,
+            timeout=_LAUNCH_SECONDS,
             check=False,
         )
     deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from zeromon.report.table import wrapped_line
+from zeromon.units import printable_lines
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 _PATIENCE_SECONDS = 1.0
@@ -22,7 +24,6 @@ _COLOURS = (
     (re.compile(r"\S.*[^.]$"), BOLD),
 )
 """The first that a line begins with: severities, the verdict, the lines of a diff, headings."""
-_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 
 
 def is_coloured(stream: TextIO) -> bool:
@@ -36,7 +37,8 @@ def painted(text: str, colour: int) -> str:
 
 
 def show(text: str) -> None:
-    """Prints *text*: as it is into a pipe, wrapped and in colour at a terminal."""
+    """Prints *text* without control characters: plain in a pipe, wrapped and coloured at a terminal."""
+    text = printable_lines(text)
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         text = styled(text, width, coloured=is_coloured(sys.stdout))
@@ -48,18 +50,9 @@ def styled(text: str, width: int, *, coloured: bool) -> str:
     lines = []
     for line in text.split("\n"):
         colour = next((colour for mark, colour in _COLOURS if mark.match(line)), None)
-        parts = _wrapped(line, width)
+        parts = wrapped_line(line, width)
         lines += [painted(part, colour) for part in parts] if coloured and colour else parts
     return "\n".join(lines)
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    gaps = list(_GAP.finditer(line))
-    if len(line) <= width or len(gaps) > 1:
-        return [line]
-    below = gaps[0].end() if gaps else len(line) - len(line.lstrip()) + 2
-    indent = " " * min(below, width // 2)
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 @contextmanager

@@ -25,20 +25,13 @@ from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.readout.text import capture_text
-from zeromon.report.table import table
+from zeromon.report.trace import as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
 from zeromon.traces.analysis import RankTrace, TraceData, analyze, lanes, waits
 from zeromon.traces.kineto import read
 from zeromon.traces.results import encode_result, read_result
-from zeromon.units import (
-    human_bytes,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-    printable,
-)
+from zeromon.units import printable
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 
@@ -57,7 +50,6 @@ skipped. Ctrl-C stops the waiting, not the capture. Exit code 1 when no rank cou
 """
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
-_MOST_ROWS = 10
 _LOOK_SECONDS = 0.5
 _MOST_UNKNOWN = 20
 
@@ -142,42 +134,6 @@ def _await(source: LiveSource, number: int) -> Capture:
         time.sleep(_LOOK_SECONDS)
 
 
-def captured(made: Capture, ranks: list[RankTrace]) -> str:
-    """Prints the result of a capture."""
-    if made.state == CaptureState.FAILED:
-        return f"trace {made.number} failed: {made.note}\n"
-    last = made.first + made.steps - 1
-    steps = f"step {made.first}" if made.steps == 1 else f"steps {made.first} to {last}"
-    lines = [f"Trace {made.number}: {steps} of {len(made.files)} ranks, in {made.folder}"]
-    lines += [f"  {Path(file).name}" for file in made.files]
-    if made.note:
-        lines.append(f"  {made.note}")
-    blocks = ["\n".join(lines)]
-    if made.checks:
-        blocks.append(checks(made))
-    if ranks:
-        blocks.append(as_text(ranks).rstrip("\n"))
-    return "\n\n".join(blocks) + "\n"
-
-
-def checks(made: Capture) -> str:
-    """The live figures beside the trace's."""
-    rows = [
-        (
-            str(rank),
-            ", ".join(map(str, check.steps)),
-            human_seconds(check.live_exposed_seconds),
-            human_seconds(check.trace_exposed_seconds),
-            "n/a" if check.error_ratio is None else f"{check.error_ratio * 100:+.1f} %",
-            human_seconds(check.live_communication_seconds),
-            human_seconds(check.trace_communication_seconds),
-        )
-        for rank, check in sorted(made.checks.items())
-    ]
-    header = ("rank", "steps", "exposed live", "in trace", "error", "comm live", "in trace")
-    return f"The live figures against the trace\n{table(header, rows)}"
-
-
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
     traces, ranks = [], []
@@ -226,100 +182,6 @@ def _with_waits(traces: list[TraceData], ranks: list[RankTrace]) -> list[RankTra
 
 
 # ---- output ---------------------------------------------------------------------------------------
-
-
-def as_text(ranks: list[RankTrace]) -> str:
-    """The breakdown by rank, then the details of the rank with the most exposed communication."""
-    header = (
-        "rank",
-        "span",
-        "compute",
-        "exposed",
-        "exposed copy",
-        "idle",
-        "comm",
-        "overlap",
-        "waits",
-    )
-    rows = [
-        (
-            str(r.rank),
-            human_seconds(r.span_seconds),
-            *(
-                _part(part, r.span_seconds)
-                for part in (
-                    r.compute_seconds, r.exposed_seconds, r.exposed_copy_seconds, r.idle_seconds
-                )
-            ),
-            human_seconds(r.communication_seconds),
-            human_ratio(r.overlap_ratio),
-            human_seconds(r.wait_seconds),
-        )
-        for r in ranks
-    ]  # fmt: skip
-    blocks = [f"Where the time of the device went\n{table(header, rows)}"]
-    worst = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
-    if worst.ops:
-        blocks.append(_ops(worst))
-    if worst.units:
-        blocks.append(_units(worst))
-    if worst.kernels:
-        blocks.append(_kernels(worst))
-    notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
-    if notes:
-        blocks.append("Notes\n" + "\n".join(notes))
-    return "\n\n".join(blocks) + "\n"
-
-
-def _part(seconds: float | None, span: float | None) -> str:
-    """A part of the span and its share."""
-    if seconds is None:
-        return human_seconds(None)
-    return f"{human_seconds(seconds)} {human_ratio(seconds / span if span else None)}"
-
-
-def _ops(rank: RankTrace) -> str:
-    rows = [
-        (
-            f"{op.op} {op.group}".strip(),
-            human_count(op.count),
-            human_bytes(op.nbytes) if op.nbytes else "-",
-            human_seconds(op.seconds),
-            human_seconds(op.exposed_seconds),
-            human_rate(op.busbw_bytes_per_second) if op.busbw_bytes_per_second else "-",
-        )
-        for op in rank.ops[:_MOST_ROWS]
-    ]
-    header = ("operation", "calls", "bytes", "time", "exposed", "busbw")
-    return f"Communication of rank {rank.rank}\n{table(header, rows)}"
-
-
-def _units(rank: RankTrace) -> str:
-    rows = [
-        (
-            unit.unit,
-            human_count(unit.count),
-            human_seconds(unit.communication_seconds),
-            human_seconds(unit.exposed_seconds),
-        )
-        for unit in rank.units[:_MOST_ROWS]
-    ]
-    return f"FSDP units of rank {rank.rank}\n{table(('unit', 'calls', 'time', 'exposed'), rows)}"
-
-
-def _kernels(rank: RankTrace) -> str:
-    rows = [
-        (
-            kernel.name if len(kernel.name) <= 60 else f"{kernel.name[:57]}...",
-            kernel.kind,
-            human_count(kernel.count),
-            human_seconds(kernel.seconds),
-        )
-        for kernel in rank.kernels[:_MOST_ROWS]
-    ]
-    return (
-        f"Longest kernels of rank {rank.rank}\n{table(('kernel', 'kind', 'calls', 'time'), rows)}"
-    )
 
 
 def write_html(traces: list[tuple[int, TraceData]], path: str) -> None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from contextlib import suppress
 
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.terminal import show
 from zeromon.errors import TrialRefused, ZeromonError
 from zeromon.readout.trial import obstacle, progress_text, result_text
 from zeromon.snapshot import Finding, RunSnapshot, Trial
@@ -52,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
     source = only(find(options.target)).open()
     run = source.latest()
     if options.finding is None:
-        sys.stdout.write(choices(run))
+        show(choices(run))
         return 0
     wanted = (options.finding, options.finding.upper())
     finding = next((f for f in run.findings if f.rule in wanted or f.code in wanted), None)
@@ -66,7 +66,7 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(msgspec.json.encode({"run": source.run, "trial": made}).decode() + "\n")
     else:
-        sys.stdout.write(as_text(made))
+        show(as_text(made))
     return 0 if made.significant and (made.gain_seconds or 0.0) > 0 else 1
 
 
@@ -98,8 +98,11 @@ def _tried(source: LiveSource, number: int) -> Trial:
         return _followed(source, number)
     except KeyboardInterrupt:
         say("undoing the change ...")
-        with suppress(ZeromonError):
+        try:
             end_trial(source, number)
+            say("the change is undone")
+        except ZeromonError as error:
+            say(f"{error}; the ranks undo the change by themselves within 15 s")
         raise
 
 

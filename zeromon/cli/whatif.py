@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -55,6 +55,8 @@ _ALIASES = {"gpu": "memory", "nodes": "hosts"}
 
 _NOT_SET = ("model", "run", "config", "trace", "reference", "rollout", "help")
 """Options that describe what is there, and no change of it."""
+
+_MOST_POINTS = 1_000_000
 
 USUAL: tuple[dict[str, str], ...] = (
     {"stage": "0"}, {"stage": "1"}, {"stage": "2"}, {"stage": "3"}, {"micro-batch": "x2"},
@@ -86,40 +88,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
     refuse_format(options.html, ".html")
-    setup_of, work = source(options)
-    base = _point({}, options, setup_of, work)
-    if base.setup is None:
-        raise PlanError(base.error)
-    changes = list(changes_of(options, base.setup, work.micro_batch))
-    points: list[Point] = []
-    interrupted = _compute(changes, options, setup_of, work, points)
-    found = as_json(base, points, of=len(changes))
+    run = snapshot(options.run) if options.run else None
+    base, points, asked = predict(options, run, _MOST_POINTS)
+    found = as_json(base, points, of=asked)
     if options.html:
         write_html(found, options.html, "whatif")
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
         show(as_text(base, points))
-    if interrupted:
-        say(f"interrupted: {len(points)} of {len(changes)} points")
+    if len(points) < asked:
+        say(f"interrupted: {len(points)} of {asked} points")
     return 0 if base.time is not None or any(p.time is not None for p in points) else 2
+
+
+def of_run(run: RunSnapshot, changes: Sequence[str], most: int) -> dict[str, Any]:
+    """Returns what ``--json`` prints for *run* with ``--sweep`` of each of *changes*.
+
+    Raises :class:`PlanError`, also for more than *most* points.
+    """
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--from", run.run])
+    options.sweep = list(changes)
+    base, points, asked = predict(options, run, most)
+    return as_json(base, points, of=asked)
+
+
+def predict(
+    options: argparse.Namespace, run: RunSnapshot | None, most: int
+) -> tuple[Point, list[Point], int]:
+    """Returns the point as it is, the changed ones that are done, and how many were asked for."""
+    setup_of, work = source(options, run)
+    base = _point({}, options, setup_of, work)
+    if base.setup is None:
+        raise PlanError(base.error)
+    changes = list(itertools.islice(changes_of(options, base.setup, work.micro_batch), most + 1))
+    if len(changes) > most:
+        raise PlanError(f"more than {most:,} points", hint="Sweep fewer settings at once.")
+    points: list[Point] = []
+    _compute(changes, options, setup_of, work, points)
+    return base, points, len(changes)
 
 
 def _compute(
     changes: list[Change], options: argparse.Namespace, setup_of: SetupOf, work: Work,
     points: list[Point],
-) -> bool:  # fmt: skip
-    """Fills *points*; returns whether the user interrupted it."""
+) -> None:  # fmt: skip
+    """Fills *points*, until the user interrupts it."""
     progress = Progress(len(changes), "points")
     try:
         for change in changes:
             points.append(_point(change, options, setup_of, work))
             progress.add(1)
     except KeyboardInterrupt:
-        return True
+        return
     finally:
         progress.end()
-    return False
 
 
 # ---- what there is --------------------------------------------------------------------------------
@@ -127,13 +152,12 @@ def _compute(
 SetupOf = Callable[[argparse.Namespace], plan.Setup]
 
 
-def source(options: argparse.Namespace) -> tuple[SetupOf, Work]:
+def source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[SetupOf, Work]:
     """How options become a setup, of a run or a model that is read once; and the work of a sample."""
-    if not options.run:
+    if run is None:
         models = Models()
         of_model: SetupOf = lambda each: from_model(each, models)  # noqa: E731
         return of_model, work_of(of_model(options))
-    run = snapshot(options.run)
     base = plan.of_run(run)
     return lambda each: setup_of_run(run, each, base), work_of_run(run, base, options)
 

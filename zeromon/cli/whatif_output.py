@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,9 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _WIDTH, _HEIGHT = 76, 14
 _MOST_ROWS = 64
+_LATE = "(late ranks)"
+_BESIDE, _MOST_UNITS = 3, 12
+"""So many points have their exposed communication laid side by side, with so many units."""
 _MOST_DOTS = 200
 
 
@@ -42,6 +46,8 @@ def as_text(base: Point, points: Sequence[Point]) -> str:
         lines.append(f"  {len(points)} points; the table has those marked *, and --json has all")
     if len(best) > 1:
         lines += ["", *_chart(base, points, best)]
+    if 0 < len(points) <= _BESIDE:
+        lines += ["", *_exposed(base, points)]
     lines += ["", *_notes(base, points)]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +66,7 @@ def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
     memory = f"{human_bytes(one.row.device_bytes)}{' +' if one.is_bound else ''}"
     after = (
         memory,
-        "yes" if one.row.fits else "no",
+        "n/a" if not fits_known(one) else "yes" if one.row.fits else "no",
         "n/a" if one.mfu is None else human_ratio(one.mfu),
         "n/a" if one.tokens_per_second is None else human_count(one.tokens_per_second),
     )
@@ -77,6 +83,29 @@ def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
         human_seconds(time.parts.communication + time.parts.waiting),
         *after,
     )
+
+
+def _exposed(base: Point, points: Sequence[Point]) -> list[str]:
+    """The exposed communication of a step by unit or bucket, the largest first."""
+    known = [
+        (p.label, {**p.time.exposed, _LATE: p.time.parts.waiting})
+        for p in (base, *points)
+        if p.time is not None
+    ]
+    whole: dict[str, float] = defaultdict(float)
+    for _, units in known:
+        for name, seconds in units.items():
+            whole[name] += seconds
+    names = sorted(filter(whole.get, whole), key=lambda name: -whole[name])
+    if not names:
+        return []
+    rows = [
+        (name, *(human_seconds(units.get(name, 0.0)) for _, units in known))
+        for name in names[:_MOST_UNITS]
+    ]
+    more = len(names) - _MOST_UNITS
+    found = [table(("exposed a step", *(label for label, _ in known)), rows)]
+    return found + ([f"  and {more} more; --json has all"] if more > 0 else [])
 
 
 def _signed(seconds: float) -> str:
@@ -107,7 +136,7 @@ def _chart(base: Point, points: Sequence[Point], best: Sequence[Point]) -> list[
 def _notes(base: Point, points: Sequence[Point]) -> list[str]:
     setup = base.setup
     assert setup is not None
-    lines = [f"note: {note}" for note in setup.model.notes]
+    lines = [f"note: {note}" for note in _assumed(base)]
     if any(point.is_bound for point in (base, *points)):
         lines.append("note: +: at least, as activations or gathered units are unknown")
     if base.time is not None:
@@ -121,6 +150,18 @@ def _notes(base: Point, points: Sequence[Point]) -> list[str]:
     return lines
 
 
+def fits_known(one: Point) -> bool:
+    """Whether the memory of a device is known."""
+    return one.setup is not None and one.setup.capacity_known
+
+
+def _assumed(base: Point) -> list[str]:
+    """What the setup assumes."""
+    assert base.setup is not None
+    missing = "what fits is n/a without the memory of a device: --memory or --gpu tells it"
+    return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]
+
+
 def as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
     """Everything, in bytes and seconds; *of*: how many points were asked for."""
     best = front([base, *points])
@@ -129,8 +170,8 @@ def as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
     return {
         "model": setup.model.name,
         "devices": setup.devices,
-        "usable_bytes": setup.usable_bytes,
-        "notes": setup.model.notes,
+        "usable_bytes": setup.usable_bytes if setup.capacity_known else None,
+        "notes": _assumed(base),
         "speeds": sources(setup.machine, setup.measured, setup.plan),
         "asked": of,
         "points": [_one(one, base, best) for one in (base, *points)],
@@ -144,7 +185,7 @@ def _one(one: Point, base: Point, best: Sequence[Point]) -> dict[str, Any]:
         return found
     found |= {
         "label": row.plan.label,
-        "fits": row.fits,
+        "fits": row.fits if fits_known(one) else None,
         "bytes": {place: row.memory.total(place) for place in PLACES},
         "roles": {place: row.memory.by_role(place) for place in PLACES},
         "activations_known": one.counts_activations,

@@ -19,7 +19,13 @@ from zeromon.memory.predict import (
     sequences_that_fit,
     transformer_activations,
 )
-from zeromon.memory.reconcile import accumulating, micro_batch, read_facts, unattributed_memory
+from zeromon.memory.reconcile import (
+    accumulating,
+    in_layers,
+    micro_batch,
+    read_facts,
+    unattributed_memory,
+)
 from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
@@ -63,6 +69,8 @@ class Setup:
     host_bytes: int | None = None
     """Memory of one host, which its ranks share; None: unknown, and the host always fits."""
     hosts: int = 1
+    capacity_known: bool = True
+    """Whether *device_bytes* is that of the device; else it is assumed, and nothing is known to fit."""
     is_given: bool = False
     """*plan* is that of a configuration, of options or of a run, and not a default."""
     nvme_bytes: int | None = None
@@ -163,7 +171,7 @@ def of_run(run: RunSnapshot) -> Setup:
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
     ran = accumulating(rank, described.plan)
-    sizes, notes = _in_layers(described.sizes, ran, metadata.get("blocks", [])), []
+    sizes, notes = in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
     if len(rank.models) > 1 and rank.pipeline is None:
         notes.append(f"the first of {len(rank.models)} models of the run")
     if not described.optimizer_known:
@@ -191,6 +199,7 @@ def of_run(run: RunSnapshot) -> Setup:
         model=model,
         plan=ran,
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
+        capacity_known=capacity > 0,
         batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
         if kept
         else None,
@@ -201,25 +210,6 @@ def of_run(run: RunSnapshot) -> Setup:
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
         measured=measured_of(run.run, alike(run, rank), sizes, ran, max(1, len(run.nodes))),
-    )
-
-
-def _in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int]) -> Sizes:
-    """*sizes* with a unit for each layer where the run gathers all parameters at once.
-
-    FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
-    """
-    if ran.stage == ZeroStage.PARAMETERS:
-        largest = next(iter(sizes.unit_numels), 0)
-        return replace(sizes, layer_numel=largest, root_numel=sizes.kept_numel)
-    layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
-    rest = max(0, sizes.numel - layers * largest) if layers else 0
-    return replace(
-        sizes,
-        unit_numels=(largest,) * min(layers, 4),
-        kept_numel=rest,
-        layer_numel=largest,
-        root_numel=rest,
     )
 
 

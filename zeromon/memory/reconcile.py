@@ -14,13 +14,16 @@ from typing import Any
 
 from zeromon.errors import PlanError
 from zeromon.memory.predict import During, MemoryBreakdown, Term, predict
-from zeromon.memory.spec import Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
+from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.snapshot import Cause, Device, ExpectedRow, RankSnapshot, RoleRow, Unattributed
 
 _MOST = 1 << 60
 _NEARLY_EACH = 0.9
 """From this share of the micro-steps on, each of them reduces."""
+
+_PADDED = 1.1
+"""Elements of the gathered units are at most so many times those of the parameters."""
 
 PEAK_ROLES = frozenset(("unsharded_param",))
 """Roles that are measured at their peak within the step, from the units' marks."""
@@ -113,6 +116,51 @@ def accumulating(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
     ]  # fmt: skip
     each = median(reduces) >= _NEARLY_EACH * micro if reduces else None
     return replace(plan, accumulation=micro, reduces_each=each)
+
+
+def in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int], rank: RankSnapshot) -> Sizes:
+    """Returns *sizes* with their units, one for each layer where the run gathers all at once.
+
+    FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
+    """
+    if ran.stage == ZeroStage.PARAMETERS:
+        largest = next(iter(sizes.unit_numels), 0)
+        return replace(
+            sizes, layer_numel=largest, root_numel=sizes.kept_numel,
+            named_units=_named_units(rank, ran, sizes.numel),
+        )  # fmt: skip
+    layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
+    rest = max(0, sizes.numel - layers * largest) if layers else 0
+    return replace(
+        sizes,
+        unit_numels=(largest,) * min(layers, 4),
+        kept_numel=rest,
+        layer_numel=largest,
+        root_numel=rest,
+    )
+
+
+def _named_units(rank: RankSnapshot, plan: ShardPlan, numel: int) -> tuple[tuple[str, int], ...]:
+    """Returns (name, elements) of each FSDP unit that *rank* gathers, the root first.
+
+    () where the gathered bytes are not those of *numel* parameters: a part was not gathered yet.
+    """
+    if not plan.framework.startswith("fsdp"):
+        return ()
+    each = plan.precision.compute_bytes
+    sizes = {
+        row.unit: round(row.nbytes / row.calls / each)
+        for row in rank.traffic
+        if row.op == "all_gather" and row.unit and row.calls
+    }
+    if not numel <= sum(sizes.values()) <= numel * _PADDED:
+        return ()
+    return tuple(sorted(sizes.items(), key=lambda unit: (unit[0] != ROOT, _natural(unit[0]))))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts ``layers.10`` after ``layers.9``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
 def _count(value: Any) -> int:

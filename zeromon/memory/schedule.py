@@ -91,6 +91,9 @@ class Timeline:
 
 def pieces(sizes: Sizes, plan: ShardPlan) -> tuple[Piece, ...]:
     """Returns what is gathered together, in the order of forward; the root first."""
+    if sizes.named_units and plan.framework.startswith("fsdp"):
+        whole = sum(numel for _, numel in sizes.named_units)
+        return tuple(Piece(name, numel, numel / whole) for name, numel in sizes.named_units)
     each = sizes.layer_numel or next(iter(sizes.unit_numels), 0) or sizes.numel / UNITS
     root = min(sizes.root_numel, sizes.numel) if plan.framework.startswith("fsdp") else 0
     rest = sizes.numel - root

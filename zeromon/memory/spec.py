@@ -206,6 +206,8 @@ class Sizes:
     """The largest layer, whatever the stage; 0 where layers are unknown."""
     root_numel: int = 0
     """Elements outside of the layers."""
+    named_units: tuple[tuple[str, int], ...] = ()
+    """FSDP: (name, elements) of each unit, the root first; () where a run has not gathered them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
