@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from textual.binding import Binding
 
 from zeromon.diagnosis.pages import pages
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.screens.communication import Communication
-from zeromon.tui.screens.findings import Findings
-from zeromon.tui.screens.ranks import Ranks
-from zeromon.tui.screens.timeline import Timeline
+from zeromon.tui.screens.help import OWNERS
 from zeromon.tui.screens.view import TABS, View
-from zeromon.tui.widgets.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 SIGNS = {
@@ -26,10 +23,7 @@ SIGNS = {
 
 def bound() -> set[str]:
     """Every key of the app, its screens, and the widgets on them."""
-    owners = [ZeromonApp, View, Communication, Timeline, Ranks, Findings, Table]
-    for module in (Timeline, Ranks, Findings, Communication):
-        space = vars(__import__(module.__module__, fromlist=["*"]))
-        owners += [kind for kind in space.values() if isinstance(kind, type)]
+    owners = [ZeromonApp, View, *chain(*OWNERS.values())]
     keys: set[str] = set()
     for owner in owners:
         for binding in getattr(owner, "BINDINGS", ()):

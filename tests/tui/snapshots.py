@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from builders import MS, device_memory, rank, run, summary
+from recordings import RINGS
 
 from zeromon.diagnosis.engine import advise
 from zeromon.errors import CaptureRefused
+from zeromon.fold.lanes import lanes_of
+from zeromon.ring.slices import of_run
 from zeromon.snapshot import (
     Cause,
     CollectiveStatsRow,
@@ -29,6 +32,8 @@ from zeromon.snapshot import (
     Straggler,
     UnitRow,
 )
+from zeromon.snapshot.lanes import Lanes
+from zeromon.sources.base import Output
 from zeromon.sources.playback import Playback
 from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series
@@ -279,6 +284,14 @@ class FixedSource:
 
     def findings(self) -> list[KnownFinding]:
         return self.known
+
+    def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
+        """Those of a recorded run of FSDP2."""
+        rings = list(of_run("no live run", RINGS / "straggler-data"))
+        return lanes_of(rings, {0: 0, 1: 0}, steps=steps, ranks=ranks)
+
+    def output(self, pid: int) -> Output:
+        return Output("/logs/train.log", (f"process {pid}", "step 1 loss 2.5", "step 2 loss 2.4"))
 
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
         raise CaptureRefused(f"run {self.run} is not live", "A trace needs a live run.")

@@ -31,9 +31,10 @@ from zeromon.tui.event_log import changes, opening
 from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
 from zeromon.tui.rank_filter import test_of as wanted_by
-from zeromon.tui.screens.communication import added, arrivals
+from zeromon.tui.screens.communication import added, arrivals, latest
 from zeromon.tui.screens.memory import role_bars, within_step
 from zeromon.tui.screens.overview import parts_legend, step_bars
+from zeromon.tui.screens.text import markdown_lines, text_lines
 from zeromon.tui.styles import HEAT_LEVELS, style
 from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.terminal import announcement
@@ -100,7 +101,7 @@ def test_a_line_goes_from_its_first_value_to_its_last() -> None:
     assert marked[3][0] == 0
     assert marked[3][-1] <= marked[0][0] + 1
     assert lines[3].startswith("     0 ")
-    assert lines[4].strip().startswith("▲irst")
+    assert lines[4].strip().startswith("first▲")
     assert lines[4].endswith("last")
 
 
@@ -229,7 +230,9 @@ def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
     second = summary(2, start_ns=200, end_ns=300, phase_ns=(0, 100, 0, 0, 0, 0))
     line = plain(lanes.lane([first, second], 0, 400, 8, letters=True))
     assert line == "FB  FF  "
-    assert plain(lanes.numbers([first, second], 0, 400, 16)).split() == ["▏1", "▏2"]
+    assert plain(
+        lanes.numbers(((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16)
+    ).split() == ["▏1", "▏2"]
 
 
 def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
@@ -241,7 +244,7 @@ def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
 
 
 def test_the_ruler_counts_back_from_now() -> None:
-    text = plain(lanes.ruler(0, 4_000_000_000, 4_000_000_000, 80))
+    text = plain(lanes.ruler(0, 4_000_000_000, 80, lanes.ago_of(4_000_000_000)))
     assert text.split() == ["-4.00", "s", "-3.00", "s", "-2.00", "s", "-1.00", "s", "now"]
 
 
@@ -663,3 +666,34 @@ def test_the_terminal_is_told_of_a_new_verdict_once() -> None:
     assert told.startswith("\x1b]2;dead · r · zeromon\x07\x07\x1b]9;r dead: died: rank 1")
     assert told.count("\x1b") == 2  # a name cannot write to the terminal
     assert "\x1b]9;" not in announcement("r", dead, None)
+
+
+def test_a_mark_stands_beside_the_numbers_below_a_chart() -> None:
+    """It covered a digit: ``5▲3`` for 533."""
+    for mark in range(533, 901):
+        plot = Plot(
+            curves=(), x=(533.0, 900.0), y=(0.0, 1.0), axis=str, ticks=(0.0, 1.0),
+            foot=("step 533", "900"), marks=(float(mark),),
+        )  # fmt: skip
+        foot = "".join(text for text, _ in chart(plot, 60, 8)[-1])
+        assert foot.count("▲") == 1 and "step 533" in foot and foot.rstrip("▲ ").endswith("900")
+
+
+def test_a_rule_is_drawn_as_its_page_and_long_lines_are_wrapped() -> None:
+    text = "## Why\n\nA *long* sentence that " + "goes on and " * 12 + "ends.\n\n- one\n- two\n"
+    lines = ["".join(part for part, _ in line) for line in markdown_lines(text, 40)]
+    assert "Why" in "".join(lines) and "##" not in "".join(lines) and "*" not in "".join(lines)
+    assert all(len(line) <= 40 for line in lines) and any("• one" in line for line in lines)
+    report = "Title\n  finding  " + "word " * 30 + "\n  a  b  c  d" + " x" * 40
+    drawn = ["".join(part for part, _ in line) for line in text_lines(report, 50)]
+    assert all(len(line) <= 50 for line in drawn[:-1]) and len(drawn) > 4
+    assert drawn[-1].startswith("  a  b  c  d"), "a row of a table stays whole"
+
+
+def test_who_is_late_is_among_those_that_wait() -> None:
+    """With 64 ranks and room for 8 only those that waited were there."""
+    ranks = [
+        rank(n, late_seconds=0.02 * (n == 1), wait_seconds=0.021 * (n != 1)) for n in range(64)
+    ]
+    shown = latest(ranks, 8)
+    assert shown[0].rank == 1 and len(shown) == 8

@@ -25,22 +25,37 @@ from tui.test_lines import HOSTILE
 from zeromon.collector.http import start_server
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.readout.figures import MAPPED
-from zeromon.snapshot import Capture, Finding, Hang, InFlight, Remedy, RunSnapshot, TraceCheck
-from zeromon.sources.base import Source
+from zeromon.snapshot import (
+    Capture,
+    CaptureState,
+    Finding,
+    Hang,
+    InFlight,
+    Remedy,
+    RunSnapshot,
+    TraceCheck,
+)
+from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource
 from zeromon.sources.recorded import StoreSource
 from zeromon.sources.replay import ReplaySource
 from zeromon.storage.recorder import KnownFinding, Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
+from zeromon.traces.analysis import RankTrace
+from zeromon.traces.results import RESULT_FILE, encode_result
 from zeromon.tui.app import ZeromonApp
+from zeromon.tui.columns import laid_out
 from zeromon.tui.display_options import WHOLE, DisplayOptions
+from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import HeatMap, Ranks
-from zeromon.tui.screens.timeline import Lanes
+from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import figures_line
+from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.table import Table
+from zeromon.tui.widgets.time_axis import TimeAxis
 
 Make = Callable[..., ZeromonApp]
 
@@ -105,7 +120,7 @@ SMALL, MIDDLE, LARGE = (80, 24), (120, 40), (200, 60)
         ("2", SMALL, 8, ""), ("2", MIDDLE, 8, ""), ("3", MIDDLE, 8, ""), ("4", MIDDLE, 8, ""),
         ("4", SMALL, 8, "NO_COLOR"), ("5", MIDDLE, 8, "zeromon-light"), ("5", LARGE, 1024, ""),
         ("5", SMALL, 1024, "NO_COLOR"), ("6", MIDDLE, 8, ""), ("7", MIDDLE, 8, ""),
-        ("5 enter", MIDDLE, 8, ""),
+        ("5 enter", MIDDLE, 8, ""), ("4 enter", SMALL, 8, ""), ("4 enter e plus", MIDDLE, 8, ""),
     ],
     ids=lambda v: f"{v[0]}x{v[1]}" if isinstance(v, tuple) else str(v).replace(" ", "-") or "dark",
 )  # fmt: skip
@@ -229,7 +244,7 @@ async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
 
 async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) -> None:
     app = make(snapshot(2))
-    async with running(app, 120, 100) as pilot:
+    async with running(app, 120, 120) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
         text = screen_text(app)
@@ -237,10 +252,11 @@ async def test_every_key_is_in_the_help_and_every_action_is_there(make: Make) ->
             assert isinstance(binding, Binding)
             assert hasattr(app, f"action_{binding.action.partition('(')[0]}")
             assert binding.description in text
-        for owner in (Table, Lanes, Ranks):
+        for owner in (Table, TimeAxis, Timeline, SpanLanes, Collectives, Ranks):
             for binding in owner.BINDINGS:
                 assert isinstance(binding, Binding)
                 assert hasattr(owner, f"action_{binding.action.partition('(')[0]}")
+                assert binding.description in text
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen.query("#bars")
@@ -253,18 +269,50 @@ async def test_the_help_begins_with_the_keys_of_the_screen_and_j_scrolls_it(make
         await pilot.pause()
         assert screen_text(app).index("ranks") < screen_text(app).index("everywhere")
         assert "busbw" not in screen_text(app)
-        await pilot.press(*["j"] * 99)
+        before = screen_text(app)
+        await pilot.press(*["j"] * 3)
+        await pilot.pause()
+        assert screen_text(app) != before
+        await pilot.press("end")
         await pilot.pause()
         assert "busbw" in screen_text(app)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_figure_is_cut_and_the_unknown_ones_come_last(width: int) -> None:
-    line = "".join(text for text, _ in figures_line(snapshot(2), DisplayOptions(), width))
+    spans = figures_line(snapshot(2), DisplayOptions(), width)
+    line = "".join(text for text, _ in spans)
     whole = "".join(text for text, _ in figures_line(snapshot(2), DisplayOptions(), 999))
-    assert whole.startswith(line) and len(line.rstrip()) <= width
+    assert len(line.rstrip()) <= width
+    assert all(
+        f"{name}{value}" in whole
+        for (name, _), (value, _) in zip(spans[::2], spans[1::2], strict=True)
+    )
     known, _, unknown = whole.partition("n/a")
     assert known.lstrip().startswith("step ") and unknown.replace("n/a", "").split() == ["MFU"]
+
+
+def test_what_was_asked_for_comes_first_and_a_long_figure_hides_no_short_one() -> None:
+    """``--tokens-per-step`` and ``--peak-flops`` at 80 columns."""
+    look = DisplayOptions(tokens_per_step=2048, peak_flops=1e12)
+    line = "".join(text for text, _ in figures_line(snapshot(2), look, 80))
+    assert "tokens/s" in line and line.index("tokens/s") < line.index("exposed")
+    wide = "".join(text for text, _ in figures_line(snapshot(2), look, 999))
+    assert len(line.rstrip()) <= 80 < len(wide)
+
+
+async def test_a_change_of_screen_leaves_nothing_over_it(make: Make) -> None:
+    app = make(snapshot(2))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("7", "question_mark")
+        await pilot.pause()
+        assert "everywhere" in screen_text(app)
+        await pilot.press("5")
+        await pilot.pause()
+        assert "everywhere" not in screen_text(app)
+        await pilot.press("7")
+        await pilot.pause()
+        assert "everywhere" not in screen_text(app)
 
 
 async def test_the_palette_knows_the_keys(make: Make) -> None:
@@ -617,7 +665,7 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
     shown = snapshot(8)
     app = make(replace(shown, ranks=(replace(shown.ranks[0], check=check), *shown.ranks[1:])))
     async with running(app, 160, 40) as pilot:
-        assert "± 10 % of it" in screen_text(app)
+        assert "(a trace differs by 10 %)" in screen_text(app)
         await pilot.press("3")
         await pilot.pause()
         table: Table[object] = app.screen.query_one("#traffic", Table)
@@ -690,7 +738,7 @@ async def test_lanes_zoom_and_pan(make: Make) -> None:
         await pilot.pause()
         lanes = app.screen.query_one(Lanes)
         assert app.model is not None
-        whole = lanes._seconds(app.model)
+        whole = lanes.shown_seconds()
         await pilot.press("plus")
         assert lanes.seconds == pytest.approx(whole / 2)
         await pilot.press("left")
@@ -1085,3 +1133,108 @@ async def test_nothing_runs_on_after_it_is_closed(make: Make) -> None:
     asked = source.reads
     await asyncio.sleep(0.15)
     assert source.reads == asked
+
+
+# ---- columns, traces, what is missing ------------------------------------------------------------
+
+
+async def test_columns_are_chosen_and_one_always_stays(make: Make) -> None:
+    app = make(snapshot(8))
+    async with running(app, 160, 40) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        table = app.screen.query_one("#ranks", Table)
+        assert "last steps" in screen_text(app) and "▇" in screen_text(app)
+        await pilot.press("C", "down", "space", "down", "enter")
+        await pilot.pause()
+        assert table.hidden == {"node", "state"}
+        await pilot.press("home", *["space", "down"] * len(table.columns))
+        assert len(table.hidden) < len(table.columns)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "columns" not in screen_text(app)
+        shown = [column.name for column, _ in table._laid_out()]
+        assert shown and not set(shown) & table.hidden
+
+
+async def test_the_analysis_of_the_last_trace_is_a_screen(make: Make, tmp_path: Path) -> None:
+    one = RankTrace(
+        rank=0, file="rank0.json", span_seconds=1.0, compute_seconds=0.5, exposed_seconds=0.25,
+        communication_seconds=0.5, overlap_ratio=0.5, exposed_copy_seconds=0.0, idle_seconds=0.25,
+        events=9, ops=(), units=(), kernels=(),
+    )  # fmt: skip
+    (tmp_path / RESULT_FILE).write_bytes(encode_result([one]))
+    made = Capture(
+        number=3,
+        state=CaptureState.DONE,
+        first=7,
+        steps=2,
+        folder=str(tmp_path),
+        ranks=(0,),
+        files=("rank0.json.gz",),
+    )
+    app = make(replace(snapshot(2), capture=made))
+    async with running(app) as pilot:
+        await pilot.press("A")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Trace 3: steps 7 to 8 of 1 ranks" in text
+        assert "Where the time of the device went" in text and "250.0 ms 25.0 %" in text
+    app = make(replace(snapshot(2), capture=None))
+    async with running(app) as pilot:
+        await pilot.press("A")
+        await pilot.pause()
+        assert "no trace was taken of this run" in screen_text(app)
+
+
+async def test_a_run_without_ranks_blames_no_filter(make: Make) -> None:
+    app = make(replace(snapshot(2), ranks=()))
+    async with running(app) as pilot:
+        for key in "1234567":
+            await pilot.press(key)
+            await pilot.pause()
+            assert "filter" not in screen_text(app).replace("/ Filter", ""), key
+        await pilot.press("5", "slash", *"99", "enter")
+        await pilot.pause()
+        assert "no rank matches the filter" in screen_text(app)
+
+
+async def test_a_call_stack_is_on_the_page_of_its_rank(make: Make) -> None:
+    base = snapshot(2)
+    stuck = replace(base.ranks[0], stack=("train.py:10 main", "train.py:99 save"))
+    app = make(replace(base, ranks=(stuck, base.ranks[1])))
+    async with running(app, 120, 60) as pilot:
+        await pilot.press("5", "enter")
+        await until(pilot, lambda: bool(app.screen.query("#rank-page")))
+        assert "call stack" in screen_text(app) and "train.py:99 save" in screen_text(app)
+
+
+def test_on_a_wide_terminal_figures_stay_near_the_name() -> None:
+    widths = {column.name: size for column, size in laid_out(TRAFFIC, 240)}
+    assert widths["unit"] <= 18 + 48
+    (last,) = (size for column, size in laid_out(RANKS, 240) if column.name == "unit")
+    assert sum(size for _, size in laid_out(RANKS, 240)) == 240 and last > 18
+
+
+async def test_the_trainings_output_is_on_the_logs_and_can_be_filtered(make: Make) -> None:
+    app = make(snapshot(2))
+    async with running(app) as pilot:
+        await pilot.press("7", "o")
+        await until(pilot, lambda: "step 2 loss 2.4" in screen_text(app))
+        assert "/logs/train.log" in screen_text(app)
+        await pilot.press("slash", *"step 2", "enter")
+        await until(pilot, lambda: "step 1 loss" not in screen_text(app))
+        assert "step 2 loss 2.4" in screen_text(app)
+        await pilot.press("escape", "o")
+        await until(pilot, lambda: "step 2 loss 2.4" not in screen_text(app))
+
+
+async def test_without_an_output_the_logs_say_why(make: Make) -> None:
+    class Piped(FixedSource):
+        def output(self, pid: int) -> Output:
+            raise SourceError("the output goes to a pipe, which keeps nothing", "Use a file.")
+
+    app = make(Piped(snapshot(2)))
+    async with running(app) as pilot:
+        await pilot.press("7", "o")
+        await until(pilot, lambda: "which keeps nothing. Use a file." in screen_text(app))

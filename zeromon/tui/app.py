@@ -41,15 +41,13 @@ from zeromon.tui.screens.memory import Memory
 from zeromon.tui.screens.overview import Overview
 from zeromon.tui.screens.rank import RankView
 from zeromon.tui.screens.ranks import Ranks
-from zeromon.tui.screens.text import TextScreen, configuration
-from zeromon.tui.screens.timeline import Lanes, Timeline
+from zeromon.tui.screens.text import TextScreen, analysis, configuration
+from zeromon.tui.screens.timeline import Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import clock
 from zeromon.tui.styles import THEMES
 from zeromon.tui.terminal import KEEP_TITLE, RESTORE_TITLE, announcement
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
-from zeromon.tui.widgets.table import Table
 
 _TRACED_STEPS = 2
 _SCREENS = (Overview, Memory, Communication, Timeline, Ranks, Findings, Logs)
@@ -95,6 +93,7 @@ class ZeromonApp(App[int]):
         Binding("r", "runs", "Runs", show=False),
         Binding("c", "configuration", "Configuration", show=False),
         Binding("R", "report", "Report", show=False),
+        Binding("A", "analysis", "Analysis of the last trace", show=False),
         Binding("T", "next_theme", "Next theme", show=False),
         Binding("ctrl+c", "quit", show=False),
     ]
@@ -252,7 +251,9 @@ class ZeromonApp(App[int]):
     # ---- which moment, which rank -----------------------------------------------------------------
 
     def action_switch(self, name: str) -> None:
-        """Opens a screen."""
+        """Opens a screen, without what lies over the present one."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
         self.switch_mode(name)
 
     def action_pause(self) -> None:
@@ -301,6 +302,11 @@ class ZeromonApp(App[int]):
             self._chosen = numbers[0 if by > 0 else -1]
         self._request_detail()
         self.refresh_model()
+
+    @property
+    def source(self) -> Source:
+        """Where the snapshots come from."""
+        return self._head.source
 
     def open_rank(self, rank: int) -> None:
         """Opens the screen of one rank."""
@@ -362,6 +368,7 @@ class ZeromonApp(App[int]):
         """Chooses the next of zeromon's themes; the palette offers all themes."""
         at = _OWN_THEMES.index(self.theme) if self.theme in _OWN_THEMES else -1
         self.theme = _OWN_THEMES[(at + 1) % len(_OWN_THEMES)]
+        self.notify(f"theme {self.theme}", timeout=2)
 
     def watch_theme(self) -> None:
         """Draws everything in the new theme's colours."""
@@ -380,8 +387,7 @@ class ZeromonApp(App[int]):
             try:
                 do()
             except ZeromonError as error:
-                text = f"{error}. {error.hint}" if error.hint else str(error)
-                self.post_message(Announced(text, "warning"))
+                self.post_message(Announced(error.told, "warning"))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -457,17 +463,15 @@ class ZeromonApp(App[int]):
         """Opens the report, as `zeromon report` prints it."""
         self.push_screen(TextScreen("report", lambda model: render(model.run)))
 
+    def action_analysis(self) -> None:
+        """Opens the analysis of the last trace, as `zeromon trace capture` prints it."""
+        self.push_screen(TextScreen("last trace", analysis))
+
     def action_help(self) -> None:
         """Opens the list of all keys."""
-        groups: list[tuple[str, Iterable[BindingType]]] = [
-            ("everywhere", [*self.BINDINGS, View.BINDINGS[0], *_PALETTE_KEY]),
-            ("in a table", Table.BINDINGS), ("in a text", Page.BINDINGS),
-            ("timeline", Lanes.BINDINGS), ("communication", Communication.BINDINGS),
-            ("ranks", Ranks.BINDINGS), ("findings", Findings.BINDINGS),
-        ]  # fmt: skip
+        everywhere = [*self.BINDINGS, View.BINDINGS[0], *_PALETTE_KEY]
         here = self.current_mode
-        groups.sort(key=lambda group: group[0] != here)  # those of this screen are first
-        self.push_screen(TextScreen("keys", lambda _scene: keys(groups)))
+        self.push_screen(TextScreen("keys", lambda _scene: keys(everywhere, here)))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every key's action, and the rank closest to its memory limit."""

@@ -47,8 +47,12 @@ class TableExport(Generic[Row]):
     rows: Sequence[Row]
 
 
+_MOST_GROWTH = 48
+"""Cells: on a wide terminal the figures behind a column stay near it."""
+
+
 def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
-    """The columns that fit in *width*, with their widths; a growing column takes what is left."""
+    """The columns that fit in *width*, with their widths; a growing column takes of what is left."""
     chosen = list(columns)
     while len(chosen) > 1 and sum(c.size for c in chosen) > width:
         last = max(chosen, key=lambda c: (c.keep, columns.index(c)))
@@ -57,6 +61,8 @@ def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]
         chosen.remove(last)
     rest = max(0, width - sum(c.size for c in chosen))
     growing = next((c for c in chosen if c.grows), None)
+    if growing is not chosen[-1]:
+        rest = min(_MOST_GROWTH, rest)
     return [(c, c.size + (rest if c is growing else 0)) for c in chosen]
 
 

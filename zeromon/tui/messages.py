@@ -6,6 +6,8 @@ from typing import Literal
 from textual.message import Message
 
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.lanes import Lanes
+from zeromon.sources.base import Output
 from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.tui.playhead import Playhead, Span
@@ -53,6 +55,22 @@ class Announced(Message):
 
     text: str
     severity: Literal["information", "warning"] = "information"
+
+
+@dataclass
+class LanesArrived(Message):
+    """The spans of the last steps; None with the reason why there are none."""
+
+    lanes: Lanes | None
+    trouble: str = ""
+
+
+@dataclass
+class OutputArrived(Message):
+    """The end of the training's output; None with the reason why there is none."""
+
+    output: Output | None
+    trouble: str = ""
 
 
 @dataclass

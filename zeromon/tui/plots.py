@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zeromon.readout import charts
-from zeromon.readout.charts import ChartSpec, Forecast, Read
+from zeromon.readout.charts import FAR, ChartSpec, Forecast, Read
 from zeromon.readout.figures import BYTES, RATIO
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of
@@ -16,7 +16,6 @@ from zeromon.units import human_count
 MOST_LINES = 4
 """Up to this many ranks have a line each."""
 _ROOM = 1.05
-_FAR = 0.4  # a capacity further away than this share of it would flatten the lines
 _AHEAD = 0.3  # of the chart's width, for the forecast
 
 
@@ -97,7 +96,7 @@ def plot_of(
     capacity = limit.nbytes if limit is not None else 0
     ahead = _ahead(charts.forecasts_of(limit), (first, last))
     top, low = _top(curves), _low(curves)
-    shows_limit = bool(capacity) and (top >= _FAR * capacity or ahead is not None or look.shares)
+    shows_limit = bool(capacity) and (top >= FAR * capacity or ahead is not None or look.shares)
     high = (max(capacity, top) if shows_limit else top) * _ROOM
     divisor, unit = _scale(spec, look, high, capacity)
     high = high if shows_limit else nice_ceiling(high / divisor) * divisor

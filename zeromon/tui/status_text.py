@@ -133,17 +133,25 @@ def _off(ranks: Sequence[RankSnapshot]) -> str:
     """The deviation of the live exposed time from the last trace."""
     known = [r.check.error_ratio for r in ranks if r.check is not None]
     off = max((abs(error) for error in known if error is not None), default=None)
-    return "" if off is None else f" (± {off * 100:.0f} % of it)"
+    return "" if off is None else f" (a trace differs by {off * 100:.0f} %)"
 
 
 def figures_line(run: RunSnapshot, look: DisplayOptions, width: int) -> Line:
-    """The run in numbers, as one line of *width*: what is unknown comes last, and is left out first."""
+    """The run in numbers, as one line of *width*: what was asked for first, what is unknown last.
+
+    A figure that does not fit is left out, whole.
+    """
+    asked = {"step"}
+    asked |= {"tokens/s"} if look.tokens_per_step else set()
+    asked |= {"MFU"} if look.peak_flops else set()
+    asked |= {"progress"} if run.planned_steps else set()
     line: Line = []
-    for name, value, tone in sorted(figures(run, look), key=lambda figure: figure[1] == "n/a"):
+    for name, value, tone in sorted(
+        figures(run, look), key=lambda figure: (figure[0] not in asked, figure[1] == "n/a")
+    ):
         spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
-        if sum(len(text) for text, _ in (*line, *spans)) > width + 1:  # the last blank is none
-            break
-        line += spans
+        if sum(len(text) for text, _ in (*line, *spans)) <= width + 1:  # the last blank is none
+            line += spans
     return line
 
 

@@ -1,5 +1,6 @@
 """The tables of the terminal view: which columns each has, and what their cells show. Pure."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,27 @@ def _of_node(name: str, size: int, figure: Figure, keep: int = 0) -> Column[Flee
     )  # fmt: skip
 
 
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKS = 16
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """*values* as bars from 0 to their maximum, one cell each."""
+    top = max(values, default=0.0) or 1.0
+    return "".join(_BARS[min(7, int(8 * max(0.0, value) / top))] for value in values)
+
+
+def _last_steps(rank: RankSnapshot, _: DisplayOptions) -> Span:
+    return sparkline([step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]), "s0"
+
+
+def _spread(rank: RankSnapshot) -> float | None:
+    """The longest of the last steps against their median."""
+    last = [step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]
+    middle = statistics.median(last) if last else 0
+    return max(last) / middle if middle else None
+
+
 RANKS: Columns[RankSnapshot] = (
     Column(name="rank", size=6, show=lambda r, _: (str(r.rank), "bold"), value=lambda r: r.rank),
     Column(name="node", size=10, left=True, keep=5,
@@ -85,6 +107,8 @@ RANKS: Columns[RankSnapshot] = (
     Column(name="steps", size=9, keep=3,
            show=lambda r, _: (human_count(r.step), ""), value=lambda r: r.step),
     _of_rank("step", 9, STEP),
+    Column(name="last steps", size=_SPARKS + 1, left=True, keep=6, show=_last_steps, value=_spread,
+           unit="longest_to_median"),
     _of_rank("exposed", 9, EXPOSED_SECONDS, keep=2),
     _of_rank("share", 8, EXPOSED),
     _of_rank("overlap", 9, OVERLAP, keep=4),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zeromon.tui.draw.half_blocks import ALIKE
-from zeromon.tui.line import Line, cells, merged, padded
+from zeromon.tui.line import Line, cells, fit, merged, padded
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BRAILLE = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
@@ -158,13 +158,16 @@ def _foot(plot: Plot, columns: int) -> Line:
     if gap < 1:
         first, gap = "", max(0, columns - cells(last))
     body = list(first + " " * gap + last)
+    free = range(len(first), min(columns, len(first) + gap))
     marked = {
-        column
+        min(
+            free, key=lambda near: abs(near - column), default=column
+        )  # beside a number, not over it
         for mark in plot.marks
         if plot.x[0] <= mark <= plot.x[1]
         for column in [round((mark - plot.x[0]) / ((plot.x[1] - plot.x[0]) or 1) * (columns - 1))]
     }
-    line: Line = [(" " * _LABEL, "")]
+    line: Line = [(fit(plot.unit, _LABEL - 1, right=True) + " ", "dim")]
     for at, sign in enumerate(body[:columns]):
         line.append(("▲", "warn") if at in marked else (sign, "dim"))
     return merged(line)

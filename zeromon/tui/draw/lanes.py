@@ -5,7 +5,7 @@ known, not times: a lane draws them as shares, in a fixed order.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zeromon.readout.breakdown import PARTS, step_parts
 from zeromon.snapshot import StepSummary
@@ -13,7 +13,7 @@ from zeromon.tui.draw.half_blocks import NUMBERS, styled
 from zeromon.tui.line import Line, Span, cells
 from zeromon.units import human_seconds
 
-_NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))
+NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))
 """The cell where there is no step, with colour and without."""
 
 
@@ -25,7 +25,7 @@ def lane(
     for step in _visible(recent, first_ns, last_ns):
         parts = step_parts(step)
         _fill(halves, step, [(name, parts[name]) for name in PARTS], first_ns, last_ns)
-    return styled(halves, _NOTHING[letters], letters=letters)
+    return styled(halves, NOTHING[letters], letters=letters)
 
 
 def communication(
@@ -38,7 +38,7 @@ def communication(
             hidden = max(0, step.communication_ns - step.exposed_ns)
             parts = [("hidden", hidden), ("exposed", step.exposed_ns)]
             _fill(halves, step, parts, first_ns, last_ns)
-    return styled(halves, _NOTHING[letters], letters=letters)
+    return styled(halves, NOTHING[letters], letters=letters)
 
 
 def _visible(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterator[StepSummary]:
@@ -68,28 +68,36 @@ def _fill(
             halves[begin:end] = bytes((NUMBERS[name],)) * (end - begin)
 
 
-def ruler(first_ns: int, last_ns: int, now_ns: int, width: int) -> Line:
-    """Returns five labels: the time of their position relative to *now_ns*."""
+def ago_of(now_ns: int) -> Callable[[float], str]:
+    """Labels of a ruler: how long before *now_ns* a moment was."""
+
+    def text(moment: float) -> str:
+        ago = (now_ns - moment) / 1e9
+        return f"-{human_seconds(ago)}" if ago > 1e-4 else "now"
+
+    return text
+
+
+def ruler(first_ns: int, last_ns: int, width: int, text_of: Callable[[float], str]) -> Line:
+    """Returns five labels, each the text of the moment at its place."""
     body = [" "] * width
     for part in range(5):
         at = round(part / 4 * (width - 1))
-        moment = first_ns + (last_ns - first_ns) * part / 4
-        ago = (now_ns - moment) / 1e9
-        text = f"-{human_seconds(ago)}" if ago > 1e-4 else "now"
+        text = text_of(first_ns + (last_ns - first_ns) * part / 4)
         begin = min(max(0, at - (cells(text) if part == 4 else 0)), max(0, width - cells(text)))
         if all(sign == " " for sign in body[max(0, begin - 1) : begin + cells(text) + 1]):
             body[begin : begin + cells(text)] = text
     return [("".join(body)[:width], "dim")]
 
 
-def numbers(recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int) -> Line:
-    """Returns the number of each step at its beginning, where it fits."""
+def numbers(steps: Iterable[tuple[int, int, int]], first_ns: int, last_ns: int, width: int) -> Line:
+    """Returns the numbers of (number, begin, end) at their beginnings, where they fit."""
     body = [" "] * width
-    for step in recent:
-        if step.end_ns <= first_ns or step.start_ns >= last_ns:
+    for number, begin_ns, end_ns in steps:
+        if end_ns <= first_ns or begin_ns >= last_ns:
             continue
-        at = round((step.start_ns - first_ns) / max(1, last_ns - first_ns) * width)
-        text = f"▏{step.step}"
+        at = round((begin_ns - first_ns) / max(1, last_ns - first_ns) * width)
+        text = f"▏{number}"
         if (
             at >= 0
             and at + len(text) < width

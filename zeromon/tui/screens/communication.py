@@ -190,7 +190,7 @@ def arrivals(
             *wrapped("no collective of two ranks of this node is matched yet", width, "dim"),
         ]
     room = max(1, height - len(lines) - 1)
-    shown = sorted(known, key=lambda r: -max(r.late_seconds or 0.0, r.wait_seconds or 0.0))[:room]
+    shown = latest(known, room)
     whole = max(max(r.late_seconds or 0.0, r.wait_seconds or 0.0) for r in shown)
     bar = max(0, (width - 31) // 2)
     label = 7 if bar else 5
@@ -202,6 +202,14 @@ def arrivals(
             ("  ", ""), *_side(rank.wait_seconds, whole, bar, "data_wait", look),
         ])  # fmt: skip
     return lines
+
+
+def latest(ranks: Sequence[RankSnapshot], room: int) -> list[RankSnapshot]:
+    """The ranks that come last, and in the rest of the *room* those that wait longest."""
+    late = sorted(ranks, key=lambda rank: -(rank.late_seconds or 0.0))
+    first = late[: (room + 1) // 2]
+    waiting = sorted(late[len(first) :], key=lambda rank: -(rank.wait_seconds or 0.0))
+    return [*first, *waiting[: room - len(first)]]
 
 
 def _side(seconds: float | None, whole: float, width: int, tone: str, look: DisplayOptions) -> Line:

@@ -1,6 +1,6 @@
 """Dialogs over a screen: a line to type, and the list of runs."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -81,3 +81,48 @@ class Runs(ModalScreen["RunChoice | None"]):
     @on(Table.Chosen)
     def _chosen(self) -> None:
         self.dismiss(self.query_one("#runs", Table).current)
+
+
+class ColumnChooser(ModalScreen[None]):
+    """The columns of a table: Enter or space shows or hides the one under the cursor, at once."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,C", "dismiss(None)", "Close"),
+        Binding("space", "turn_over", "Show or hide"),
+    ]
+
+    def __init__(self, of: Table[Any]) -> None:
+        super().__init__()
+        self._of = of
+        self._columns: Columns[Column[Any]] = (
+            Column(name="shown", size=7, show=self._mark, value=lambda c: c.name in of.hidden),
+            Column(name="column", size=20, left=True, grows=True,
+                   show=lambda c, _: (c.name, "bold"), value=lambda c: c.name),
+        )  # fmt: skip
+
+    def _mark(self, column: Column[Any], _: DisplayOptions) -> Span:
+        return ("", "") if column.name in self._of.hidden else ("x", "accent")
+
+    def compose(self) -> ComposeResult:
+        """The table of columns."""
+        with Vertical(id="dialog") as box:
+            box.border_title = "columns"
+            box.border_subtitle = "enter: show or hide   esc: close"
+            yield Table(self._columns, lambda column: column.name, id="columns", classes="")
+
+    def on_mount(self) -> None:
+        """Fills the table."""
+        table = self.query_one("#columns", Table)
+        table.focus()
+        table.show(self._of.columns, DisplayOptions())
+
+    @on(Table.Chosen)
+    def action_turn_over(self) -> None:
+        """Shows or hides the column under the cursor; one column always stays."""
+        table = self.query_one("#columns", Table)
+        column: Column[Any] | None = table.current
+        if column is not None:
+            hidden = self._of.hidden ^ {column.name}
+            if len(hidden) < len(self._of.columns):
+                self._of.hide(hidden)
+            table.show(self._of.columns, DisplayOptions())

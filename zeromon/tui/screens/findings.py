@@ -67,7 +67,11 @@ class Findings(View):
             self.notify(str(error), severity="warning", markup=False)
             return
         self.app.push_screen(
-            TextScreen(f"{explained.code} {explained.name}", lambda _model: explained.text)
+            TextScreen(
+                f"{explained.code} {explained.name}",
+                lambda _model: explained.text,
+                is_markdown=True,
+            )
         )
 
     def action_copy(self) -> None:

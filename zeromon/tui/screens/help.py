@@ -1,10 +1,21 @@
 """The list of all keys, read from the screens' bindings."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 
 from zeromon.tui.line import fit
+from zeromon.tui.screens.collectives import Collectives, SpanLanes
+from zeromon.tui.screens.communication import Communication
+from zeromon.tui.screens.findings import Findings
+from zeromon.tui.screens.logs import Logs
+from zeromon.tui.screens.ranks import Ranks
+from zeromon.tui.screens.timeline import Timeline
+from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.table import Table
+from zeromon.tui.widgets.time_axis import TimeAxis
 
 _SIGNS = {
     "slash": "/", "question_mark": "?", "less_than_sign": "<", "greater_than_sign": ">",
@@ -35,8 +46,19 @@ Files are written to the working folder.
 """
 
 
-def keys(groups: Iterable[tuple[str, Iterable[BindingType]]]) -> str:
-    """Bindings as text: a title for each group, a line for each key."""
+OWNERS: dict[str, tuple[type[Widget], ...]] = {
+    "in a table": (Table,), "in a text": (Page,), "timeline": (TimeAxis, Timeline),
+    "collectives of the last steps": (SpanLanes, Collectives), "communication": (Communication,),
+    "ranks": (Ranks,), "findings": (Findings,), "logs": (Logs,),
+}  # fmt: skip
+"""Where keys work -> the widgets and screens that bind them, besides the application."""
+
+
+def keys(everywhere: Iterable[BindingType], here: str) -> str:
+    """All keys as text, a title for each group; those of the screen *here* are first."""
+    groups = [("everywhere", everywhere)]
+    groups += [(name, chain(*(o.BINDINGS for o in owners))) for name, owners in OWNERS.items()]
+    groups.sort(key=lambda group: group[0] != here)
     blocks = []
     for title, bindings in groups:
         lines = [

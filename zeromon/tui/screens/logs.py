@@ -1,12 +1,17 @@
 """The log: events of ranks, findings, traces, marks, and warnings of the agents."""
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.timer import Timer
 
+from zeromon.errors import ZeromonError
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
-from zeromon.tui.line import Line, wrapped
+from zeromon.tui.line import Line, clean, wrapped
+from zeromon.tui.messages import OutputArrived
 from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import clock
 from zeromon.tui.tables import NOTES
@@ -14,10 +19,13 @@ from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 from zeromon.units import human_count
 
+_READ_SECONDS = 1.0
+
 
 class Logs(View):
     """One line for each entry, the newest at the end."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("o", "output", "Training's output")]
     FOCUS = "#notes"
     TAB = "logs"
     HINT = "part of an entry"
@@ -25,6 +33,9 @@ class Logs(View):
     def __init__(self) -> None:
         super().__init__()
         self._text = ""
+        self._output: OutputArrived | None = None
+        """The training's output, where that is shown."""
+        self._timer: Timer | None = None
 
     def body(self) -> ComposeResult:
         """The log."""
@@ -43,9 +54,47 @@ class Logs(View):
         return [note for note in all_notes(model) if self._text.lower() in note.text.lower()]
 
     def draw(self, model: ViewModel) -> None:
-        """Draws the entries that match."""
+        """Draws the entries that match, or the training's output."""
+        page = self.query_one(Page)
+        if self._output is not None:
+            made, text = self._output, self._text.lower()
+            page.border_title = clean(made.output.path if made.output is not None else "output")
+            page.show(lambda width: output_lines(made, text, width), follow=True)
+            return
         notes = self._notes(model)
-        self.query_one(Page).show(lambda width: note_lines(notes, width), follow=True)
+        page.border_title = "notes"
+        page.show(lambda width: note_lines(notes, width), follow=True)
+
+    def action_output(self) -> None:
+        """Shows the training's output, or the log again."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = self._output = None
+            self.show()
+            return
+        self._output = OutputArrived(None, "reading ...")
+        self._timer = self.set_interval(_READ_SECONDS, self._read)
+        self._read()
+
+    def _read(self) -> None:
+        rank = self.host.model.focus() if self.host.model is not None else None
+        if rank is None or self.app.screen is not self:
+            return
+        source, pid = self.host.source, rank.pid
+
+        def read() -> None:
+            try:
+                self.post_message(OutputArrived(source.output(pid)))
+            except ZeromonError as error:
+                self.post_message(OutputArrived(None, error.told))
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def on_output_arrived(self, message: OutputArrived) -> None:
+        """Shows what was read, unless the log is shown again."""
+        if self._timer is not None:
+            self._output = message
+            self.show()
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The entries that match."""
@@ -63,6 +112,14 @@ def all_notes(model: ViewModel) -> list[LogEntry]:
         for mark in model.marks
     ]
     return sorted([*model.log, *marks], key=lambda note: note.wall)
+
+
+def output_lines(made: OutputArrived, part: str, width: int) -> list[Line]:
+    """The lines that contain *part*, or why there are none."""
+    if made.output is None:
+        return wrapped(made.trouble, width, "warn")
+    lines = [line for line in made.output.lines if part in line.lower()]
+    return [piece for line in lines for piece in wrapped(line, width)] or [[("nothing yet", "dim")]]
 
 
 def note_lines(notes: list[LogEntry], width: int) -> list[Line]:

@@ -17,7 +17,7 @@ from zeromon.tui.draw.bars import gauge
 from zeromon.tui.draw.chart import charted
 from zeromon.tui.line import Line, clean, fit, tail, wrapped
 from zeromon.tui.plots import plots_of
-from zeromon.tui.screens.view import NO_RANK, View
+from zeromon.tui.screens.view import View, no_rank
 from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
@@ -45,7 +45,7 @@ class Memory(View):
         """Draws all four parts."""
         rank = self._rank(model)
         if rank is None:
-            self._draw_nothing()
+            self._draw_nothing(model)
             return
         look = model.look
         over = self.query_one("#over", Panel)
@@ -66,13 +66,13 @@ class Memory(View):
         page.border_title = f"rank {rank.rank}: allocator and host"
         page.show(lambda width: allocator(rank, look, width))
 
-    def _draw_nothing(self) -> None:
+    def _draw_nothing(self, model: ViewModel) -> None:
         """Clears the parts: what they show may be of another run."""
         for panel in self.query(Panel).filter(".box"):
-            panel.show(lambda width, _h: wrapped(NO_RANK, width, "dim"), "memory")
+            panel.show(lambda width, _h: wrapped(no_rank(model), width, "dim"), "memory")
         for page in self.query(Page):
             page.border_title = ""
-            page.show(lambda width: wrapped(NO_RANK, width, "dim"))
+            page.show(lambda width: wrapped(no_rank(model), width, "dim"))
 
     def _rank(self, model: ViewModel) -> RankSnapshot | None:
         worst = nearest_oom(model.ranks)

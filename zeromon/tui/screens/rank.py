@@ -25,7 +25,7 @@ from zeromon.tui.line import Line, clean, fit, wrapped
 from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import text_lines
-from zeromon.tui.screens.view import NO_RANK, View
+from zeromon.tui.screens.view import View, no_rank
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
@@ -54,7 +54,7 @@ class RankView(View):
         """Draws the charts and the text."""
         rank = model.focus()
         if rank is None:
-            self._draw_nothing()
+            self._draw_nothing(model)
             return
         look = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
@@ -69,13 +69,13 @@ class RankView(View):
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
         page.show(lambda width: rank_page(model.run, rank, look, width))
 
-    def _draw_nothing(self) -> None:
+    def _draw_nothing(self, model: ViewModel) -> None:
         """Clears the parts: what they show may be of another run."""
         for panel in self.query_one("#rank-charts").query(Panel):
             panel.show(lambda _width, _h: [])
         page = self.query_one(Page)
         page.border_title = ""
-        page.show(lambda width: wrapped(NO_RANK, width, "dim"))
+        page.show(lambda width: wrapped(no_rank(model), width, "dim"))
 
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The steps of the rank."""
@@ -134,20 +134,28 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
                 (f"  {status_text.level_and_cause(risk, look)}", ""),
             ]
         )
-    if rank.in_flight:
-        lines += [[], [("in flight", "bold")]]
+    lines += _waiting(run, rank, look, width)
+    findings = [finding for finding in run.findings if finding.rank == rank.rank]
+    if findings:
+        lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
+    return [*lines, *_report(replace(run, ranks=(rank,)), width)]
+
+
+def _waiting(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+    """The collectives in flight, and the call stack of a rank that makes no progress."""
+    lines: list[Line] = [[], [("in flight", "bold")]] if rank.in_flight else []
     for one in rank.in_flight:
         age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
         what = f"{one.op} number {human_count(one.sequence)} in {group_of(rank, one)}"
         text = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
         lines += wrapped(text, width, "warn")
-    findings = [finding for finding in run.findings if finding.rank == rank.rank]
-    if findings:
-        lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
-    return [*lines, *_report(replace(run, ranks=(rank,)))]
+    if rank.stack:
+        lines += [[], [("call stack, the outermost call first", "bold")]]
+        lines += [line for frame in rank.stack for line in wrapped(frame, width, "", "  ")]
+    return lines
 
 
-def _report(run: RunSnapshot) -> list[Line]:
+def _report(run: RunSnapshot, width: int) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
         pipeline.pipeline(run), communication.units(run, 20), communication.sizes(run),
@@ -155,7 +163,7 @@ def _report(run: RunSnapshot) -> list[Line]:
         memory.roles(run), memory.offload(run), configuration.engines(run),
         configuration.settings(run, written_only=True),
     )  # fmt: skip
-    return [line for block in blocks if block for line in ([], *text_lines(block))]
+    return [line for block in blocks if block for line in ([], *text_lines(block, width))]
 
 
 def _pairs(*pairs: tuple[str, str]) -> Line:

@@ -15,7 +15,7 @@ from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import nice_ceiling
 from zeromon.tui.draw.heat import Mesh, heat, mesh, scale
 from zeromon.tui.line import Line, spread
-from zeromon.tui.screens.view import NO_RANK, View
+from zeromon.tui.screens.view import View, no_rank
 from zeromon.tui.tables import NODES, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
@@ -89,8 +89,7 @@ class Ranks(View):
         """The heat map over the tables."""
         with Vertical(id="body"):
             yield HeatMap(id="heat", classes="box")
-            yield Table(RANKS, lambda rank: rank.rank, id="ranks", order="rank",
-                        empty=NO_RANK)  # fmt: skip
+            yield Table(RANKS, lambda rank: rank.rank, id="ranks", order="rank")
             nodes = Table(NODES, lambda node: node.address, id="nodes", order="share", down=True)
             nodes.display = False
             yield nodes
@@ -104,7 +103,7 @@ class Ranks(View):
         """Draws the map and the table."""
         nodes = model.run.fleet.nodes if model.run.fleet is not None else ()
         table = self.query_one("#ranks", Table)
-        table.border_title = shown_of(model)
+        table.border_title, table.empty = shown_of(model), no_rank(model)
         table.show(model.ranks, model.look)
         if self._by_node:
             self._table.border_title = f"{human_count(len(nodes))} nodes, the worst rank of each"

@@ -1,10 +1,18 @@
 """A screen with one text that scrolls: the report, the configuration, a rule, the keys."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.style import Style
 from textual.app import ComposeResult
 
+from zeromon.readout.text import capture_text
 from zeromon.report import configuration as config, memory
+from zeromon.report.table import wrapped_line
+from zeromon.report.trace import captured
+from zeromon.traces.results import read_result
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
@@ -16,10 +24,13 @@ class TextScreen(View):
 
     FOCUS = "#page"
 
-    def __init__(self, title: str, write: Callable[[ViewModel], str]) -> None:
+    def __init__(
+        self, title: str, write: Callable[[ViewModel], str], *, is_markdown: bool = False
+    ) -> None:
         super().__init__()
         self._title = title
         self._text = write
+        self._lines = markdown_lines if is_markdown else text_lines
 
     def body(self) -> ComposeResult:
         """The text."""
@@ -29,17 +40,30 @@ class TextScreen(View):
 
     def draw(self, model: ViewModel) -> None:
         """Draws the text."""
-        lines = text_lines(self._text(model))
-        self.query_one(Page).show(lambda _width: lines)
+        text = self._text(model)
+        self.query_one(Page).show(lambda width: self._lines(text, width))
 
 
-def text_lines(text: str) -> list[Line]:
-    """A report as lines: a line without indentation is a title."""
+def text_lines(text: str, width: int) -> list[Line]:
+    """A report as lines of *width*: a line without indentation is a title."""
     made: list[Line] = []
     for line in text.splitlines():
         tone = "" if line.startswith((" ", "|", "-", "`")) or not line else "bold"
-        made.append([(clean(line), tone)])
+        made += [[(part, tone)] for part in wrapped_line(clean(line), width)]
     return made
+
+
+def markdown_lines(text: str, width: int) -> list[Line]:
+    """A page of a rule as lines of *width*, as `zeromon rule` prints it."""
+    console = Console(width=width, color_system=None, legacy_windows=False)
+    return [
+        [(part.text, _tone(part.style)) for part in line]
+        for line in console.render_lines(Markdown(text), pad=False)
+    ]
+
+
+def _tone(style: Style | None) -> str:
+    return "bold" if style is not None and style.bold else ""
 
 
 def configuration(model: ViewModel) -> str:
@@ -50,3 +74,13 @@ def configuration(model: ViewModel) -> str:
     text = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
     return text or f"{strategy} has no configuration file: there is nothing to show"
+
+
+def analysis(model: ViewModel) -> str:
+    """The last trace: its files, the live figures against it, the time of the device by activity."""
+    made = model.run.capture
+    if made is None:
+        return "no trace was taken of this run: t takes one of the next two steps"
+    if made.is_open:
+        return capture_text(made, max((rank.step for rank in model.run.ranks), default=0))
+    return captured(made, read_result(Path(made.folder)))

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
@@ -11,43 +10,26 @@ from zeromon.readout.breakdown import PARTS, USUAL, step_parts
 from zeromon.tui.columns import TableExport
 from zeromon.tui.draw import lanes
 from zeromon.tui.line import Line, fit
+from zeromon.tui.screens.collectives import Collectives
 from zeromon.tui.screens.overview import parts_legend
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.panel import Panel
+from zeromon.tui.widgets.time_axis import TimeAxis
 from zeromon.units import human_seconds
 
 _LABEL = 10
-_LEAST_SECONDS, _MOST_SECONDS = 0.001, 36_000.0
 _STEPS_AT_FIRST = 12
 _MOST_THICK = 3
 _LEAST_PAUSE_SECONDS = 0.9
-_TRUE = "Steps are at their true times; within a step, shares only (t: a trace)"
+_TRUE = "Steps are at their true times; within a step, shares only (enter: its collectives)"
 
 
-class Lanes(Panel, can_focus=True):
-    """Lanes with zoom and pan."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "zoom(0.5)", "Zoom in", key_display="+"),
-        Binding("minus", "zoom(2)", "Zoom out"),
-        Binding("left", "pan(0.25)", "Earlier"),
-        Binding("right", "pan(-0.25)", "Later"),
-        Binding("home,0", "reset", "Newest", show=False),
-        Binding("up,k", "scroll_ranks(-1)", "Ranks up", show=False),
-        Binding("down,j", "scroll_ranks(1)", "Ranks down", show=False),
-        Binding("pageup", "scroll_ranks(-10)", "Ranks up", show=False),
-        Binding("pagedown", "scroll_ranks(10)", "Ranks down", show=False),
-    ]
+class Lanes(TimeAxis):
+    """The steps of each rank."""
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__("timeline", id=id, classes=classes)
-        self.seconds = 0.0
-        """How much time is shown, seconds; 0: about a dozen steps."""
-        self.back = 0.0
-        """Seconds between the newest step and the right edge."""
-        self.top = 0
         self._model: ViewModel | None = None
         self._drawn: ViewModel | None = None
         self._soon: Timer | None = None
@@ -70,7 +52,8 @@ class Lanes(Panel, can_focus=True):
 
     def look_at(self, model: ViewModel) -> None:
         """Draws the steps now."""
-        span = human_seconds(self._seconds(model))
+        self._model = model
+        span = human_seconds(self.shown_seconds())
         place = (
             "to the newest step"
             if not self.back
@@ -78,61 +61,26 @@ class Lanes(Panel, can_focus=True):
         )
         self.show(self._lines, f"timeline: {span}, {place}")
 
-    def _seconds(self, model: ViewModel) -> float:
-        if self.seconds:
-            return self.seconds
-        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in model.ranks if rank.recent]
-        known = max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in last), default=1.0)
-        return max(_LEAST_SECONDS, known)
-
-    def action_zoom(self, by: float) -> None:
-        """Shows more or less time."""
-        if self._model is not None:
-            seconds = self._seconds(self._model) * by
-            self.seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
-            self.look_at(self._model)
-
-    def action_pan(self, by: float) -> None:
-        """Moves to earlier or later steps, within what is known."""
-        if self._model is not None:
-            known = [
-                (r.recent[0].start_ns, r.recent[-1].end_ns) for r in self._model.ranks if r.recent
-            ]
-            oldest, newest = (
-                min((k[0] for k in known), default=0),
-                max((k[1] for k in known), default=0),
-            )
-            most = max(0.0, (newest - oldest) / 1e9 - self._seconds(self._model))
-            self.back = min(most, max(0.0, self.back + by * self._seconds(self._model)))
-            self.look_at(self._model)
-
-    def action_reset(self) -> None:
-        """Shows the newest steps, at the first zoom."""
-        self.seconds = self.back = 0.0
+    def redraw(self) -> None:
+        """Draws the steps now."""
         if self._model is not None:
             self.look_at(self._model)
 
-    def action_scroll_ranks(self, by: int) -> None:
-        """Scrolls through the ranks."""
-        if self._model is not None:
-            self.top = min(max(0, self.top + by), max(0, len(self._model.ranks) - 1))
-            self.look_at(self._model)
+    def usual_seconds(self) -> float:
+        """About a dozen steps."""
+        ranks = self._model.ranks if self._model is not None else ()
+        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in ranks if rank.recent]
+        return max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in last), default=1.0)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Scrolls through the ranks; with ctrl zooms in."""
-        event.stop()
-        if event.ctrl:
-            self.action_zoom(0.8)
-        else:
-            self.action_scroll_ranks(-1)
+    def extent(self) -> tuple[int, int] | None:
+        """From the first to the last step of the snapshot."""
+        ranks = self._model.ranks if self._model is not None else ()
+        known = [(r.recent[0].start_ns, r.recent[-1].end_ns) for r in ranks if r.recent]
+        return (min(k[0] for k in known), max(k[1] for k in known)) if known else None
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Scrolls through the ranks; with ctrl zooms out."""
-        event.stop()
-        if event.ctrl:
-            self.action_zoom(1.25)
-        else:
-            self.action_scroll_ranks(1)
+    def count(self) -> int:
+        """The number of ranks."""
+        return len(self._model.ranks) if self._model is not None else 0
 
     def _lines(self, width: int, height: int) -> list[Line]:
         model = self._model
@@ -141,11 +89,12 @@ class Lanes(Panel, can_focus=True):
         letters = model.look.letters
         now = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
         last = now - round(self.back * 1e9)
-        first, room = last - round(self._seconds(model) * 1e9), max(8, width - _LABEL)
+        first, room = last - round(self.shown_seconds() * 1e9), max(8, width - _LABEL)
         chosen = model.focus()
-        steps = chosen.recent if chosen is not None else ()
+        recent = chosen.recent if chosen is not None else ()
+        steps = [(step.step, step.start_ns, step.end_ns) for step in recent]
         lines: list[Line] = [
-            [(" " * _LABEL, ""), *lanes.ruler(first, last, now, room)],
+            [(" " * _LABEL, ""), *lanes.ruler(first, last, room, lanes.ago_of(now))],
             [(fit("step", _LABEL), "dim"), *lanes.numbers(steps, first, last, room)],
         ]  # fmt: skip
         each = (height - 4) // len(model.ranks)
@@ -181,12 +130,17 @@ class Lanes(Panel, can_focus=True):
 class Timeline(View):
     """One lane for each rank; a second one for communication where there is room."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "collectives", "Collectives")]
     FOCUS = "#lanes"
     TAB = "timeline"
 
     def body(self) -> ComposeResult:
         """The lanes."""
         yield Lanes(id="lanes", classes="box")
+
+    def action_collectives(self) -> None:
+        """Opens the collectives of the last steps."""
+        self.app.push_screen(Collectives())
 
     def draw(self, model: ViewModel) -> None:
         """Draws the newest steps."""

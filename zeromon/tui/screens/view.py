@@ -11,15 +11,17 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from zeromon.snapshot import FleetNode, Severity
+from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.line import Line, spread
+from zeromon.tui.screens.dialogs import ColumnChooser
 from zeromon.tui.view_model import ViewModel, scrubber, status
 from zeromon.tui.widgets.keys import Keys
 from zeromon.tui.widgets.panel import Panel
+from zeromon.tui.widgets.table import Table
 
 TABS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
-NO_RANK = "no rank matches the filter"
 
 
 class Tabs(Panel):
@@ -48,6 +50,10 @@ class Host(Protocol):
     @property
     def trouble(self) -> str:
         """Why there is no newer snapshot; "" where nothing is wrong."""
+
+    @property
+    def source(self) -> Source:
+        """Where the snapshots come from; it may block, so that only a thread reads it."""
 
     @property
     def rank_filter(self) -> str:
@@ -184,6 +190,10 @@ class View(Screen[None]):
         """Filters by *text*."""
         self.host.filter_ranks(text)
 
+    @on(Table.ColumnsWanted)
+    def _choose_columns(self, event: Table.ColumnsWanted) -> None:
+        self.app.push_screen(ColumnChooser(event.table))
+
     @on(Input.Changed, "#filter")
     def _typed(self, event: Input.Changed) -> None:
         if event.input.display:
@@ -201,6 +211,11 @@ class View(Screen[None]):
     def focus_body(self) -> None:
         """Focuses the widget that the screen's keys belong to."""
         self.set_focus(self.query_one(self.FOCUS) if self.FOCUS else None)
+
+
+def no_rank(model: ViewModel) -> str:
+    """Why no rank is shown."""
+    return "no rank matches the filter" if model.rank_filter else "no rank has reported yet"
 
 
 def _tabs(shown: str, model: ViewModel, width: int) -> Line:

@@ -50,11 +50,23 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         Binding("enter", "choose", "Open"),
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "turn", "Reverse the order", show=False),
+        Binding("C", "columns", "Columns", show=False),
     ]
 
     @dataclass
     class Moved(Message):
         """The cursor moved to another row."""
+
+        table: Table[object]
+
+        @property
+        def control(self) -> Table[object]:
+            """The table."""
+            return self.table
+
+    @dataclass
+    class ColumnsWanted(Message):
+        """The user wants to choose the columns."""
 
         table: Table[object]
 
@@ -91,8 +103,10 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         if title:
             self.border_title = title
         self.columns, self.order, self.down = columns, order, down
+        self.hidden: frozenset[str] = frozenset()
+        """The names of the columns that the user left out."""
         self.rows: list[Row] = []
-        self._key, self._empty, self._opens = key, empty, opens
+        self._key, self.empty, self._opens = key, empty, opens
         self._given: Sequence[Row] = ()
         self._look = DisplayOptions()
         self._at: Hashable = None
@@ -127,6 +141,15 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def current(self) -> Row | None:
         """The row under the cursor."""
         return self.rows[self.cursor] if self.rows else None
+
+    def _laid_out(self) -> list[tuple[Column[Row], int]]:
+        chosen = tuple(c for c in self.columns if c.name not in self.hidden)
+        return laid_out(chosen or self.columns, self._width)
+
+    def hide(self, names: frozenset[str]) -> None:
+        """Leaves the columns *names* out."""
+        self.hidden = names
+        self._arrange()
 
     def go(self, key: Hashable) -> None:
         """Moves the cursor to the row of *key*, where there is one."""
@@ -164,9 +187,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         if self.rows and self._opens:
             self.post_message(self.Chosen(self))  # type: ignore[arg-type]
 
+    def action_columns(self) -> None:
+        """Lets the user choose the columns."""
+        self.post_message(self.ColumnsWanted(self))  # type: ignore[arg-type]
+
     def action_sort(self, by: int) -> None:
         """Sorts by the next or the previous column on the screen."""
-        names = [c.name for c, _ in laid_out(self.columns, self._width)]
+        names = [c.name for c, _ in self._laid_out()]
         at = names.index(self.order) if self.order in names else -1
         self.sort(names[(at + by) % len(names)])
 
@@ -194,7 +221,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return
         if offset.y == 0:
             upto = 0
-            for column, size in laid_out(self.columns, self._width):
+            for column, size in self._laid_out():
                 upto += size
                 if offset.x < upto:
                     self.sort(column.name)
@@ -219,7 +246,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return paint.header.strip(line, paint.width)
         at = y - 1 + paint.top
         if not self.rows and y == 1:
-            return paint.plain.strip([(f" {self._empty}", "dim")], paint.width)
+            return paint.plain.strip([(f" {self.empty}", "dim")], paint.width)
         if at >= len(self.rows):
             return paint.plain.strip([], paint.width)
         line = cells_of(paint.columns, self.rows[at], self._look)
@@ -234,7 +261,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         on, width = app_background(self.app), self._width
         return _Paint(
             width=width, top=int(self.scroll_offset.y), background=on, focused=self.has_focus,
-            columns=laid_out(self.columns, width), plain=palette(self.rich_style, on),
+            columns=self._laid_out(), plain=palette(self.rich_style, on),
             header=palette(self.get_component_rich_style("table--header"), on),
             cursor=palette(self.get_component_rich_style("table--cursor"), on),
         )  # fmt: skip
