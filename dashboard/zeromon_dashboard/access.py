@@ -1,6 +1,7 @@
 """Applies :mod:`zeromon.sources.access` to the dashboard; a token in an address becomes a cookie."""
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -33,9 +34,17 @@ class Guard:
     """Middleware around the whole application: every request passes here first."""
 
     def __init__(
-        self, app: App, *, token: str, loopback: bool, port: int, hashes: Sequence[str]
+        self,
+        app: App,
+        *,
+        token: str,
+        loopback: bool,
+        port: int,
+        hashes: Sequence[str],
+        has: Callable[[str, str], bool] = lambda path, query: True,  # noqa: ARG005
     ) -> None:
         self._app = app
+        self._has = has
         self._token = token
         self._policy = policy_of(token, loopback=loopback)
         self._cookie = f"zeromon-{port}"
@@ -53,7 +62,7 @@ class Guard:
             return await _answer(send, refused.status, refused.reason)
         if is_token(brought, self._token):
             return await self._trade(scope, send)
-        return await self._app(scope, receive, self._with_headers(request.path, send))
+        return await self._app(scope, bounded(receive), self._dressed(scope, send))
 
     def _read(self, scope: Scope) -> tuple[Request, str]:
         """The request, and the token that its address brings."""
@@ -102,12 +111,18 @@ class Guard:
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _with_headers(self, path: str, send: Send) -> Send:
-        """*send*, with the security headers of *path* added to the answer."""
+    def _dressed(self, scope: Scope, send: Send) -> Send:
+        """*send*, with security headers added, and 404 where a page says that a thing is not there."""
+        path = scope["path"]
 
         async def dressed(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self._headers(path)]
+                given = message.get("headers", ())
+                if message["status"] == 200 and _is_page(path, given):
+                    query = scope.get("query_string", b"").decode("latin-1")
+                    found = await asyncio.to_thread(self._has, path, query)
+                    message["status"] = 200 if found else 404
+                message["headers"] = [*given, *self._headers(path)]
             await send(message)
 
         return dressed
@@ -131,6 +146,25 @@ class Guard:
             (b"referrer-policy", b"no-referrer"),
             (b"cross-origin-resource-policy", b"same-origin"),
         ]
+
+
+def _is_page(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether an answer with *headers* is the frame in which Dash draws the pages."""
+    kinds = (value for name, value in headers if name.lower() == b"content-type")
+    return not path.startswith("/report/") and any(v.startswith(b"text/html") for v in kinds)
+
+
+def bounded(receive: Receive) -> Receive:
+    """*receive* until the body exceeds the limit, whatever its header tells; then a disconnect."""
+    left = _MOST_BODY
+
+    async def limited() -> MutableMapping[str, Any]:
+        nonlocal left
+        message = await receive() if left >= 0 else {"type": "http.disconnect"}
+        left -= len(message.get("body", b""))
+        return message if left >= 0 else {"type": "http.disconnect"}
+
+    return limited
 
 
 async def _answer(send: Send, status: int, text: str) -> None:

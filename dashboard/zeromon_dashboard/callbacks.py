@@ -1,18 +1,22 @@
 """What Dash calls when something on a page changes: on the server, and in the browser."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from dash import ClientsideFunction, Input, Output, State, dcc
 
+from zeromon.cli.whatif import of_run
 from zeromon.errors import TraceError, ZeromonError
+from zeromon.readout.charts import names
 from zeromon.traces.analysis import lanes
 from zeromon.traces.kineto import read
 from zeromon_dashboard import figures, runs_page
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import skeleton
+from zeromon_dashboard.pages import timeline as timeline_page, whatif
 from zeromon_dashboard.url_state import PAGES, Route, parse_address
 from zeromon_dashboard.widgets import CONFIG, trouble
 
@@ -35,14 +39,17 @@ def add_callbacks(app: Any, feeds: Feeds) -> None:
 def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
     def show(address: str) -> tuple[Any, Any]:
         route = parse_address(address)
-        if not route.run:
-            return _runs(feeds.hub, route), None
         try:
+            if not route.run:
+                return _lost(route) if route.unknown else _runs(feeds.hub, route), None
+            if missing := feeds.hub.missing_ranks(route):
+                return trouble(missing, "", _ways(route)), None
             feed = feeds.of(route)
             page, cursor = feed.page()
-            return skeleton(route, page, feed.span, feed.ranks), cursor.as_json()
+            runs = [item.manifest.run for item in feeds.hub.runs()]
+            return skeleton(route, page, feed.span, feed.ranks, runs), cursor.as_json()
         except ZeromonError as error:
-            return trouble(str(error), error.hint), None
+            return trouble(str(error), error.hint, _ways(route, _like(feeds.hub, route))), None
 
     def timeline(clicks: int | None, address: str) -> Any:
         if not clicks:
@@ -52,6 +59,17 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
         except (ZeromonError, OSError) as error:
             return trouble(str(error), getattr(error, "hint", ""))
 
+    def predict(_: str, address: str) -> Any:
+        route = parse_address(address)
+        try:
+            run = feeds.hub.followed(route.run).newest().run
+            return whatif.prediction(of_run(run, route.changes.split(), whatif.MOST_POINTS))
+        except ZeromonError as error:
+            return trouble(str(error), error.hint)
+
+    app.callback(
+        Output("predicted", "children"), Input("changes", "id"), State("route", "data"),
+    )(predict)  # fmt: skip
     app.callback(
         Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
         prevent_initial_call=True,
@@ -60,6 +78,44 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
         Output("timeline", "children"), Input("show-trace", "n_clicks"), State("route", "data"),
         prevent_initial_call=True,
     )(timeline)  # fmt: skip
+    _add_lanes(app, feeds)
+
+
+def _add_lanes(app: Any, feeds: Feeds) -> None:
+    def lanes_of(steps: str, _: int | None, address: str) -> Any:
+        route = parse_address(address)
+        try:
+            source = feeds.hub.followed(route.run).source
+            number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
+            return timeline_page.timeline(source.lanes(int(number), route.ranks))
+        except ZeromonError as error:
+            return trouble(str(error), error.hint)
+
+    app.callback(
+        Output("lanes", "children"), Input("lane-steps", "value"), Input("read-lanes", "n_clicks"),
+        State("route", "data"),
+    )(lanes_of)  # fmt: skip
+
+
+def _lost(route: Route) -> Any:
+    """The page of an address that leads nowhere; of a run that it names, its overview."""
+    folder, run, *_ = [*route.unknown.split("/"), "", ""]
+    named = parse_address(f"/run/{run}") if folder == "run" else Route()
+    return trouble(f"there is no page /{route.unknown}", "", _ways(named))
+
+
+def _ways(route: Route, like: Sequence[str] = ()) -> dict[str, str]:
+    """Ways out of an address that cannot be shown: runs whose names are *like* its own, and all runs."""
+    names = dict.fromkeys([*like, *([] if like or not route.run else [route.run])])
+    return {f"run {name}": Route(run=name).address for name in names} | {"all runs": "/"}
+
+
+def _like(hub: Hub, route: Route) -> list[str]:
+    """The names of runs that are like the one that was not found; all, where none is and few are."""
+    known = [item.manifest.run for item in hub.runs()]
+    if route.run in known:
+        return [route.run]
+    return get_close_matches(route.run, known, 5, 0.5)
 
 
 def _runs(hub: Hub, route: Route) -> Any:
@@ -112,7 +168,19 @@ def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
         "poll", _also("cursor", "data"), Input("tick", "n_intervals"),
         State("route", "data"), State("at", "data"), State("cursor", "data"),
     )  # fmt: skip
-    yield "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value")
+    yield (
+        "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value"),
+        Input("with", "value"),
+    )  # fmt: skip
+    yield (
+        "stepped", _also("url", "search"), Input("steps", "n_submit"), State("steps", "value"),
+    )  # fmt: skip
+    for name in (*names(), "own-time"):  # every chart over steps
+        yield "zoomed", _also("url", "search"), Input(name, "relayoutData")
+    yield (
+        "changed", _also("url", "search"), Input("predict", "n_clicks"), Input("changes", "n_submit"),
+        State("changes", "value"),
+    )  # fmt: skip
     yield "measured", _also("url", "search"), Input("metric", "value")
     for name, event in (("rank-map", "clickData"), ("rank-table", "cellClicked")):
         yield "drill", _also("url", "search"), _also("url", "pathname"), Input(name, event)
@@ -121,6 +189,10 @@ def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
     )  # fmt: skip
     yield (
         "compare", _also("url", "search"), Input("compare", "n_clicks"),
+        State("run-table", "selectedRows"),
+    )  # fmt: skip
+    yield (
+        "lay", _also("url", "pathname"), _also("url", "search"), Input("lay", "n_clicks"),
         State("run-table", "selectedRows"),
     )  # fmt: skip
     yield (

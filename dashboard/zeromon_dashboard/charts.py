@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zeromon.compare.comparison import letter
 from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
 from zeromon.readout.figures import RATIO
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
+from zeromon.units import human_bytes
 
 Series = Mapping[str, Sequence[int]]
 """Columns of a history: ``rank``, ``step``, ``duration_us``, ``exposed_us``, ... by name."""
@@ -23,7 +25,7 @@ Column = Sequence[float | None]
 Trace = tuple[list[float], list[float | None]]
 """Steps, and values."""
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
 )  # fmt: skip
@@ -31,7 +33,7 @@ COLOURS = (
 MOST_POINTS = 600
 MOST_RANKS = 8
 _WARM_UP = 3
-_MOST_BESIDE_TITLE = 4
+_MOST_BESIDE_TITLE, _MOST_CHARACTERS = 4, 36
 _LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.3, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
@@ -58,6 +60,8 @@ class Chart:
     top: float
     """The end of the axis; the first steps, which warm up, may exceed it."""
     marks: tuple[Mark, ...] = field(default=())
+    steps: tuple[int, int] | None = None
+    """The ends of the axis; None: as far as the lines go."""
 
     def figure(self, height: int = 280) -> dict[str, Any]:
         """The chart as a figure of plotly, *height* pixels high."""
@@ -69,7 +73,15 @@ class Chart:
             }
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
-        many = len(self.traces) > _MOST_BESIDE_TITLE
+        if not any(x for x, _ in self.traces.values()):
+            hidden = {"visible": False}
+            return {
+                "data": [],
+                "layout": {**layout(self.title, 60), "xaxis": hidden, "yaxis": hidden},
+            }
+        many = (
+            len(self.traces) > _MOST_BESIDE_TITLE or sum(map(len, self.traces)) > _MOST_CHARACTERS
+        )
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
         return {
@@ -77,8 +89,13 @@ class Chart:
             "layout": {
                 **layout(self.title, height + 60 * many),
                 **(_LEGEND_BELOW if many else {}),
-                "xaxis": axis("step"),
-                "yaxis": {**axis(self.unit), "range": [min(0.0, 1.1 * low), top]},
+                "xaxis": step_axis(self.steps),
+                "yaxis": {
+                    **axis(self.unit),
+                    "range": [min(0.0, 1.1 * low), top],
+                    "fixedrange": True,
+                },
+                "uirevision": str(self.steps),  # else a zoom of before outlives a new range
                 "hovermode": "x unified",
                 "shapes": [_level(mark) for mark in self.marks if mark.x is None],
                 "annotations": [_named(mark) for mark in self.marks if mark.x is None],
@@ -114,12 +131,19 @@ def layout(title: str, height: int) -> dict[str, Any]:
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         "uirevision": "kept",
         "hoverlabel": {"namelength": -1},
+        "modebar": {"orientation": "v"},
     }
 
 
 def axis(title: str) -> dict[str, Any]:
     """An axis with a title."""
     return {"title": {"text": title}, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
+
+
+def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
+    """The axis of steps, from the first to the last of *steps*; a drag over it chooses others."""
+    span = {} if steps is None else {"range": [steps[0] - 0.5, steps[1] + 0.5]}
+    return {**axis("step"), **span, "tickformat": ",d", "hoverformat": ",d"}
 
 
 def _level(mark: Mark) -> dict[str, Any]:
@@ -207,14 +231,72 @@ def _top(steps: Sequence[float], column: Column) -> float:
 # ---- chart specifications -------------------------------------------------------------------------
 
 
-def charts_of(series: Series, run: RunSnapshot) -> dict[str, Chart | None]:
-    """Every chart of *run* by its name; None for one without a known value."""
+def charts_of(
+    series: Series, run: RunSnapshot, steps: tuple[int, int] | None = None
+) -> dict[str, Chart | None]:
+    """Every chart of *run* by its name, of *steps*; None for one without a known value."""
     rows = rows_of(series)
-    return {spec.name: _chart_of(spec, series, rows, run) for spec in specs.charts_of(run.ranks)}
+    return {
+        spec.name: _chart_of(spec, series, rows, run, steps) for spec in specs.charts_of(run.ranks)
+    }
+
+
+def overlaid(
+    runs: Sequence[tuple[RunSnapshot, Series]], steps: tuple[int, int] | None = None
+) -> dict[str, Chart | None]:
+    """The charts of the first run with a line of each of *runs*: its fullest, or its median, rank."""
+    columns = {id(series): rows_of(series) for _, series in runs}
+    return {
+        spec.name: _overlaid(spec, runs, columns, steps)
+        for spec in specs.charts_of(runs[0][0].ranks)
+    }
+
+
+def _overlaid(
+    spec: ChartSpec,
+    runs: Sequence[tuple[RunSnapshot, Series]],
+    rows: Mapping[int, Sequence[StepRow]],
+    steps: tuple[int, int] | None,
+) -> Chart | None:
+    read, scale, unit = _scaled(spec)
+    which = "highest rank" if spec.pool else "median rank"
+    traces, missing, top = {}, [], 0.0
+    for number, (run, series) in enumerate(runs):
+        name = f"{letter(number)} {run.run}"
+        alike = spec in specs.charts_of(run.ranks)
+        column = _column_of(rows[id(series)], read, scale) if alike else []
+        if all(value is None for value in column):
+            missing.append(letter(number))
+            continue
+        lines = (
+            by_rank(series, column)
+            if MOST in series["rank"]
+            else _over_ranks(series["step"], column)
+        )
+        traces[name] = reduced(*lines[which])
+        top = max(top, _top(*lines[which]))
+    lacking = f"; n/a of {', '.join(missing)}" if missing else ""
+    title = f"{_title(spec)}, {which}{lacking}"
+    return Chart(title, unit, traces, top, (), steps) if traces else None
+
+
+def without_value(name: str, run: RunSnapshot, why: str) -> Chart:
+    """The chart *name* where no step has its value: the title and *why*, and no axes."""
+    spec = next(spec for spec in specs.charts_of(run.ranks) if spec.name == name)
+    return Chart(f"{_title(spec)}: {why}", "", {}, 1.0)
+
+
+def _title(spec: ChartSpec) -> str:
+    title = f"{spec.title}, {spec.quantity}" if spec.quantity else spec.title
+    return title[:1].upper() + title[1:]
 
 
 def _chart_of(
-    spec: ChartSpec, series: Series, rows: Sequence[StepRow], run: RunSnapshot
+    spec: ChartSpec,
+    series: Series,
+    rows: Sequence[StepRow],
+    run: RunSnapshot,
+    steps: tuple[int, int] | None,
 ) -> Chart | None:
     """The lines of *spec*, and the limit and the forecast that *run* has; None without a value."""
     read, scale, unit = _scaled(spec)
@@ -222,12 +304,33 @@ def _chart_of(
     if all(value is None for value in column):
         return None
     traces = {name: reduced(*trace) for name, trace in by_rank(series, column).items()}
+    summed = spec.shared and MOST not in series["rank"]
+    if summed and len(set(series["rank"])) > 1:
+        traces = {"sum": reduced(*_summed(series, column)), **traces}
     if len(set(series["rank"])) == 1:
         for name, other in spec.beside:
             traces[name] = reduced(series["step"], _column_of(rows, other, scale))
-    title = f"{spec.title}, {spec.quantity}" if spec.quantity else spec.title
-    title = title[:1].upper() + title[1:]
-    return Chart(title, unit, traces, _top(series["step"], column), marks_of(spec, run))
+    title = _title(spec)
+    limit = specs.limit_of(spec, run.ranks)
+    if summed and limit is not None and limit.nbytes:
+        step = (
+            GIB if limit.nbytes >= 8 * GIB else GIB // 8
+        )  # it moves, and each title is a new figure
+        title += f"; used and available {human_bytes(limit.nbytes // step * step)}"
+    marks = marks_of(spec, limit) if summed or not spec.shared else ()
+    top = max(_top(series["step"], column), *(_top(*trace) for trace in traces.values()))
+    return Chart(title, unit, traces, top, marks, steps)
+
+
+def _summed(series: Series, column: Sequence[float | None]) -> Trace:
+    """The sum over the ranks of each step that all of them have taken."""
+    ranks = len(set(series["rank"]))
+    by_step: dict[float, list[float]] = {}
+    for step, value in zip(series["step"], column, strict=True):
+        if value is not None:
+            by_step.setdefault(step, []).append(value)
+    whole = sorted(step for step, values in by_step.items() if len(values) == ranks)
+    return list(whole), [sum(by_step[step]) for step in whole]
 
 
 def _column_of(rows: Sequence[StepRow], read: Read, scale: float) -> list[float | None]:
@@ -242,13 +345,18 @@ def _scaled(spec: ChartSpec) -> tuple[Read, float, str]:
     return spec.read, spec.unit.scale, spec.unit.symbol
 
 
-def marks_of(spec: ChartSpec, run: RunSnapshot) -> tuple[Mark, ...]:
+def marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ...]:
     """The capacity of the fullest rank's memory, and the forecasts of when it is reached.
 
-    Of a quantity that ranks share, a line is that of one rank, and the capacity is no level of it.
+    Of a quantity that ranks share, both are of their sum; a capacity far above is not drawn.
     """
-    limit = specs.limit_of(spec, run.ranks)
-    if limit is None or spec.shared:
+    if limit is None or not limit.nbytes:
+        return ()
+    if (
+        spec.shared
+        and limit.risk.used_bytes < specs.FAR * limit.nbytes
+        and not limit.risk.steps_left
+    ):
         return ()
     scale, step = spec.unit.scale, limit.rank.step
     full = limit.risk.capacity_bytes * scale

@@ -7,12 +7,14 @@ import json
 import math
 import secrets
 import threading
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from plotly.utils import PlotlyJSONEncoder
 
+from zeromon.compare.comparison import Comparison
 from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.hub import Followed, Hub
@@ -21,6 +23,8 @@ from zeromon_dashboard.page import Known, Page
 from zeromon_dashboard.url_state import Route
 
 _MOST_FEEDS = 64
+_SUMS, _SUMS_SECONDS = ("breakdown", "ledger"), 5.0
+"""Parts that are means of many steps or sums over the run, and how often they change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Cursor:
     feed: str = ""
     version: int = 0
     epoch: str = ""
-    """Identifies the tab's lines; while it is the same, points can be appended to them."""
+    """Identifies each chart of the tab; while its part is the same, points can be appended to it."""
     step: float = -1
 
     def as_json(self) -> dict[str, Any]:
@@ -44,20 +48,25 @@ class Feed:
     def __init__(self, hub: Hub, where: Route) -> None:
         self.where = where
         self.name = secrets.token_hex(6)
+        self._hub = hub
         self._followed: Followed = hub.followed(where.run)
+        self._others = [hub.followed(name) for name in where.others]
+        self._comparison: Comparison | None = None
         self._lock = threading.Lock()
-        self._shown: tuple[RunSnapshot, str] | None = None
+        self._shown: tuple[list[RunSnapshot], str] | None = None
         self._past: RunSnapshot | None = None
         self._version = 0
         self._parts: dict[str, tuple[str, int]] = {}
         """Encoded properties by the id of their component, and the version that changed them last."""
         self._page = Page({})
-        self._epoch = ""
+        self._epochs: dict[str, str] = {}
+        self._sums_wall = 0.0
+        """When the parts of :data:`_SUMS` were sent last, by the snapshot's clock."""
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the newest snapshot."""
-        return [rank.rank for rank in self._shown[0].ranks] if self._shown else []
+        return [rank.rank for rank in self._shown[0][0].ranks] if self._shown else []
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -78,14 +87,12 @@ class Feed:
             version = cursor.version if known else -1
             props = {name: text for name, (text, v) in self._parts.items() if v > version}
             extend = {}
-            if known and cursor.epoch == self._epoch:
-                for name, chart in self._page.charts.items():
-                    newer = chart.newer(cursor.step)
-                    if newer is not None:
-                        extend[name] = _encoded([newer, list(range(len(chart.traces)))])
-            else:
-                for name, chart in self._page.charts.items():
+            kept = set(cursor.epoch.split()) if known else set()
+            for name, chart in self._page.charts.items():
+                if self._epochs[name] not in kept:
                     props[name] = _encoded({"figure": chart.figure()})
+                elif (newer := chart.newer(cursor.step)) is not None:
+                    extend[name] = _encoded([newer, list(range(len(chart.traces)))])
             return (
                 f'{{"cursor":{json.dumps(self._cursor().as_json())},'
                 f'"props":{_joined(props)},"extend":{_joined(extend)}}}'
@@ -93,20 +100,24 @@ class Feed:
 
     def _cursor(self) -> Cursor:
         last = max((chart.last for chart in self._page.charts.values()), default=-1)
-        return Cursor(self.name, self._version, self._epoch, last)
+        return Cursor(self.name, self._version, " ".join(self._epochs.values()), last)
 
     def _update(self) -> None:
         self._followed.request_detail(self.where.ranks, self.where.node)
         newest = self._followed.newest()
-        now = (newest.run, f"{newest.trouble} {newest.age:.0f}" if newest.trouble else "")
-        if self._shown is not None and self._shown[0] is now[0] and self._shown[1] == now[1]:
+        others = [other.newest().run for other in self._others]
+        trouble = f"{newest.trouble} {newest.age:.0f}" if newest.trouble else ""
+        now = ([newest.run, *others], trouble)
+        if self._shown is not None and _same(self._shown, now):
             return
+        if others and self._comparison is None:
+            self._comparison = self._hub.compared((self.where.run, *self.where.others))
         self._shown = now
         run = newest.run
         if self.where.at is not None:
             self._past = self._past or self._followed.at(self.where.at)
             run = self._past
-        number, series = self._followed.series(self.where.ranks, self.where.last, self.where.at)
+        number, series = self._followed.series(*self.where.drawn)
         self._page = page_of(
             Known(
                 where=self.where,
@@ -116,14 +127,33 @@ class Feed:
                 live=self._followed.live,
                 age=newest.age,
                 trouble=newest.trouble,
+                others=[
+                    (run, other.series((), self.where.last, None, self.where.steps)[1])
+                    for run, other in zip(others, self._others, strict=True)
+                ],
+                comparison=self._comparison,
             )
         )
         self._version += 1
+        waits = not run.ended and 0 <= run.taken_wall - self._sums_wall < _SUMS_SECONDS
+        self._sums_wall = self._sums_wall if waits else run.taken_wall
         for name, props in self._page.parts.items():
+            if waits and name in _SUMS and name in self._parts:
+                continue
             text = _encoded(props)
             if self._parts.get(name, ("", 0))[0] != text:
                 self._parts[name] = (text, self._version)
-        self._epoch = f"{number} " + " ".join(map(_shape, self._page.charts.values()))
+        if others:  # their lines do not end at one step: each change is sent whole
+            number = self._version
+        self._epochs = {
+            name: f"{zlib.crc32(f'{number} {name} {_shape(chart)}'.encode()):x}"
+            for name, chart in self._page.charts.items()
+        }
+
+
+def _same(one: tuple[list[RunSnapshot], str], other: tuple[list[RunSnapshot], str]) -> bool:
+    """Whether the snapshots are the same objects, and the trouble is the same."""
+    return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
 
 
 def _shape(chart: Chart) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from zeromon.units import human_seconds
-from zeromon_dashboard.charts import COLOURS, GIB
+from zeromon_dashboard.charts import COLOURS, GIB, MIB
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -41,28 +41,37 @@ def plan(content: dict[str, Any]) -> go.Figure:
     return figure
 
 
+def _scale(nbytes: float) -> tuple[int, str]:
+    """The unit for sizes up to *nbytes*."""
+    return (GIB, "GiB") if nbytes >= GIB else (MIB, "MiB")
+
+
 def whatif(content: dict[str, Any]) -> go.Figure:
     """The output of ``zeromon whatif --json``: device memory against milliseconds a sample."""
     known = [p for p in content["points"] if p.get("step_seconds") is not None]
+    size, unit = _scale(max((p["bytes"]["device"] for p in known), default=0))
     figure = go.Figure()
     best = sorted((p for p in known if p["pareto"]), key=lambda p: p["bytes"]["device"])
     for name, points, mode in (("points", known, "markers"), ("best", best, "lines+markers")):
         figure.add_scatter(
             name=name,
             mode=mode,
-            x=[p["bytes"]["device"] / GIB for p in points],
+            x=[p["bytes"]["device"] / size for p in points],
             y=[1e3 * p["step_seconds"] / p["samples"] for p in points],
             text=[
                 " ".join(f"{k}={v}" for k, v in p["change"].items()) or "as it is" for p in points
             ],
-            hovertemplate="%{text}<br>%{x:.2f} GiB, %{y:.2f} ms<extra></extra>",
+            hovertemplate="%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
         )
-    usable = content["usable_bytes"] / GIB
-    figure.add_vline(x=usable, line_dash="dash", annotation_text=f"usable: {usable:.1f} GiB")
+    if content["usable_bytes"] is not None:
+        usable = content["usable_bytes"] / size
+        figure.add_vline(
+            x=usable, line_dash="dash", annotation_text=f"usable: {usable:,.1f} {unit}"
+        )
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
     figure.update_layout(
         template="plotly_white", colorway=COLOURS, title=title,
-        xaxis_title="GiB", yaxis_title="ms a sample",
+        xaxis_title=unit, yaxis_title="ms a sample",
     )  # fmt: skip
     return figure
 

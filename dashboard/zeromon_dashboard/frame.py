@@ -47,7 +47,7 @@ def frame() -> Any:
                             dmc.Divider(my=4),
                             html.Div(links, id="pages"),
                             dmc.Text(
-                                "Keys: 0 to 5 pages, d dark, space play",
+                                f"Keys: 0 to {len(PAGES)} pages, d dark, space play",
                                 size="xs",
                                 c="dimmed",
                                 mt="md",

@@ -60,7 +60,7 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
         if counted is None
         else [snapshot_figures.roles(counted), snapshot_figures.within_step(counted)]
     )
-    ledgers = [figure] if (figure := snapshot_figures.ledger(run))["data"] else []
+    ledgers = [figure] if (figure := snapshot_figures.ledger(run)) else []
     figures = [figure for figure in over_time if figure is not None]
     memory = [figure for figure in of_memory if figure is not None]
     parts = [

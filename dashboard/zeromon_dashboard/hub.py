@@ -20,6 +20,7 @@ from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.run_store import Manifest, Store
 from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps
 from zeromon.storage.step_query import StepQuery
+from zeromon_dashboard.url_state import Route
 
 _FRESH_SECONDS = 0.9
 _LIST_SECONDS = 3.0
@@ -126,24 +127,31 @@ class Followed:
         except (ZeromonError, OSError):
             return None
 
-    def series(self, ranks: tuple[int, ...], last: int, until: float | None) -> tuple[int, Series]:
+    def series(
+        self,
+        ranks: tuple[int, ...],
+        last: int,
+        until: float | None,
+        steps: tuple[int, int] | None = None,
+    ) -> tuple[int, Series]:
         """The steps to draw, and a number that changes when they are read anew.
 
+        *steps*: those from the first to the last of them, instead of the *last* ones.
         Between two readings, the new steps of a live run are appended, so that tabs need only those.
         """
-        key = (ranks, last, until)
+        key = (ranks, last, until, steps)
         with self._lock:
             number, known = self._series.get(key, (0, None))
             run = self._run
             if run is not None and run.origin:  # its source appends the new steps itself
-                fresh = self._read(run, ranks, last, until)
+                fresh = self._read(run, *key)
                 number += known is None or known["start_us"][:1] != fresh["start_us"][:1]
                 self._series[key] = (number, fresh)
                 return number, fresh
             if known is None or _too_many(known, run):
-                number, known = number + 1, self._read(run, ranks, last, until)
+                number, known = number + 1, self._read(run, *key)
             if until is None and run is not None:
-                known = _appended(known, run, ranks)
+                known = _appended(known, run, ranks, steps)
             self._series[key] = (number, known)
             self._series.move_to_end(key)
             while len(self._series) > _MOST_SOURCES:
@@ -151,22 +159,30 @@ class Followed:
             return number, known
 
     def _read(
-        self, run: RunSnapshot | None, ranks: tuple[int, ...], last: int, until: float | None
+        self,
+        run: RunSnapshot | None,
+        ranks: tuple[int, ...],
+        last: int,
+        until: float | None,
+        steps: tuple[int, int] | None,
     ) -> Series:
         many = run is not None and len(ranks or run.ranks) > _MANY_RANKS
         most = _MOST_POINTS_MANY if many else _MOST_POINTS
         until_us = None if until is None else round(until * 1e6)
         since_us = 0
-        if last and run is not None:
+        if last and steps is None and run is not None:
             seconds = max((r.step_seconds or 0.0 for r in run.ranks), default=0.0)
             end = until if until is not None else run.taken_wall
             since_us = round((end - 1.2 * last * seconds) * 1e6)
         series: Series | None = None
         with suppress(ZeromonError, OSError):
-            series = self.source.series(StepQuery(since_us, until_us, ranks, most))
+            series = self.source.series(StepQuery(since_us, until_us, ranks, most, steps))
         if series is None or not series["step"]:
-            return _of_snapshot(run, ranks)
-        return _last_steps(series, last) if last else series
+            return _of_snapshot(run, ranks, steps)
+        if steps is not None:  # a collector of an earlier version sends all
+            return _kept(series, lambda n: _overlaps(series, n, steps))
+        first = max(series["step"]) - last
+        return _kept(series, lambda n: series["step"][n] > first) if last else series
 
 
 def _too_many(series: Series, run: RunSnapshot | None) -> bool:
@@ -175,18 +191,23 @@ def _too_many(series: Series, run: RunSnapshot | None) -> bool:
     return len(series["step"]) > 3 * _MOST_POINTS * max(1, ranks)
 
 
-def _of_snapshot(run: RunSnapshot | None, ranks: tuple[int, ...]) -> Series:
+def _of_snapshot(
+    run: RunSnapshot | None, ranks: tuple[int, ...], steps: tuple[int, int] | None
+) -> Series:
     """The steps in the snapshot itself, for a run without a record."""
-    rows = _rows_of(run, ranks) if run is not None else []
+    rows = _rows_of(run, ranks, steps) if run is not None else []
     return frame(rows).to_dict(as_series=False)
 
 
-def _rows_of(run: RunSnapshot, ranks: tuple[int, ...]) -> list[Row]:
+def _rows_of(
+    run: RunSnapshot, ranks: tuple[int, ...], steps: tuple[int, int] | None = None
+) -> list[Row]:
     return [
         row_of(rank.rank, step, _shift(run))
         for rank in run.ranks
         if not ranks or rank.rank in ranks
         for step in _settled(run, rank)
+        if steps is None or steps[0] <= step.step <= steps[1]
     ]
 
 
@@ -199,27 +220,29 @@ def _shift(run: RunSnapshot) -> int:
     return round(run.taken_wall * 1e9) - run.taken_ns
 
 
-def _appended(series: Series, run: RunSnapshot, ranks: tuple[int, ...]) -> Series:
+def _appended(
+    series: Series, run: RunSnapshot, ranks: tuple[int, ...], steps: tuple[int, int] | None
+) -> Series:
     """*series* with the newer steps of *run* appended."""
     known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
         known[rank] = max(step, known.get(rank, step))
-    fresh = [
-        row_of(rank.rank, step, _shift(run))
-        for rank in run.ranks
-        if not ranks or rank.rank in ranks
-        for step in _settled(run, rank)
-        if step.step > known.get(rank.rank, -1)
-    ]
+    fresh = [row for row in _rows_of(run, ranks, steps) if row[1] > known.get(row[0], -1)]
     if not fresh:
         return series
     columns = zip(*fresh, strict=True)
     return {name: [*old, *new] for (name, old), new in zip(series.items(), columns, strict=True)}
 
 
-def _last_steps(series: Series, last: int) -> Series:
-    first = max(series["step"]) - last
-    kept = [n for n, step in enumerate(series["step"]) if step > first]
+def _overlaps(series: Series, number: int, steps: tuple[int, int]) -> bool:
+    """Whether row *number*, which may be merged of several steps, is of *steps*."""
+    first = series["step"][number]
+    return bool(first <= steps[1] and first + max(1, series["steps"][number]) > steps[0])
+
+
+def _kept(series: Series, wanted: Callable[[int], bool]) -> Series:
+    """The rows whose numbers are *wanted*."""
+    kept = [n for n in range(len(series["step"])) if wanted(n)]
     return {name: [column[n] for n in kept] for name, column in series.items()}
 
 
@@ -262,6 +285,31 @@ class Hub:
             while len(self._followed) > _MOST_SOURCES:
                 self._followed.popitem(last=False)
             return followed
+
+    def has(self, where: Route) -> bool:
+        """Whether what an address names is there: the page, its runs, one of its ranks."""
+        if where.unknown:
+            return False
+        try:
+            for name in (where.run, *where.others) if where.run else ():
+                self.followed(name).newest()
+        except RunNotFound:
+            return False
+        except ZeromonError:
+            return True  # it cannot be read now
+        return not where.run or not self.missing_ranks(where)
+
+    def missing_ranks(self, where: Route) -> str:
+        """Why none of the ranks that an address names is in the run; "" where one is."""
+        run = self.followed(where.run).newest().run
+        known = [rank.rank for rank in run.ranks]
+        # a large run has more ranks than its snapshot, and one that starts has no rank yet
+        if not where.ranks or not known or run.fleet is not None or {*where.ranks} & {*known}:
+            return ""
+        asked = ", ".join(map(str, where.ranks))
+        return (
+            f"no rank {asked} is known of run {run.run}: its ranks are {min(known)} to {max(known)}"
+        )
 
     def trace(self, name: str, steps: int) -> int:
         """Requests a trace of a run and returns its number; raises ``CaptureRefused``."""

@@ -15,12 +15,12 @@ from zeromon.readout.verdict import beside, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.units import human_count, human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock
-from zeromon_dashboard.pages import advice, communication, memory, overview, ranks
-from zeromon_dashboard.url_state import LASTS, Route
+from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
+from zeromon_dashboard.url_state import LASTS, MOST_RUNS, Route
 
 _PAGES: dict[str, Any] = {
     "overview": overview, "memory": memory, "communication": communication, "ranks": ranks,
-    "advice": advice,
+    "advice": advice, "whatif": whatif, "timeline": timeline,
 }  # fmt: skip
 """Name of a page -> the module with its ``content`` and its ``skeleton``."""
 
@@ -32,13 +32,17 @@ def page_of(known: Known) -> Page:
 
 
 def skeleton(
-    where: Route, page: Page, span: tuple[float, float] | None, ranks: Sequence[int]
+    where: Route,
+    page: Page,
+    span: tuple[float, float] | None,
+    ranks: Sequence[int],
+    runs: Sequence[str] = (),
 ) -> Any:
     """The components of a page, with the properties that they have first."""
     parts = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
     body = _PAGES[where.page].skeleton(parts, where)
     return dmc.Stack(
-        [_title(where, parts), _controls(where, ranks), *body, _player(where, span)], gap="sm"
+        [_title(where, parts), _controls(where, ranks, runs), *body, _player(where, span)], gap="sm"
     )
 
 
@@ -107,18 +111,24 @@ def _title(where: Route, parts: Parts) -> Any:
     )
 
 
-def _controls(where: Route, ranks: Sequence[int]) -> Any:
+def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
     names = {0: "all steps"}
+    ways = [{"value": str(n), "label": names.get(n, f"last {human_count(n)}")} for n in LASTS]
+    steps = where.steps
+    if steps is not None:
+        ways.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
     return dmc.Group(
         [
             dmc.SegmentedControl(
-                id="last",
+                id="last", size="xs", value=str(where.last) if steps is None else "steps", data=ways
+            ),
+            dmc.TextInput(
+                id="steps",
+                **{"aria-label": "steps to show, from-to; empty for all"},
                 size="xs",
-                value=str(where.last),
-                data=[
-                    {"value": str(n), "label": names.get(n, f"last {human_count(n)}")}
-                    for n in LASTS
-                ],
+                w=150,
+                placeholder="steps, as 100-150",
+                value="" if steps is None else f"{steps[0]}-{steps[1]}",
             ),
             dmc.MultiSelect(
                 id="ranks",
@@ -132,6 +142,19 @@ def _controls(where: Route, ranks: Sequence[int]) -> Any:
                 w=260,
                 value=[str(n) for n in where.ranks],
                 data=[{"value": str(n), "label": f"rank {n}"} for n in ranks],
+            ),
+            dmc.MultiSelect(
+                id="with",
+                **{"aria-label": "runs whose charts are laid over these"},
+                size="xs",
+                placeholder="lay over another run",
+                searchable=True,
+                clearable=True,
+                limit=64,
+                maxValues=MOST_RUNS - 1,
+                w=260,
+                value=[*where.others],
+                data=[name for name in dict.fromkeys((*where.others, *runs)) if name != where.run],
             ),
             html.A("CSV", id="csv", className="plain", href=csv_of(where), download=""),
             html.A("report", className="plain", href=f"/report/{where.run}.html", target="_blank"),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zeromon.compare.comparison import Comparison
 from zeromon.focus import most_exposed
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage.recorder import KnownFinding
@@ -33,6 +34,10 @@ class Known:
     """Seconds since the snapshot was read."""
     trouble: str = ""
     """Why there is no newer snapshot; "" where nothing is wrong."""
+    others: Sequence[tuple[RunSnapshot, Series]] = ()
+    """Runs that charts are laid over."""
+    comparison: Comparison | None = None
+    """Of the run and the others; None without others."""
 
     @property
     def rank(self) -> RankSnapshot | None:

@@ -4,11 +4,15 @@ import asyncio
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
 
+from zeromon.cli.export import prepared, write
 from zeromon.errors import ZeromonError
 from zeromon.report.render import render
 from zeromon.units import no_formula
@@ -71,7 +75,23 @@ def add_routes(server: Any, feeds: Feeds) -> None:
     server.add_api_route("/live", live, methods=["GET"])
     server.add_api_route("/csv/{run}/{name}", table, methods=["GET"])
     server.add_api_route("/report/{run}.html", report, methods=["GET"])
+    server.add_api_route("/trace/{run}.json.gz", partial(_perfetto, feeds.hub), methods=["GET"])
     server.add_api_route("/act/trace", trace, methods=["POST"])
+
+
+def _perfetto(hub: Hub, run: str) -> Response:
+    """The record of a run as a trace for Perfetto."""
+    route = parse(f"/run/{run}/overview", "")
+    try:
+        found = hub.followed(route.run).newest().run
+        with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
+            path = Path(folder) / "trace.json.gz"
+            write("chrome-trace", prepared(found, path, is_recorded=True))
+            content = path.read_bytes()
+    except ZeromonError as error:
+        return Response(str(error), 404, media_type="text/plain")
+    headers = {"Content-Disposition": f'attachment; filename="{route.run}.json.gz"'}
+    return Response(content, media_type="application/gzip", headers=headers)
 
 
 def _json(text: str, status: int = 200) -> Response:
@@ -93,7 +113,7 @@ def _rows(hub: Hub, route: Route, name: str) -> list[dict[str, Any]]:
         return rank_rows(run)
     if name == "traffic":
         return stats_rows(Known(route, run, {}).rank)
-    _, series = followed.series(route.ranks, route.last, route.at)
+    _, series = followed.series(*route.drawn)
     return [dict(zip(series, row, strict=True)) for row in zip(*series.values(), strict=True)]
 
 

@@ -7,18 +7,13 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.text import (
-    NOT_COMPARABLE,
-    environment_lines,
-    format_change,
-    format_figure,
-    grouped,
-)
+from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
 from zeromon.units import human_count
 from zeromon_dashboard.hub import Item
 from zeromon_dashboard.page import clock, rounded
-from zeromon_dashboard.widgets import column, figure_column, grid, number
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import column, configurations, figure_column, grid, number
 
 COLUMNS = (
     column("run", "run", minWidth=200, pinned="left"),
@@ -50,6 +45,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
                 [
                     dmc.Title("Runs", order=1, size="h3"),
                     dmc.Button("Compare selected", id="compare", size="xs", variant="light"),
+                    dmc.Button("Lay charts over each other", id="lay", size="xs", variant="light"),
                     dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
                 ]
             ),
@@ -100,7 +96,8 @@ def comparison(compared: Comparison) -> Any:
                 title=advice.text[:1].upper() + advice.text[1:],
                 color="gray" if advice.take is None else "teal",
             ),
-            dmc.Text(f"Environment: {' · '.join(environment_lines(compared))}", size="sm"),
+            dcc.Link("Lay their charts over each other", href=_over_each_other(compared)),
+            configurations(compared),
             dmc.Table(
                 [
                     html.Thead(html.Tr([html.Th(""), *heads])),
@@ -115,6 +112,11 @@ def comparison(compared: Comparison) -> Any:
         ],
         gap="sm",
     )
+
+
+def _over_each_other(compared: Comparison) -> str:
+    first, *others = (column.runs[0] for column in compared.columns)
+    return Route(run=first, others=tuple(others)).address
 
 
 def _compared_head(number: int, column: Column) -> Any:

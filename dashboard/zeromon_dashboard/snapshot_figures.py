@@ -1,22 +1,24 @@
 """Figures of one snapshot of a run, as plain dictionaries for plotly. Pure."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
+from zeromon.readout.charts import Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
 from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
-from zeromon_dashboard.charts import COLOURS, GIB, axis, layout
+from zeromon_dashboard.charts import COLOURS, GIB, Series, axis, layout, step_axis
 
-_MOST_BARS = 32
+_MOST_BARS = 16
 _MOST_UNITS = 80
 _STEPS_OF_HEAT = 60
 _WIDE = 32
-_PHASE_COLOURS = {
+PHASE_COLOURS = {
     "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
     "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
     "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#117733",
@@ -24,9 +26,11 @@ _PHASE_COLOURS = {
 }  # fmt: skip
 
 
-def ledger(run: RunSnapshot) -> dict[str, Any]:
-    """A waterfall: every second of all ranks and attempts, cause by cause."""
+def ledger(run: RunSnapshot) -> dict[str, Any] | None:
+    """A waterfall: every second of all ranks and attempts, cause by cause; None without a second."""
     whole = job_ledger([run])
+    if not whole.rows:
+        return None
     names = [*map(cause_text, whole.rows), "all"]
     shares = [human_ratio(whole.share(row)) for row in whole.rows]
     data = {
@@ -41,7 +45,7 @@ def ledger(run: RunSnapshot) -> dict[str, Any]:
     }  # fmt: skip
     title = f"Where every second of the ranks went: {headline(whole)}"
     return {
-        "data": [data] if whole.rows else [],
+        "data": [data],
         "layout": {
             **layout(title, 110 + 24 * len(names)),
             # room for the text beside the last bars
@@ -56,8 +60,8 @@ def _trained(whole: JobLedger, seconds: float) -> str:
     return f", {human_count(seconds * whole.per_second)} {whole.unit}" if whole.unit else ""
 
 
-def breakdown(run: RunSnapshot) -> dict[str, Any]:
-    """A bar for each rank, or for the slowest ones: where the time of a step goes."""
+def breakdown(run: RunSnapshot) -> dict[str, Any] | None:
+    """A bar for each rank, or for the slowest ones: where a step goes; None where that is unknown."""
     ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MOST_BARS]
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     parts = {rank.rank: rank_parts(rank) for rank in ranks}
@@ -69,17 +73,19 @@ def breakdown(run: RunSnapshot) -> dict[str, Any]:
             data.append(
                 {
                     "type": "bar", "orientation": "h", "y": names, "x": x,
-                    "name": PART_NAMES[phase], "marker": {"color": _PHASE_COLOURS[phase]},
+                    "name": PART_NAMES[phase], "marker": {"color": PHASE_COLOURS[phase]},
                     "hovertemplate": "%{x:.3g} ms<extra>%{y}, %{fullData.name}</extra>",
                 }
             )  # fmt: skip
+    if not data:
+        return None
     of = len(run.ranks) if run.fleet is None else run.fleet.ranks
     more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
     title = f"Where a step goes, ms, mean of the last {WINDOW}{more}"
     return {
         "data": data,
         "layout": {
-            **layout(title, max(220, 110 + 24 * len(ranks) * bool(data))),
+            **layout(title, max(220, 110 + 24 * len(ranks))),
             "barmode": "stack",
             "xaxis": axis(""),
             "yaxis": {**axis(""), "autorange": "reversed"},
@@ -223,21 +229,26 @@ def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
     }
 
 
-def own_time(run: RunSnapshot) -> dict[str, Any] | None:
+def own_time(
+    run: RunSnapshot, series: Series, steps: tuple[int, int] | None = None
+) -> dict[str, Any] | None:
     """Each rank's step time without exposed communication, minus the median of all ranks, milliseconds.
 
-    In synchronous training all ranks' steps are equally long; what differs is the time without waiting.
-    None where fewer than two ranks have timed the same steps.
+    Of the newest steps of *run*, or of *steps* in *series*. In synchronous training all ranks' steps are
+    equally long; what differs is the time without waiting. None where fewer than two ranks have timed
+    the same steps.
     """
-    own = {
-        rank.rank: {
-            step.step: (step.end_ns - step.start_ns - step.exposed_ns) / 1e6
-            for step in rank.recent[-2 * _STEPS_OF_HEAT :]
-            if step.timed
-        }
-        for rank in run.ranks
-    }
-    common = sorted(set.intersection(*map(set, own.values())))[-_STEPS_OF_HEAT:] if own else []
+    own: dict[int, dict[int, float]]
+    if steps is None:
+        own = {rank.rank: _own(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks}
+        shown = _STEPS_OF_HEAT
+    else:
+        by_rank: dict[int, list[StepRow]] = {}
+        for number, row in zip(series["rank"], rows_of(series), strict=True):
+            by_rank.setdefault(number, []).append(row)
+        own = {number: _own(rows) for number, rows in by_rank.items()}
+        shown = len(series["step"])
+    common = sorted(set.intersection(*map(set, own.values())))[-shown:] if own else []
     if len(own) < 2 or not common:
         return None
     middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
@@ -254,9 +265,15 @@ def own_time(run: RunSnapshot) -> dict[str, Any] | None:
         ],
         "layout": {
             **layout("Step time without waiting, against the median", 120 + min(500, 26 * len(z))),
-            "xaxis": axis("step"), "yaxis": {**axis(""), "autorange": "reversed"},
+            "xaxis": step_axis(steps), "uirevision": str(steps),
+            "yaxis": {**axis(""), "autorange": "reversed", "fixedrange": True},
         },
     }  # fmt: skip
+
+
+def _own(steps: Sequence[Step]) -> dict[int, float]:
+    """Milliseconds of each timed step that were not exposed communication."""
+    return {step.step: 1e3 * step.seconds - step.exposed_ns / 1e6 for step in steps if step.timed}
 
 
 def _colourbar(unit: str) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Components that several pages use: cards, charts, tables, findings. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from zeromon.compare.comparison import Comparison, letter
+from zeromon.compare.text import configuration
 from zeromon.focus import nearest_oom
 from zeromon.levels import OOM
 from zeromon.readout.figures import Figure
@@ -16,7 +18,7 @@ from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
 from zeromon.units import human_ratio
 from zeromon_dashboard import charts
 from zeromon_dashboard.charts import Chart
-from zeromon_dashboard.page import Parts, Props
+from zeromon_dashboard.page import Known, Parts, Props
 
 CONFIG = {
     "displaylogo": False,
@@ -60,11 +62,19 @@ def risk_card(run: RunSnapshot) -> Any:
     return card("OOM risk", human_ratio(risk.ratio), whose + risk_text(risk, rank), colour)
 
 
+_MOST_CARDS = 12
+
+
+def card_parts(*made: Any) -> Parts:
+    """A part for each card, so that a tab is sent those that changed; the rest have no content."""
+    children = (*made, *(None for _ in range(_MOST_CARDS - len(made))))
+    return {f"card-{n}": {"children": one} for n, one in enumerate(children)}
+
+
 def cards(parts: Parts) -> Any:
     """The row of cards at the top of a page."""
-    return dmc.SimpleGrid(
-        id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm", **parts["cards"]
-    )
+    places = [html.Div(id=name, **own) for name, own in parts.items() if name.startswith("card-")]
+    return dmc.SimpleGrid(places, id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm")
 
 
 def graph(name: str, parts: Parts) -> Any:
@@ -102,12 +112,20 @@ def optional(name: str, figure: Props | None, absent: str) -> Parts:
     }
 
 
-def drawn(charts_by_name: dict[str, Chart | None]) -> dict[str, Chart]:
-    """The charts, an empty one for each that has no value yet."""
-    return {name: chart or _EMPTY for name, chart in charts_by_name.items()}
-
-
-_EMPTY = Chart("no step yet", "", {"": ([], [])}, 1.0)
+def drawn(known: Known, *names: str) -> dict[str, Chart]:
+    """The charts, or those with these *names*; of one without a value its title, and why."""
+    steps = known.where.steps
+    if known.others:
+        made = charts.overlaid([(known.run, known.series), *known.others], steps)
+    else:
+        made = charts.charts_of(known.series, known.run, steps)
+    if steps is not None:
+        why = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
+    else:
+        why = "no step has told it" if known.series["step"] else "no step has ended yet"
+    return {
+        name: made[name] or charts.without_value(name, known.run, why) for name in names or made
+    }
 
 
 def two_columns(*parts: Any) -> Any:
@@ -121,9 +139,14 @@ def heading(text: str) -> Any:
 
 
 def grid(
-    name: str, columns: Sequence[dict[str, Any]], rows: Props, height: int, **options: Any
+    name: str,
+    columns: Sequence[dict[str, Any]],
+    rows: Props,
+    height: int,
+    empty: str = "nothing to show",
+    **options: Any,
 ) -> Any:
-    """A table of *rows*, at most *height* pixels high. *options*: of AG Grid."""
+    """A table of *rows*, at most *height* pixels high. *empty*: without rows; *options*: of AG Grid."""
     return dag.AgGrid(
         id=name,
         columnDefs=list(columns),
@@ -145,6 +168,7 @@ def grid(
             "floatingFiltersHeight": 32,
             "animateRows": False,
             "tooltipShowDelay": 300,
+            "localeText": {"noRowsToShow": empty},
             **options,
         },
         style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
@@ -218,6 +242,40 @@ def _diff_line(line: DiffLine) -> Any:
     return html.Span(line.text + "\n", className=kind)
 
 
-def trouble(text: str, hint: str = "") -> Any:
-    """A page that says why there is nothing to show."""
-    return dmc.Alert([html.P(text), html.P(hint)], title="This cannot be shown", color="red")
+def configurations(compared: Comparison) -> Any:
+    """A table of what the runs do not have alike: configuration, command, environment."""
+    rows = configuration(compared)
+    unknown = [letter(n) for n in compared.environment.unknown]
+    lines = [f"The environment of {', '.join(unknown)} was not recorded."] if unknown else []
+    if not rows:
+        lines.append("No difference in configuration and environment is known.")
+    heads = [
+        html.Th([letter(n), " ", dcc.Link(one.runs[0], href=f"/run/{one.runs[0]}/overview")])
+        for n, one in enumerate(compared.columns)
+    ]
+    table = dmc.Table(
+        [
+            html.Thead(html.Tr([html.Th("what differs"), *heads])),
+            html.Tbody(
+                [html.Tr([html.Td(row.name), *(html.Td(v) for v in row.values)]) for row in rows]
+            ),
+        ],
+        withTableBorder=True,
+        verticalSpacing=4,
+        className="compared",
+    )
+    shown = [dmc.TableScrollContainer(table, minWidth=240 * len(heads))] if rows else []
+    return html.Div(
+        [
+            heading("Configuration"),
+            *shown,
+            *(dmc.Text(line, size="sm", c="dimmed") for line in lines),
+        ]
+    )
+
+
+def trouble(text: str, hint: str = "", ways: Mapping[str, str] | None = None) -> Any:
+    """A page that says why there is nothing to show. *ways*: where else to go, text -> address."""
+    out = [html.Li(dcc.Link(told, href=address)) for told, address in (ways or {}).items()]
+    parts = [html.P(text), html.P(hint), *([html.Ul(out)] if out else [])]
+    return dmc.Alert(parts, title="This cannot be shown", color="red", className="trouble")

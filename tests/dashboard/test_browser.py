@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from support import LAUNCH, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
 from zeromon.storage.run_store import Store
+from zeromon_dashboard.url_state import PAGES
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,7 +32,6 @@ BROWSER = (
 if BROWSER is None:
     pytest.skip("no Chromium is installed", allow_module_level=True)
 
-PAGES = ("overview", "memory", "communication", "ranks", "advice")
 EVIL = "<img src=x onerror=alert(1)>"
 PACED = """
 import runpy, sys, time
@@ -184,7 +185,9 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
     for name in PAGES:
         tab.go(f"{site.base}/run/{site.run}/{name}")
         assert tab.text("state").lower() == "live"
-        tab.page.wait_for_selector(".js-plotly-plot .main-svg, .finding, #earlier", timeout=30_000)
+        tab.page.wait_for_selector(
+            ".js-plotly-plot .main-svg, .finding, #earlier, #prediction", timeout=30_000
+        )
         assert tab.barriers() == []
         tab.page.set_viewport_size(PHONE)
         wait_for(lambda: tab.page.evaluate(WIDTH) <= PHONE["width"])
@@ -233,6 +236,62 @@ def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: T
     rate = 200  # steps a second, at most, between the two readings
     assert abs(shown - told) < 5 * rate and abs(last - told) < 5 * rate and min(shown, last) > 10
     assert tab.wrong == []
+
+
+@pytest.mark.long  # on a busy machine the drag of the mouse may meet a page that is made anew
+def test_a_range_of_steps_is_that_of_every_chart_and_in_the_address(site: Site, tab: Tab) -> None:
+    """Dragged in one chart, drawn with every step in all; gone again with one click."""
+    chart = "document.querySelector('#{} .js-plotly-plot')"
+    axis = "?._fullLayout?.xaxis.range"
+    span = lambda name: tab.page.evaluate(f"{chart.format(name)}{axis}")  # noqa: E731
+    tab.go(f"{site.base}/run/{site.run}/overview?ranks=0")
+    wait_for(lambda: tab.points("step-time") > 30)
+
+    def dragged() -> bool:
+        tab.page.locator("#exposed").scroll_into_view_if_needed()
+        box = tab.page.locator("#exposed .nsewdrag").first.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        tab.page.mouse.move(box["x"] + 0.3 * box["width"], middle)
+        tab.page.mouse.down()
+        tab.page.mouse.move(box["x"] + 0.5 * box["width"], middle, steps=5)
+        tab.page.mouse.up()
+        tab.page.wait_for_timeout(500)
+        return "steps=" in tab.page.url
+
+    wait_for(dragged)  # again, where the page has moved below the mouse
+    first, last = map(int, re.findall(r"steps=(\d+)-(\d+)", tab.page.url)[0])
+    names = ("step-time", "memory", "exposed")
+    for _ in range(2):  # the second time: the address alone, opened again
+        for name in names:
+            wait_for(lambda name=name: span(name) == [first - 0.5, last + 0.5])
+            wait_for(lambda name=name: tab.points(name) == last - first + 1)
+        tab.go(tab.page.url)
+    tab.page.fill("#steps", f"{first}-{first + 4}")
+    tab.page.press("#steps", "Enter")
+    wait_for(lambda: tab.points("memory") == 5)
+    tab.page.keyboard.press("2")
+    wait_for(lambda: tab.page.locator("#roles-absent, #roles").count())
+    wait_for(lambda: span("memory") == [first - 0.5, first + 4.5])
+    tab.page.click("text=all steps")
+    wait_for(lambda: "steps=" not in tab.page.url and tab.points("memory") > last - first + 1)
+    assert tab.wrong == []
+
+
+def test_runs_that_are_selected_are_laid_over_each_other(site: Site, tab: Tab) -> None:
+    tab.go(site.base)
+    boxes = tab.page.locator("#run-table .ag-row input[type=checkbox]")
+    wait_for(lambda: boxes.count() == 2)
+    for n in range(2):
+        boxes.nth(n).click()
+    tab.page.click("#lay")
+    names = "document.querySelector('#step-time .js-plotly-plot')?.data?.map(d => d.name)"
+    wait_for(lambda: tab.page.evaluate(names) == ["A live-run", "B evil"])
+    assert tab.page.url.endswith("/run/live-run/overview?with=evil")
+    assert "strategy" in tab.text("differences").lower() and tab.barriers() == []
+    tab.page.locator("#with").focus()
+    tab.page.keyboard.press("Backspace")
+    wait_for(lambda: tab.page.evaluate(names) == ["rank 0", "rank 1"])
+    assert tab.wrong == [] and "with=" not in tab.page.url
 
 
 def test_a_moment_of_the_past_can_be_gone_to_played_and_left(site: Site, tab: Tab) -> None:
@@ -310,6 +369,44 @@ def test_a_run_and_a_rank_open_without_a_mouse(site: Site, tab: Tab) -> None:
     wait_for(lambda: tab.page.evaluate("location.search") == "?ranks=1")
 
 
+def test_a_change_is_predicted_and_its_address_shows_it_again(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/whatif")
+    tab.page.fill("#changes", "stage=0,3 accumulation=2")
+    tab.page.keyboard.press("Enter")
+    rows = "#prediction .ag-pinned-left-cols-container [col-id=change]"
+    shown = lambda: {text.lstrip("* ") for text in tab.page.locator(rows).all_inner_texts()}  # noqa: E731
+    asked = {"as it is", "stage=0 accumulation=2", "stage=3 accumulation=2"}
+    wait_for(lambda: shown() == asked)
+    tab.go(tab.page.url)
+    wait_for(lambda: shown() == asked)
+    tab.page.fill("#changes", "steps=3")
+    tab.page.click("#predict")
+    wait_for(lambda: "'steps' is no setting" in tab.text("predicted"))
+
+
+def test_the_collectives_of_the_last_steps_are_on_one_timeline(site: Site, tab: Tab) -> None:
+    tab.go(f"{site.base}/run/{site.run}/timeline")
+    labels = lambda: tab.page.locator("#lanes-chart .ytick text").all_text_contents()  # noqa: E731
+    wait_for(lambda: {"rank 0", "rank 1"} <= set(labels()))
+    assert any("all_gather" in label or "all_reduce" in label for label in labels())
+    named = tab.page.locator("#lanes-chart .annotation-text").all_text_contents()
+    assert sum(text.startswith("step ") for text in named) == 3
+    tab.page.locator("#lane-steps label", has_text="10").click()
+    wait_for(
+        lambda: (
+            sum(
+                text.startswith("step ")
+                for text in tab.page.locator("#lanes-chart .annotation-text").all_text_contents()
+            )
+            == 10
+        )
+    )
+    answer = tab.page.request.get(f"{site.base}/trace/{site.run}.json.gz")
+    events = json.loads(gzip.decompress(answer.body()))["traceEvents"]
+    assert {event["ph"] for event in events} >= {"X", "C", "M"}
+    assert tab.wrong == []
+
+
 def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
     tab.go(f"{site.base}/run/{site.run}/ranks")
     tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)
@@ -321,7 +418,7 @@ def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
 
 
 def test_hostile_names_are_text(site: Site, tab: Tab) -> None:
-    for name in PAGES:
+    for name in ("overview", "communication", "ranks"):
         tab.go(f"{site.base}/run/evil/{name}")
         time.sleep(0.3)
         assert tab.page.locator("img").count() == 0
@@ -331,4 +428,6 @@ def test_hostile_names_are_text(site: Site, tab: Tab) -> None:
     assert EVIL in tab.page.inner_text("body") and tab.page.locator("img").count() == 0
     tab.page.goto(f"{site.base}/run/no-such-run/memory")
     tab.page.wait_for_selector("text=no run is called no-such-run", timeout=30_000)
-    assert tab.wrong == []
+    assert all("404" in text for text in tab.wrong)
+    tab.page.click("text=all runs")
+    tab.page.wait_for_selector("#run-table .ag-row", timeout=30_000)

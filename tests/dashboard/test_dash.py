@@ -14,6 +14,7 @@ from builders import MS, device_memory, rank, run, summary
 from hypothesis import given, strategies as st
 from tui.snapshots import FleetSource, fleet_picture
 
+from zeromon.cli.dash import opening_page
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import (
@@ -24,6 +25,7 @@ from zeromon.snapshot import (
     Remedy,
     Risk,
     RunSnapshot,
+    Severity,
     SizeRow,
     Straggler,
     UnitRow,
@@ -31,17 +33,17 @@ from zeromon.snapshot import (
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.sources.access import Request, host_name, refusal
 from zeromon.sources.recorded import StoreSource
-from zeromon.storage.recorder import Past, Record
+from zeromon.storage.recorder import KnownFinding, Past, Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
-from zeromon_dashboard import charts, hub, layout, runs_page, snapshot_figures
+from zeromon_dashboard import charts, feed, hub, layout, runs_page, snapshot_figures
 from zeromon_dashboard.access import Guard, policy_of
 from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.page import Known
-from zeromon_dashboard.pages import ranks as ranks_page
+from zeromon_dashboard.pages import advice, ranks as ranks_page
 from zeromon_dashboard.routes import to_csv
 from zeromon_dashboard.url_state import PAGES, Route, parse
 
@@ -59,6 +61,10 @@ wheres = st.builds(
     metric=st.sampled_from([figure.name for figure in MAPPED]),
     node=st.text(max_size=40),
     at=st.one_of(st.none(), st.integers(1, 10**12).map(lambda ms: ms / 1000)),
+    others=st.sampled_from([(), ("another-b",), ("another-b", "another-c.1")]),
+    steps=st.one_of(
+        st.none(), st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)).map(sorted).map(tuple)
+    ),
 )
 
 
@@ -75,6 +81,12 @@ def test_any_address_means_some_place(path: str, query: str) -> None:
     assert (
         parse(*where.address.split("?") if "?" in where.address else (where.address, "")) == where
     )
+
+
+@pytest.mark.parametrize("text", ["", "7", "a-b", "1-", "-5--2", "1-2-3", "٣-٤"])
+def test_what_is_no_range_of_steps_is_the_whole_run(text: str) -> None:
+    assert parse("/run/a/memory", f"steps={text}").steps is None
+    assert parse("/run/a/memory", "steps=90-40").steps == (40, 90)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +210,44 @@ def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
     assert through(guard, type="websocket", headers=[LOCAL])[0] == 0
 
 
+def test_a_body_without_a_length_has_the_same_limit() -> None:
+    """Chunked: its header tells no length."""
+    sizes = [0]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request":
+            sizes.append(sizes[-1] + len(message["body"]))
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
+
+    limited = Guard(app, token="secret", loopback=True, port=9, hashes=[])
+    headers = [LOCAL, (b"transfer-encoding", b"chunked")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/_dash-update-component",
+        "headers": headers,
+    }
+    asyncio.run(limited(scope, receive, None))  # type: ignore[arg-type]
+    assert sizes[-1] == 1 << 20
+
+
+def test_no_page_describes_the_server(tmp_path: Path) -> None:
+    app = make_app(Hub(Store(tmp_path)), token="t", port=1)
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        _, _, body = through(app, headers=[(b"host", b"localhost")], path=path)
+        assert b"swagger" not in body.lower() and b'"paths"' not in body and b"redoc" not in body
+
+
+def test_no_argument_of_a_browser_has_the_token() -> None:
+    with opening_page("http://127.0.0.1:9/?a=1&token=s3cr3t") as page:
+        made = Path(page.name)
+        assert made.stat().st_mode & 0o077 == 0 and "s3cr3t" not in made.as_uri()
+        assert "url=http://127.0.0.1:9/?a=1&amp;token=s3cr3t" in made.read_text()
+    assert not made.exists()
+
+
 # ---- figures --------------------------------------------------------------------------------------
 
 
@@ -284,12 +334,12 @@ def test_own_time_names_the_slow_rank_and_step() -> None:
     slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
     fast = tuple(summary(n) for n in range(1, 21))
     figure = snapshot_figures.own_time(
-        run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast))
+        run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)), {}
     )
     assert figure is not None
     z = figure["data"][0]["z"]
     assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
-    assert snapshot_figures.own_time(run(rank(0))) is None
+    assert snapshot_figures.own_time(run(rank(0)), {}) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 33, 1024])
@@ -347,6 +397,51 @@ def test_the_forecast_is_drawn_from_here_to_the_capacity() -> None:
     assert ways["capacity"] == (None, (80.0, 80.0))
     assert ways["forecast"] == ((20, 120.0), (60.0, 80.0))
     assert ways["soonest"] == ((20, 100.0), (60.0, 80.0)) and "latest" not in ways
+
+
+@pytest.mark.parametrize(("used", "left", "drawn"), [(9, None, 1), (1, None, 0), (1, 50.0, 2)])
+def test_the_memory_of_a_host_has_its_capacity_on_the_sum_of_its_ranks(
+    used: int, left: float | None, drawn: int
+) -> None:
+    """Drawn where it is near, or where a forecast leads there; else in the title alone."""
+    gib = 1 << 30
+    risk = Risk(
+        pool="host", ratio=0.5, cause="growth", steps_left=left, growth_bytes_per_step=1e6,
+        used_bytes=used * gib, capacity_bytes=10 * gib,
+    )  # fmt: skip
+    ranks = [
+        rank(n, risks=(risk,), recent=tuple(summary(s, rss_bytes=gib << n) for s in range(1, 21)))
+        for n in (0, 1)
+    ]
+    series = hub.frame([row_of(r.rank, s, 0) for r in ranks for s in r.recent])
+    chart = charts.charts_of(series.to_dict(as_series=False), run(*ranks))["memory"]
+    assert chart is not None and len(chart.marks) == drawn
+    assert set(chart.traces["sum"][1]) == {3.0} and chart.top >= 3.0
+    assert "used and available 10.0 GiB" in chart.title
+
+
+def test_past_findings_are_one_line_a_rule() -> None:
+    """The same four came and went for two ranks in turns: that was 50 lines."""
+    past = [
+        KnownFinding(
+            rule="r", rank=n % 2, code="ZM305" if n % 4 else "ZM601", severity=Severity.INFO,
+            text=f"text {n}", came=100.0 * n, gone=100.0 * n + 10,
+        )
+        for n in range(40)
+    ]  # fmt: skip
+    where = Route(run="train-1", page="advice")
+    page = advice.content(Known(where, run(rank(0)), {}, findings=past))
+    lines = [str(one) for one in page.parts["earlier"]["children"]]
+    assert len(lines) == 2
+    assert "30 times, 5 min 00 s, ranks 0, 1" in lines[0] and "text 39" in lines[0]
+    assert "10 times, 100.00 s" in lines[1]
+
+
+def test_what_is_missing_is_said_and_not_drawn() -> None:
+    page = layout.page_of(known(run(), "overview"))
+    for name in ("breakdown", "ledger"):
+        assert page.parts[f"{name}-shown"]["style"] == {"display": "none"}
+        assert "n/a" in page.parts[f"{name}-absent"]["children"]
 
 
 def test_a_chart_tells_what_is_newer() -> None:
@@ -447,6 +542,42 @@ def test_a_tab_is_sent_what_changed_and_points_at_the_end(
     assert (again["props"], again["extend"]) == ({}, {})
 
 
+def test_a_chart_that_a_tab_cannot_append_to_is_sent_alone(
+    growing: tuple[Growing, Feeds, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feeds, clock = growing
+    where = Route(run="train-1")
+    page, cursor = feeds.of(where).page()
+    assert len(page.charts) > 1
+    source.steps = 33
+    clock.now += 1
+    shape = feed._shape
+    monkeypatch.setattr(
+        feed, "_shape", lambda chart: shape(chart) + ("!" if "Step" in chart.title else "")
+    )
+    body = sent(feeds, where, cursor.as_json())
+    assert [name for name, props in body["props"].items() if name in page.charts] == ["step-time"]
+    assert set(body["extend"]) == set(page.charts) - {"step-time"}
+
+
+def test_sums_over_the_run_are_sent_every_five_seconds(
+    growing: tuple[Growing, Feeds, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feeds, clock = growing
+    moving = lambda run: {"data": [], "layout": {"height": run.taken_wall}}  # noqa: E731
+    monkeypatch.setattr(snapshot_figures, "breakdown", moving)
+    where = Route(run="train-1")
+    cursor = sent(feeds, where, {})["cursor"]
+    seen = []
+    for _ in range(10):
+        source.steps += 3
+        clock.now += 1
+        body = sent(feeds, where, cursor)
+        cursor = body["cursor"]
+        seen.append("breakdown" in body["props"])
+    assert sum(seen) == 2, seen
+
+
 def test_tabs_share_one_question_a_second(growing: tuple[Growing, Feeds, Clock]) -> None:
     source, feeds, clock = growing
     for _ in range(5):
@@ -523,6 +654,49 @@ def test_a_long_live_run_is_thinned_again(growing: tuple[Growing, Feeds, Clock])
     assert max(series["step"]) == 4799
 
 
+def test_fifty_of_many_steps_are_fifty_points(growing: tuple[Growing, Feeds, Clock]) -> None:
+    """Of a live run and of its record; the whole run has the extremes only."""
+    _, feeds, clock = growing
+    record = Record(feeds.hub.store.folder("train-1"))
+    record.keep([row_of(r, summary(n), 0) for r in (0, 1) for n in range(1, 3_001)])
+    record.close()
+    stored = Feeds(Hub(feeds.hub.store, clock))
+    feeds.hub.store.save(run(rank(0), rank(1), ended=True))
+    for tabs in (feeds, stored):
+        whole = tabs.of(Route(run="train-1")).page()[0].charts["step-time"]
+        assert all(len(x) < 1500 for x, _ in whole.traces.values())
+        where = Route(run="train-1", steps=(900, 949))
+        page = tabs.of(where).page()[0]
+        assert set(page.charts) == {"step-time", "memory", "exposed"}
+        for chart in page.charts.values():
+            assert chart.figure()["layout"]["xaxis"]["range"] == [899.5, 949.5]
+            for name, (x, _) in chart.traces.items():
+                assert x == list(range(900, 950)), name
+    assert stored.of(where).page()[0].charts["step-time"].traces.keys() == {"rank 0", "rank 1"}
+
+
+def test_a_range_at_the_end_of_a_live_run_grows_to_its_end_and_no_further(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    source, feeds, clock = growing
+    where = Route(run="train-1", steps=(25, 35))
+    cursor = sent(feeds, where, {})["cursor"]
+    for steps, new in ((33, [30, 31, 32]), (50, [33, 34, 35])):
+        source.steps = steps
+        clock.now += 1
+        body = sent(feeds, where, cursor)
+        cursor = body["cursor"]
+        assert body["extend"]["step-time"][0]["x"] == [new]
+    ahead = sent(feeds, Route(run="train-1", steps=(900, 950)), {})["props"]["step-time"]["figure"]
+    assert ahead["layout"]["title"]["text"] == "Step time: no value of step 900 to 950 is known"
+
+
+def test_own_time_is_of_the_chosen_steps() -> None:
+    figure = snapshot_figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
+    assert figure is not None
+    assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
+
+
 def test_the_list_of_runs_says_which_are_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,6 +728,122 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "+100.0 %" in text and found.advice.take == 0
     with pytest.raises(RunNotFound):
         Hub(store).compared(["fast", "none"])
+
+
+def test_runs_are_laid_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line a run in each chart, and what is not configured alike; the address names them."""
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    store = Store(tmp_path)
+    for name, steps, count in (("one", 60, 2), ("two", 90, 4)):
+        made = [summary(n, rss_bytes=count << 30) for n in range(1, steps + 1)]
+        Record(store.folder(name)).keep([row_of(r, s, 0) for r in range(count) for s in made])
+        ranks = [rank(n, recent=tuple(made), world_size=count) for n in range(count)]
+        store.save(run(*ranks, run=name, command=("train", "--steps", str(steps)), ended=True))
+    feeds = Feeds(Hub(store))
+    where = Route(run="one", others=("two",))
+    assert where.address == "/run/one/overview?with=two"
+    page, cursor = feeds.of(where).page()
+    assert set(page.charts) == {"step-time", "memory", "exposed"}
+    for chart in page.charts.values():
+        lines = {name: len(steps) for name, (steps, _) in chart.traces.items()}
+        assert lines == {"A one": 60, "B two": 90}
+        go.Figure(chart.figure())
+    memory = page.charts["memory"]
+    assert {name: set(y) for name, (_, y) in memory.traces.items()} == {
+        "A one": {2.0},
+        "B two": {4.0},
+    }
+    assert memory.title == "Host memory (RSS), highest rank" and memory.marks == ()
+    table = json.dumps(page.parts["differences"], cls=components_encoder())
+    assert all(told in table for told in ("--steps 60", "--steps 90", '"ranks"'))
+    assert sent(feeds, where, cursor.as_json())["props"] == {}
+    some = feeds.of(replace(where, steps=(70, 80))).page()[0].charts["step-time"]
+    assert set(some.traces) == {"B two"} and some.title == "Step time, median rank; n/a of A"
+    with pytest.raises(RunNotFound):
+        feeds.of(Route(run="one", others=("none",)))
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/", b"", 200), ("/run/train-1/memory", b"", 200), ("/run/train-1", b"", 200),
+        ("/run/train-1/overview", b"ranks=0,7&steps=3-9", 200),
+        ("/run/train-2/overview", b"", 404), ("/run/train-1/nothing", b"", 404),
+        ("/nothing", b"", 404), ("/run/train-1/memory", b"ranks=7", 404),
+        ("/run/train-1/overview", b"with=none", 404), ("/report/train-2.html", b"", 404),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_answered_so_with_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, query: bytes, status: int
+) -> None:
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    store = Store(tmp_path)
+    store.save(run(rank(0), rank(1), ended=True))
+    app = make_app(Hub(store), token="t", port=1)
+    started(app)
+    asked_for = {"path": path, "query_string": query, "headers": [(b"host", b"localhost")]}
+    assert through(app, **asked_for)[0] == status
+    if path.startswith("/report"):
+        return
+    body = json.dumps(
+        {
+            "output": "..page.children...cursor.data..",
+            "outputs": [
+                {"id": "page", "property": "children"}, {"id": "cursor", "property": "data"},
+            ],
+            "inputs": [
+                {"id": "route", "property": "data", "value": f"{path}?{query.decode()}"}
+            ],
+            "changedPropIds": ["route.data"],
+        }
+    ).encode()  # fmt: skip
+    told = json.dumps(json.loads(posted(app, "/_dash-update-component", body)))
+    assert ("This cannot be shown" in told) == (status == 404)
+    assert status == 200 or '"href": "/"' in told
+    assert path != "/run/train-2/overview" or '"href": "/run/train-1/overview"' in told  # its like
+
+
+def started(app: Any) -> None:
+    """Only then does Dash answer on every path."""
+    said = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> Any:
+        return {"type": next(said)}
+
+    async def send(_: Any) -> None:
+        pass
+
+    asyncio.run(app({"type": "lifespan"}, receive, send))
+
+
+def posted(app: Any, path: str, body: bytes) -> bytes:
+    """The answer to a POST, as Dash sends it for a callback."""
+    sent: list[bytes] = []
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    headers.append((b"content-length", str(len(body)).encode()))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": headers,
+    }
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    asyncio.run(app(scope, receive, send))
+    return b"".join(sent)
+
+
+def test_a_chart_without_a_value_says_so_and_has_no_axes() -> None:
+    page = layout.page_of(Known(Route(run="train-1"), run(rank(0, recent=())), rows(1, 1, 0)))
+    figure = page.charts["exposed"].figure()
+    assert figure["layout"]["title"]["text"] == "Exposed communication: no step has ended yet"
+    assert not figure["layout"]["xaxis"]["visible"] and figure["layout"]["height"] < 100
 
 
 def test_the_application_has_its_scripts_from_the_first_page_on(tmp_path: Path) -> None:

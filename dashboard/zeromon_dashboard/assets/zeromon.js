@@ -5,6 +5,7 @@
   let shown = null; // the route that the page on screen is of
   let busy = false;
   let playing = null;
+  let held = false; // a mouse button, on a chart: new points would end the drag
 
   const split = (route) => {
     const [path, query] = (route || "/").split("?");
@@ -18,6 +19,11 @@
     return made === window.location.search || decodeURIComponent(made) === decodeURIComponent(window.location.search)
       ? skip() : made;
   };
+  const ofSteps = (text) =>
+    searched((query) => {
+      put(query, "steps", (text || "").replace(/[\s,]/g, ""), "");
+      query.delete("last");
+    });
   const put = (query, name, value, usual) =>
     value === usual || value === "" || value == null ? query.delete(name) : query.set(name, value);
   const clock = (wall) => {
@@ -29,6 +35,8 @@
     put(query, "at", at == null ? null : at.toFixed(3), null);
     return joined(path, query);
   };
+
+  const pageLinks = () => [...document.querySelectorAll("#pages [id^='nav-']")].map((link) => link.id);
 
   dash.zeromon = {
     // the server makes a new page when anything but the moment changes
@@ -48,14 +56,14 @@
 
     poll: async (_, route, at, cursor) => {
       if (playing) at = advance();
-      if (!route || !cursor || busy || document.hidden) return skip();
+      if (!route || !cursor || busy || held || document.hidden) return skip();
       busy = true;
       shown = route;
       try {
         const query = new URLSearchParams({ to: address(route, at), ...cursor });
         const answer = await fetch("/live?" + query, { cache: "no-store" });
         const body = await answer.json();
-        if (shown !== route) return skip();
+        if (shown !== route || held) return skip();
         dash.set_props("lost", { children: answer.ok ? "" : body.error || "" });
         if (!answer.ok) return skip();
         for (const [id, props] of Object.entries(body.props))
@@ -78,9 +86,8 @@
       const [path, query] = split(route);
       const parts = path.split("/").filter(Boolean);
       const run = parts[0] === "run" ? parts[1] : null;
-      const pages = ["overview", "memory", "communication", "ranks", "advice"];
-      query.delete("metric");
-      query.delete("node");
+      const pages = pageLinks().map((id) => id.slice("nav-".length));
+      for (const name of ["metric", "node", "changes"]) query.delete(name);
       const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
       const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
       const link = document.getElementById(`nav-${page}`); // of a narrow screen: a strip that scrolls
@@ -88,13 +95,29 @@
       return [...hrefs, ...["runs", ...pages].map((name) => name === page), run ? {} : { display: "none" }];
     },
 
-    chosen: (last, ranks) =>
+    chosen: (last, ranks, others) =>
       searched((query) => {
-        put(query, "last", last, "0");
+        put(query, "last", last === "steps" ? "0" : last, "0");
+        if (last !== "steps") query.delete("steps");
         put(query, "ranks", (ranks || []).join(","), "");
+        put(query, "with", (others || []).join(","), "");
       }),
 
+    stepped: (enters, text) => (enters ? ofSteps(text) : skip()),
+
+    // a range that is dragged in one chart becomes the address, and thereby that of every chart
+    zoomed: (event) => {
+      if (event && event["xaxis.autorange"]) return ofSteps("");
+      const ends = event && (event["xaxis.range"] || [event["xaxis.range[0]"], event["xaxis.range[1]"]]);
+      if (!ends || ends[0] == null || ends[1] == null) return skip();
+      const first = Math.max(0, Math.ceil(ends[0])), last = Math.max(0, Math.floor(ends[1]));
+      return ofSteps(first <= last ? `${first}-${last}` : `${last}-${first}`);
+    },
+
     measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
+
+    changed: (clicks, enters, changes) =>
+      clicks || enters ? searched((query) => put(query, "changes", (changes || "").trim(), "")) : skip(),
 
     drill: (event) => {
       const cell = event && event.points && event.points[0];
@@ -115,6 +138,12 @@
     compare: (clicks, rows) =>
       clicks && rows && rows.length > 1
         ? searched((query) => put(query, "compare", rows.map((row) => row.run).join(","), "")) : skip(),
+
+    lay: (clicks, rows) => {
+      if (!clicks || !rows || rows.length < 2) return [skip(), skip()];
+      const [first, ...others] = rows.map((row) => row.run);
+      return [`/run/${encodeURIComponent(first)}/overview`, "?with=" + others.join(",")];
+    },
 
     seek: (wall, end) => {
       if (wall == null) return [skip(), skip()];
@@ -174,14 +203,20 @@
     return at;
   }
 
-  const keys = { 0: "nav-runs", 1: "nav-overview", 2: "nav-memory", 3: "nav-communication", 4: "nav-ranks",
-                 5: "nav-advice", d: "dark", " ": "play" };
+  for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"])
+    document.addEventListener(type, (event) => {
+      held = event.buttons > 0 && (held || (type === "pointerdown" && !!event.target.closest(".js-plotly-plot")));
+    }, true);
+
+  // 0: the list of runs; 1, 2, ...: the pages of a run, in their order
+  const ofKey = (key) =>
+    ({ d: "dark", " ": "play" })[key] || (/^[0-9]$/.test(key) ? ["nav-runs", ...pageLinks()][Number(key)] : undefined);
   document.addEventListener("keydown", (event) => {
     const cell = event.key === "Enter" && event.target.closest("#run-table .ag-cell, #rank-table .ag-cell");
     if (cell) return cell.click(); // as the mouse does
     const typing = event.target.closest("input:not([type=checkbox]), textarea, select, button, [contenteditable]");
-    if (typing || event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
-    const found = document.getElementById(keys[event.key]);
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || !ofKey(event.key)) return;
+    const found = document.getElementById(ofKey(event.key));
     if (found && found.offsetParent !== null) {
       event.preventDefault();
       found.click();

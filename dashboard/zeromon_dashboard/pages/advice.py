@@ -1,5 +1,6 @@
 """The page "Advice": all findings, and those that are over. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -20,7 +21,7 @@ def content(known: Known) -> Page:
         {
             "findings": {"children": finding_list(known.run.findings, len(known.run.findings))},
             "earlier": {
-                "children": [_earlier(one) for one in reversed(gone[-50:])]
+                "children": [_earlier(found) for found in by_rule(gone)]
                 or [dmc.Text("No finding has been resolved yet.", c="dimmed", size="sm")]
             },
         }
@@ -36,6 +37,20 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
     ]
 
 
-def _earlier(one: KnownFinding) -> Any:
-    when = f"{clock(one.came)} for {human_seconds((one.gone or one.came) - one.came)}"
-    return dmc.Text([html.B(one.code or one.rule), f" {when}  {finding_text(one)}"], size="sm")
+def by_rule(findings: Sequence[KnownFinding]) -> list[list[KnownFinding]]:
+    """Findings of the same rule together; the rule that ended last is first."""
+    found: dict[str, list[KnownFinding]] = {}
+    for one in findings:
+        found.setdefault(one.code or one.rule, []).append(one)
+    return sorted(found.values(), key=lambda same: -max(one.gone or 0.0 for one in same))
+
+
+def _earlier(same: Sequence[KnownFinding]) -> Any:
+    """One line: how often, how long in all, on which ranks, and what the last one said."""
+    last = max(same, key=lambda one: one.gone or 0.0)
+    spent = sum((one.gone or one.came) - one.came for one in same)
+    ranks = sorted({one.rank for one in same if one.rank >= 0})
+    often = f"{len(same)} times, " if len(same) > 1 else ""
+    whose = f", ranks {', '.join(map(str, ranks[:8]))}" if len(ranks) > 1 else ""
+    when = f"{often}{human_seconds(spent)}{whose}, last at {clock(last.came)}"
+    return dmc.Text([html.B(last.code or last.rule), f" {when}: {finding_text(last)}"], size="sm")

@@ -28,7 +28,7 @@ _MOST_TRAFFIC = 200
 
 _TRAFFIC = (
     column("unit", "unit or bucket", minWidth=220, tooltipField="unit"),
-    column("op", "operation"),
+    column("op", "operation", minWidth=130),
     column("phase", "phase"),
     column("group", "group"),
     number("calls", "calls"),
@@ -52,7 +52,7 @@ def content(known: Known) -> Page:
             "in-flight": {"children": _in_flight(known.run)},
             **optional(
                 "own-time",
-                snapshot_figures.own_time(known.run),
+                snapshot_figures.own_time(known.run, known.series, known.where.steps),
                 "A comparison needs two ranks that have timed the same steps.",
             ),
             **optional(
@@ -82,7 +82,13 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
         dmc.Title(id="traffic-title", order=2, size="h5", **parts["traffic-title"]),
-        grid("traffic", _TRAFFIC, parts["traffic"], 360),
+        grid(
+            "traffic",
+            _TRAFFIC,
+            parts["traffic"],
+            360,
+            "no collective of a rank has been counted yet",
+        ),
         dmc.Stack(id="pipeline", gap=4, **parts["pipeline"]),
         two_columns(
             html.Div(

@@ -9,11 +9,12 @@ from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot
 from zeromon.units import human_bytes, human_count
-from zeromon_dashboard import charts, snapshot_figures
+from zeromon_dashboard import snapshot_figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import (
     card,
+    card_parts,
     cards,
     drawn,
     graph,
@@ -27,11 +28,10 @@ from zeromon_dashboard.widgets import (
 def content(known: Known) -> Page:
     """The charts and cards of one rank's memory."""
     rank = known.rank
-    lines = {"memory": charts.charts_of(known.series, known.run)["memory"]}
     counted = rank if known.where.ranks else first_counted(known.run.ranks)
     return Page(
         {
-            "cards": {"children": [risk_card(known.run), *_fragmentation(rank)]},
+            **card_parts(risk_card(known.run), *_fragmentation(rank)),
             **optional(
                 "roles",
                 snapshot_figures.roles(counted) if counted else None,
@@ -44,7 +44,7 @@ def content(known: Known) -> Page:
             ),
             "rests": {"children": _rests(counted)},
         },
-        drawn(lines),
+        drawn(known, "memory"),
     )
 
 

@@ -22,19 +22,31 @@ from zeromon.readout.throughput import progress, progress_text, throughput_text,
 from zeromon.readout.training import telling, training_text, value_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count, human_ratio, human_seconds
-from zeromon_dashboard import charts, snapshot_figures
+from zeromon_dashboard import snapshot_figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import (
     SEVERITY_COLOURS,
     card,
+    card_parts,
     cards,
+    configurations,
     drawn,
     finding_list,
     graph,
     heading,
+    optional,
+    optional_graph,
     risk_card,
     two_columns,
+)
+
+_NO_PARTS = (
+    "Where a step goes is n/a: no rank has ended a timed step, or the server has core metrics only."
+)
+_NO_LEDGER = (
+    "The ledger of every second is n/a: the run has just begun, its record is of an earlier version, "
+    "or it comes from a server that has core metrics only."
 )
 
 
@@ -43,34 +55,37 @@ def content(known: Known) -> Page:
     run = known.run
     return Page(
         {
-            "cards": {
-                "children": [
-                    risk_card(run),
-                    _waits(run),
-                    _steps(run),
-                    _throughput(run),
-                    *_training(run),
-                    _agent(run),
-                ]
-            },
-            "breakdown": {"figure": snapshot_figures.breakdown(run)},
-            "ledger": {"figure": snapshot_figures.ledger(run)},
+            **card_parts(
+                risk_card(run),
+                _waits(run),
+                _steps(run),
+                _throughput(run),
+                *_training(run),
+                _agent(run),
+            ),
+            **optional("breakdown", snapshot_figures.breakdown(run), _NO_PARTS),
+            **optional("ledger", snapshot_figures.ledger(run), _NO_LEDGER),
             "spreads": {"children": _spreads(run)},
+            "differences": {
+                "children": configurations(known.comparison) if known.comparison else None
+            },
             "findings": {
                 "children": [*_notes(run), *finding_list(run.findings[:3], len(run.findings))]
             },
         },
-        drawn(charts.charts_of(known.series, run)),
+        drawn(known),
     )
 
 
 def skeleton(parts: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
-    graphs = [graph(name, parts) for name in ("breakdown", "ledger", *names()) if name in parts]
+    graphs = [graph(name, parts) for name in names() if name in parts]
+    first = [optional_graph(name, parts) for name in ("breakdown", "ledger")]
     return [
         cards(parts),
         html.Div(id="spreads", **parts["spreads"]),
-        two_columns(*graphs),
+        two_columns(*first, *graphs),
+        html.Div(id="differences", **parts["differences"]),
         heading("Findings"),
         dmc.Stack(id="findings", gap="xs", **parts["findings"]),
     ]

@@ -48,7 +48,7 @@ def skeleton(parts: Parts, where: Route) -> list[Any]:
         graph("rank-map", parts),
         dmc.Stack(id="stragglers", gap="xs", **parts["stragglers"]),
         dmc.Text(id="rank-count", size="sm", c="dimmed", **parts["rank-count"]),
-        grid("rank-table", COLUMNS, parts["rank-table"], 420),
+        grid("rank-table", COLUMNS, parts["rank-table"], 420, "no rank has reported yet"),
     ]
 
 

@@ -1,0 +1,52 @@
+"""The page "Timeline": the collectives of the last steps at their true moments. Pure."""
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from zeromon.readout.lanes import gaps, summary
+from zeromon.snapshot.lanes import Lanes
+from zeromon_dashboard import lane_figures
+from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import CONFIG
+
+STEPS = ("1", "3", "10")
+"""How many of the last steps one can choose."""
+
+
+def content(_: Known) -> Page:
+    """Nothing that changes by itself: the rings are read when it is asked for."""
+    return Page({})
+
+
+def skeleton(_: Parts, where: Route) -> list[Any]:
+    """The number of steps, and the place for their lanes."""
+    return [
+        dmc.Group(
+            [
+                dmc.Text("last steps", size="sm"),
+                dmc.SegmentedControl(id="lane-steps", data=list(STEPS), value=STEPS[1], size="sm"),
+                dmc.Button("read again", id="read-lanes", size="sm", variant="light"),
+                html.A(
+                    "trace for Perfetto",
+                    id="perfetto",
+                    className="plain",
+                    download="",
+                    href=f"/trace/{where.run}.json.gz",
+                    title="every step of the record, and the events that the rings still have",
+                ),
+            ]
+        ),
+        dcc.Loading(html.Div(id="lanes"), delay_show=300, type="dot"),
+    ]
+
+
+def timeline(found: Lanes) -> list[Any]:
+    """The lanes, and what they do not show."""
+    missing = [dmc.Text(text, size="xs", c="dimmed") for text in gaps(found)]
+    if not found.steps:
+        return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
+    chart = dcc.Graph(id="lanes-chart", figure=lane_figures.lanes(found), config=CONFIG)
+    return [dmc.Text(summary(found).capitalize(), fw=600), chart, *missing]

@@ -1,0 +1,104 @@
+"""The page "What if": predicted changes of a run, as `zeromon whatif` has them. Pure."""
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from zeromon.units import human_seconds
+from zeromon_dashboard import figures
+from zeromon_dashboard.charts import MIB
+from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import CONFIG, column, grid, number
+
+MOST_POINTS = 2000
+_EXAMPLES = "stage=0,1,2,3 micro-batch=1,2,4   reshard=no   prefetch=2   link=2   straggler=median"
+
+COLUMNS = (
+    column("change", "change", minWidth=200, pinned="left"),
+    number("step", "step, ms"),
+    column("interval", "from to", 180),
+    number("difference", "difference, ms"),
+    number("exposed", "exposed, ms"),
+    number("memory", "device, MiB"),
+    column("fits", "fits", 90),
+    number("mfu", "MFU, %"),
+    number("tokens", "tokens/s"),
+)
+
+
+def content(_: Known) -> Page:
+    """Nothing that changes by itself: a prediction is made when it is asked for."""
+    return Page({})
+
+
+def skeleton(_: Parts, where: Route) -> list[Any]:
+    """The changes that are asked for, and the place for what they would do."""
+    return [
+        dmc.Group(
+            [
+                dmc.TextInput(
+                    id="changes",
+                    value=where.changes,
+                    placeholder=_EXAMPLES,
+                    label="Changes: NAME=VALUE,... Each value is a row; several names are combined.",
+                    description="Empty: the usual changes, one by one. "
+                    "The names are those of the options of zeromon plan.",
+                    style={"flex": "1 1 320px"},
+                    size="sm",
+                ),
+                dmc.Button("predict", id="predict", size="sm", variant="light"),
+            ],
+            align="flex-end",
+        ),
+        dcc.Loading(html.Div(id="predicted"), delay_show=300, type="dot"),
+    ]
+
+
+def prediction(found: dict[str, Any]) -> list[Any]:
+    """The table and the chart of what ``zeromon whatif --json`` prints."""
+    points = found["points"]
+    told = [f"speeds: {text}" for text in found["speeds"]] if points[0].get("step_seconds") else []
+    told += [f"note: {text}" for text in found["notes"]]
+    told += list(dict.fromkeys(f"{_label(p)}: {p['error']}" for p in points if p.get("error")))
+    needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
+    told += [f"seconds n/a without {what}" for what in needs if what]
+    shown: list[Any] = [
+        grid("prediction", COLUMNS, {"rowData": [_row(n, p) for n, p in enumerate(points)]}, 520)
+    ]
+    if any(p.get("step_seconds") is not None for p in points):
+        figure = figures.whatif(found)
+        shown.append(dcc.Graph(id="pareto", figure=figure, config=CONFIG))
+    return [*shown, *(dmc.Text(line, size="xs", c="dimmed") for line in told)]
+
+
+def _label(point: dict[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in point["change"].items()) or "as it is"
+
+
+def _tenths(value: float) -> float:
+    return round(value, 1)
+
+
+def _row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
+    marked = "* " if point.get("pareto") else ""
+    row: dict[str, Any] = {"id": str(number_), "change": marked + _label(point)}
+    if "bytes" not in point:
+        return row | {"interval": "n/a", "fits": "n/a"}
+    row |= {
+        "memory": round(point["bytes"]["device"] / MIB),
+        "fits": {None: "n/a", True: "yes", False: "no"}[point["fits"]],
+        "mfu": None if point["mfu"] is None else _tenths(100 * point["mfu"]),
+        "tokens": None if point["tokens_per_second"] is None else round(point["tokens_per_second"]),
+    }
+    if point["step_seconds"] is None:
+        return row | {"interval": "n/a"}
+    parts, gain = point["step_parts"], point["difference_seconds"]
+    least, most = map(human_seconds, point["step_seconds_interval"])
+    return row | {
+        "step": _tenths(1e3 * point["step_seconds"]),
+        "interval": f"{least} to {most}",
+        "difference": None if gain is None else _tenths(1e3 * gain),
+        "exposed": _tenths(1e3 * (parts["communication"] + parts["waiting"])),
+    }

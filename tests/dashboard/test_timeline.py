@@ -1,0 +1,72 @@
+"""The page "Timeline": each bar is a span of the ring, each arrow leads to who came last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+from recordings import RINGS
+
+from zeromon.fold.lanes import lanes_of
+from zeromon.ring.slices import of_run
+from zeromon.snapshot.lanes import Lanes, Stream
+from zeromon_dashboard import lane_figures
+from zeromon_dashboard.pages import timeline
+
+
+@pytest.fixture(scope="module")
+def found() -> Lanes:
+    return lanes_of(list(of_run("no live run", RINGS / "straggler-data")), {0: 0, 1: 0}, steps=3)
+
+
+def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
+    made = lane_figures.lanes(found)
+    go.Figure(made)
+    (exposed,) = (trace for trace in made["data"] if trace["name"] == "exposed communication")
+    labels = made["layout"]["yaxis"]["ticktext"]
+    drawn = {
+        (labels[y], round(base, 3), round(length, 3))
+        for y, base, length in zip(exposed["y"], exposed["base"], exposed["x"], strict=True)
+    }
+    blocked = [span for span in found.spans if span.exposed_ns]
+    assert blocked and len(exposed["x"]) == 2 * len(blocked)  # over the phases, and by unit
+    for span in blocked:
+        begin = (max(span.begin_ns, span.end_ns - span.exposed_ns) - found.zero_ns) / 1e6
+        end = (span.end_ns - found.zero_ns) / 1e6
+        assert (f"{span.unit} {span.name}", round(begin, 3), round(end - begin, 3)) in drawn
+    phases = sum(s.stream is Stream.COMPUTE for s in found.spans)
+    hidden = sum(len(t["x"]) for t in made["data"] if t["name"] == "hidden communication")
+    assert sum(len(t["x"]) for t in made["data"]) == phases + hidden + 2 * len(blocked)
+
+
+def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:
+    layout = lane_figures.lanes(found)["layout"]
+    arrows = [one for one in layout["annotations"] if one["showarrow"]]
+    longest = max(found.arrivals, key=lambda one: one.at_ns - one.first_ns)
+    assert (longest.first_rank, longest.rank) == (0, 1)
+    first = arrows[0]
+    assert first["ax"] == pytest.approx((longest.first_ns - found.zero_ns) / 1e6)
+    assert first["x"] == pytest.approx((longest.at_ns - found.zero_ns) / 1e6)
+    own = layout["yaxis"]["ticktext"].index("rank 1")
+    assert first["ay"] < own < first["y"]
+
+
+def test_names_of_a_run_are_no_markup(found: Lanes) -> None:
+    evil = tuple(replace(s, unit="<a href='javascript:x'>") for s in found.spans if s.unit)
+    text = str(lane_figures.lanes(replace(found, spans=evil, arrivals=())))
+    assert "&lt;a href" in text and "<a href" not in text
+
+
+def test_many_ranks_have_one_lane_for_all_units(found: Lanes) -> None:
+    steps = [replace(step, rank=n) for step in found.steps[:3] for n in range(64)]
+    spans = [replace(span, rank=n) for span in found.spans if not span.rank for n in range(64)]
+    made = lane_figures.lanes(replace(found, steps=tuple(steps), spans=tuple(spans)))
+    assert len(made["layout"]["yaxis"]["ticktext"]) == 2 * 64
+    go.Figure(made)
+
+
+def test_without_a_ring_the_page_says_so(found: Lanes) -> None:
+    none = replace(found, steps=(), spans=(), arrivals=(), left_out=("1 rank: no whole step",))
+    text = str(timeline.timeline(none))
+    assert "No ring of this run" in text and "left out: 1 rank: no whole step" in text
