@@ -85,9 +85,10 @@ def _add_lanes(app: Any, feeds: Feeds) -> None:
     def lanes_of(steps: str, _: int | None, address: str) -> Any:
         route = parse_address(address)
         try:
-            source = feeds.hub.followed(route.run).source
+            followed = feeds.hub.followed(route.run)
             number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
-            return timeline_page.timeline(source.lanes(int(number), route.ranks))
+            found = followed.source.lanes(int(number), route.ranks)
+            return timeline_page.timeline(found, followed.newest().run)
         except ZeromonError as error:
             return trouble(str(error), error.hint)
 

@@ -2,11 +2,13 @@
 
 Server CPU and bytes an update with 1, 8 and 64 tabs open on a live run of 8 ranks with 3,600 steps
 behind it, as a share of one core; the same when every update were the whole page. Then how long a
-browser takes to draw that page, and the map of 1,024 ranks.
+browser takes to draw that page, and the map of 1,024 ranks. With `--open SECONDS`: what an open tab of
+that run takes over the time, in the browser and in the server.
 """
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
@@ -16,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,7 @@ BEGAN = time.monotonic()
 class Stepping(Past):
     """A run that takes a step a second."""
 
-    run = "live"
+    run, live = "live", True
 
     def __init__(self, folder: Path, ranks: int) -> None:
         super().__init__(folder)
@@ -108,10 +112,15 @@ def tab(port: int, stop: threading.Event, told: list[int], *, whole: bool) -> No
     cursor: dict[str, Any] = {}
     while not stop.is_set():
         query = urlencode({"to": "/run/live/overview", **cursor})
-        connection.request("GET", f"/live?{query}")
-        content = connection.getresponse().read()
+        connection.request("GET", f"/live?{query}", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"the server answers {answer.status}")
         if cursor or whole:  # the first answer is the page itself
             told.append(len(content))
+        if answer.headers["Content-Encoding"] == "gzip":
+            content = gzip.decompress(content)
         cursor = {} if whole else json.loads(content)["cursor"]
         stop.wait(1.0)
 
@@ -135,27 +144,57 @@ def load(server: Server, tabs: int, *, whole: bool) -> tuple[float, float]:
     for thread in threads:
         thread.join()
     used = after.user + after.system - before.user - before.system
-    return used / spent, sum(told) / max(1, len(told))
+    if not told:
+        raise RuntimeError("no tab received an update")
+    return used / spent, sum(told) / len(told)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A page of a browser; it ends the benchmark where there is no browser."""
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        raise SystemExit("no browser here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield made.new_page()
+        made.close()
 
 
 def drawn(server: Server, page: str, graph: str) -> str:
     """How long a browser takes from the address to the picture."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        return "no browser here"
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        tab = made.new_page()
-        found = []
+    found = []
+    with browser() as tab:
         for _ in range(4):
             begin = time.monotonic()
             tab.goto(f"http://127.0.0.1:{server.port}/run/live/{page}")
             tab.wait_for_selector(f"#{graph} .main-svg", timeout=60_000, state="attached")
             found.append(time.monotonic() - begin)
-        made.close()
     return f"{found[0]:.1f} s at first, {min(found[1:]):.1f} s with what it keeps"
+
+
+def keep_open(seconds: float) -> None:
+    """Prints what an open tab takes, ten times in *seconds*."""
+    with Server(8) as server, browser() as tab:
+        process = psutil.Process(server.process.pid)
+        tab.goto(f"http://127.0.0.1:{server.port}/run/live/overview")
+        tab.wait_for_selector("#step-time .main-svg", timeout=60_000, state="attached")
+        tools = tab.context.new_cdp_session(tab)
+        tools.send("Performance.enable")
+        print(f"{'minute':>7}{'heap, MiB':>11}{'nodes':>8}{'listeners':>11}{'server, MiB':>13}")
+        begin = time.monotonic()
+        for part in range(11):
+            time.sleep(max(0.0, begin + seconds * part / 10 - time.monotonic()))
+            tools.send("HeapProfiler.collectGarbage")
+            known = {m["name"]: m["value"] for m in tools.send("Performance.getMetrics")["metrics"]}
+            print(
+                f"{(time.monotonic() - begin) / 60:7.0f}{known['JSHeapUsedSize'] / 2**20:11.1f}"
+                f"{known['Nodes']:8,.0f}{known['JSEventListeners']:11,.0f}"
+                f"{process.memory_info().rss / 2**20:13.0f}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -179,5 +218,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         serve(Path(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1:2] == ["--open"]:
+        keep_open(float(sys.argv[2]))
     else:
         main()

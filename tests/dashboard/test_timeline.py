@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
+from builders import rank, run, summary
 from recordings import RINGS
 
 from zeromon.fold.lanes import lanes_of
 from zeromon.ring.slices import of_run
+from zeromon.snapshot.finding import Finding, Severity
 from zeromon.snapshot.lanes import Lanes, Stream
 from zeromon_dashboard import lane_figures
 from zeromon_dashboard.pages import timeline
@@ -68,5 +70,14 @@ def test_many_ranks_have_one_lane_for_all_units(found: Lanes) -> None:
 
 def test_without_a_ring_the_page_says_so(found: Lanes) -> None:
     none = replace(found, steps=(), spans=(), arrivals=(), left_out=("1 rank: no whole step",))
-    text = str(timeline.timeline(none))
+    text = str(timeline.timeline(none, run(rank())))
     assert "No ring of this run" in text and "left out: 1 rank: no whole step" in text
+
+
+def test_while_no_step_ends_the_page_says_that_what_is_under_way_is_missing(found: Lanes) -> None:
+    known = summary(60, end_ns=1_000_000_000)
+    stands = Finding(rule="stalled", severity=Severity.CRITICAL, text="it stands", rank=0)
+    still = run(rank(recent=(known,)), findings=(stands,), taken_ns=36_000_000_000)
+    sentence = "no step for 35 s: what is under way is not drawn"
+    assert sentence in str(timeline.timeline(found, still))
+    assert sentence not in str(timeline.timeline(found, replace(still, findings=())))

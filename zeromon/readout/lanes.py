@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from zeromon.readout.text import pause_seconds, pause_text
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.units import human_bytes, human_count, human_seconds
 
@@ -94,9 +96,12 @@ def summary(lanes: Lanes) -> str:
     )
 
 
-def gaps(lanes: Lanes) -> list[str]:
-    """Sentences on what the spans do not show."""
+def gaps(lanes: Lanes, run: RunSnapshot) -> list[str]:
+    """Sentences on what the spans do not show; they are of *run*."""
     missing = [f"left out: {text}" for text in lanes.left_out]
+    paused = pause_seconds(run)
+    if paused is not None:
+        missing.insert(0, f"{pause_text(paused)}: what is under way is not drawn")
     unplaced = sum(step.unplaced_ns for step in lanes.steps) / 1e9
     if unplaced:
         missing.append(f"{human_seconds(unplaced)} of exposed communication have no known moment")

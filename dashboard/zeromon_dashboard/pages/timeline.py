@@ -6,6 +6,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.readout.lanes import gaps, summary
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon_dashboard import lane_figures
 from zeromon_dashboard.page import Known, Page, Parts
@@ -43,9 +44,9 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
     ]
 
 
-def timeline(found: Lanes) -> list[Any]:
-    """The lanes, and what they do not show."""
-    missing = [dmc.Text(text, size="xs", c="dimmed") for text in gaps(found)]
+def timeline(found: Lanes, run: RunSnapshot) -> list[Any]:
+    """The lanes of *run*, and what they do not show."""
+    missing = [dmc.Text(text, size="xs", c="dimmed") for text in gaps(found, run)]
     if not found.steps:
         return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
     chart = dcc.Graph(id="lanes-chart", figure=lane_figures.lanes(found), config=CONFIG)

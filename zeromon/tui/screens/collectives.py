@@ -162,7 +162,7 @@ class SpanLanes(TimeAxis):
     def _lines(self, width: int, height: int) -> list[Line]:
         known, model = self.extent(), self._model
         if self.lanes is None or known is None or model is None:
-            return self._nothing(width)
+            return self._nothing(model, width)
         label = 32 if width >= 110 else 24
         last = known[1] - round(self.back * 1e9)
         first = last - round(self.shown_seconds() * 1e9)
@@ -184,12 +184,12 @@ class SpanLanes(TimeAxis):
         lines += [[]] * (height - len(foot) - len(lines))
         return [*lines, *foot]
 
-    def _nothing(self, width: int) -> list[Line]:
+    def _nothing(self, model: ViewModel | None, width: int) -> list[Line]:
         if self.trouble:
             return wrapped(self.trouble, width, "warn")
-        if self.lanes is None:
+        if self.lanes is None or model is None:
             return [[("reading the last steps ...", "dim")]]
-        why = gaps(self.lanes) or ["no ring of this run is on this node"]
+        why = gaps(self.lanes, model.run) or ["no ring of this run is on this node"]
         return [line for text in ["no step can be shown", *why] for line in wrapped(text, width)]
 
     def _foot(self, model: ViewModel, width: int) -> list[Line]:
@@ -203,7 +203,7 @@ class SpanLanes(TimeAxis):
                 lines += wrapped(arrival_text(late), width, "dim")
         else:
             lines.append([("n: next collective   e: the most exposed   [ ]: other ranks", "dim")])
-        lines += [line for text in gaps(self.lanes) for line in wrapped(text, width, "warn")]
+        lines += [line for text in gaps(self.lanes, model.run) for line in wrapped(text, width, "warn")]
         seen = {span.name for span in self.lanes.spans} | {"exposed"}
         parts = [part for part in PARTS if part in seen]
         return [*lines, parts_legend([*parts, "hidden"], model.look, width)]
