@@ -23,6 +23,8 @@ from zeromon_dashboard.page import Known, Page
 from zeromon_dashboard.url_state import Route
 
 _MOST_FEEDS = 64
+_WITH_STEPS = ("overview", "memory", "communication")
+"""The pages that draw the steps of the run."""
 _SUMS, _SUMS_SECONDS = ("breakdown", "ledger"), 5.0
 """Parts that are means of many steps or sums over the run, and how often they change."""
 
@@ -117,7 +119,9 @@ class Feed:
         if self.where.at is not None:
             self._past = self._past or self._followed.at(self.where.at)
             run = self._past
-        number, series = self._followed.series(*self.where.drawn)
+        number, series = 0, dict[str, list[int]]()
+        if self.where.page in _WITH_STEPS:
+            number, series = self._followed.series(*self.where.drawn)
         self._page = page_of(
             Known(
                 where=self.where,

@@ -3,9 +3,10 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
@@ -18,16 +19,19 @@ from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.run_store import Manifest, Store
-from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps
+from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
 from zeromon.storage.step_query import StepQuery
 from zeromon_dashboard.url_state import Route
 
 _FRESH_SECONDS = 0.9
 _LIST_SECONDS = 3.0
+_THINNED_SECONDS = 10.0
 _MOST_SOURCES = 32
 _MOST_POINTS = 600
 _MOST_POINTS_MANY = 200
 _MANY_RANKS = 16
+_MOST_APPENDED = 1 / 8
+"""Of the rows of a series that not all steps are in; with more, noise seems to grow where all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,29 @@ class Reading:
     """Why there is no newer snapshot; "" where nothing is wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps that a page draws."""
+
+    series: Series
+    most: int
+    """About how many rows of a rank are read."""
+    number: int
+    """Changes when the rows are others."""
+    chosen: int
+    """How many of the rows were read or thinned; the others were appended."""
+    chosen_at: float
+
+    def is_uneven(self, now: float) -> bool:
+        """Whether too many steps were appended: to a part of the old ones, or for one chart."""
+        steps, ranks = self.series["step"], len(set(self.series["rank"]))
+        if len(steps) - self.chosen <= _MOST_APPENDED * self.chosen:
+            return False
+        if now - self.chosen_at < _THINNED_SECONDS:
+            return False
+        return len(steps) > self.most * ranks or ranks * (steps[-1] - min(steps) + 1) > len(steps)
+
+
 class Followed:
     """One run that at least one tab shows."""
 
@@ -60,7 +87,7 @@ class Followed:
         self._run: RunSnapshot | None = None
         self._read_at = 0.0
         self._trouble = ""
-        self._series: OrderedDict[tuple[object, ...], tuple[int, Series]] = OrderedDict()
+        self._series: OrderedDict[tuple[object, ...], _Steps] = OrderedDict()
 
     @property
     def live(self) -> bool:
@@ -141,33 +168,39 @@ class Followed:
         """
         key = (ranks, last, until, steps)
         with self._lock:
-            number, known = self._series.get(key, (0, None))
-            run = self._run
-            if run is not None and run.origin:  # its source appends the new steps itself
-                fresh = self._read(run, *key)
-                number += known is None or known["start_us"][:1] != fresh["start_us"][:1]
-                self._series[key] = (number, fresh)
-                return number, fresh
-            if known is None or _too_many(known, run):
-                number, known = number + 1, self._read(run, *key)
-            if until is None and run is not None:
-                known = _appended(known, run, ranks, steps)
-            self._series[key] = (number, known)
+            kept = self._series.get(key)
+            run, now = self._run, self._clock()
+            most = self._most(run, ranks)
+            if kept is None or (run is not None and run.origin):  # its source appends by itself
+                fresh = self._read(run, most, *key)
+                anew = kept is None or kept.series["start_us"][:1] != fresh["start_us"][:1]
+                number = (0 if kept is None else kept.number) + anew
+                kept = _Steps(fresh, most, number, len(fresh["step"]), now)
+            elif kept.is_uneven(now):
+                fresh = thinned(kept.series, most)
+                kept = _Steps(fresh, most, kept.number + 1, len(fresh["step"]), now)
+            if until is None and run is not None and not run.origin:
+                kept = replace(kept, series=_appended(kept.series, run, ranks, steps))
+            self._series[key] = kept
             self._series.move_to_end(key)
             while len(self._series) > _MOST_SOURCES:
                 self._series.popitem(last=False)
-            return number, known
+            return kept.number, kept.series
+
+    @staticmethod
+    def _most(run: RunSnapshot | None, ranks: tuple[int, ...]) -> int:
+        many = run is not None and len(ranks or run.ranks) > _MANY_RANKS
+        return _MOST_POINTS_MANY if many else _MOST_POINTS
 
     def _read(
         self,
         run: RunSnapshot | None,
+        most: int,
         ranks: tuple[int, ...],
         last: int,
         until: float | None,
         steps: tuple[int, int] | None,
     ) -> Series:
-        many = run is not None and len(ranks or run.ranks) > _MANY_RANKS
-        most = _MOST_POINTS_MANY if many else _MOST_POINTS
         until_us = None if until is None else round(until * 1e6)
         since_us = 0
         if last and steps is None and run is not None:
@@ -185,12 +218,6 @@ class Followed:
         return _kept(series, lambda n: series["step"][n] > first) if last else series
 
 
-def _too_many(series: Series, run: RunSnapshot | None) -> bool:
-    """Whether so many steps were appended that the series must be read anew, with fewer points."""
-    ranks = len(run.ranks) if run is not None else 1
-    return len(series["step"]) > 3 * _MOST_POINTS * max(1, ranks)
-
-
 def _of_snapshot(
     run: RunSnapshot | None, ranks: tuple[int, ...], steps: tuple[int, int] | None
 ) -> Series:
@@ -200,14 +227,19 @@ def _of_snapshot(
 
 
 def _rows_of(
-    run: RunSnapshot, ranks: tuple[int, ...], steps: tuple[int, int] | None = None
+    run: RunSnapshot,
+    ranks: tuple[int, ...],
+    steps: tuple[int, int] | None = None,
+    known: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Row]:
+    """The steps in *run*, of each rank those behind the last *known* one."""
     return [
         row_of(rank.rank, step, _shift(run))
         for rank in run.ranks
         if not ranks or rank.rank in ranks
         for step in _settled(run, rank)
-        if steps is None or steps[0] <= step.step <= steps[1]
+        if step.step > known.get(rank.rank, -1)
+        and (steps is None or steps[0] <= step.step <= steps[1])
     ]
 
 
@@ -227,7 +259,7 @@ def _appended(
     known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
         known[rank] = max(step, known.get(rank, step))
-    fresh = [row for row in _rows_of(run, ranks, steps) if row[1] > known.get(row[0], -1)]
+    fresh = _rows_of(run, ranks, steps, known)
     if not fresh:
         return series
     columns = zip(*fresh, strict=True)

@@ -185,11 +185,13 @@ def column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]
 
 
 def number(name: str, title: str) -> dict[str, Any]:
-    """A column of numbers."""
+    """A column of numbers, "n/a" where one is unknown; files have all their digits."""
     return {
         "field": name,
         "headerName": title,
         "type": "rightAligned",
+        "valueFormatter": {"function": "shown(params.value)"},
+        "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
         "minWidth": 104,

@@ -1,7 +1,7 @@
 """What the dashboard costs: `python tests/bench/bench_dash.py`.
 
-Server CPU and bytes an update with 1, 8 and 64 tabs open on a live run of 8 ranks with 3,600 steps
-behind it, as a share of one core; the same when every update were the whole page. Then how long a
+Server CPU and bytes an update with 1, 8 and 64 tabs open on a live run of 8 ranks with 100,000
+steps behind it, as a share of one core; the same when every update were the whole page. Then how long a
 browser takes to draw that page, and the map of 1,024 ranks. With `--open SECONDS`: what an open tab of
 that run takes over the time, in the browser and in the server.
 """
@@ -36,7 +36,7 @@ from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
 
-STEPS = 3600
+STEPS = 100_000
 SECONDS = 12
 BEGAN = time.monotonic()
 
@@ -90,7 +90,8 @@ class Server:
         record = Record(Store(self.folder).folder("live"))
         steps = range(1, STEPS) if self.ranks <= 8 else range(1, 60)
         for n in steps:
-            record.keep([row_of(r, summary(n), 0) for r in range(self.ranks)])
+            row = row_of(0, summary(n), 0)
+            record.keep([(r, *row[1:]) for r in range(self.ranks)])
         record.close()
         command = [sys.executable, __file__, "--serve", str(self.folder), str(self.ranks)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,5 +1,12 @@
 // What a tab does by itself: it reads its address, polls for changes, and moves through time.
 (function () {
+  // a number of a table: three digits, or all before the point
+  const digits = (value) => Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value) || 1)));
+  (window.dashAgGridFunctions = window.dashAgGridFunctions || {}).shown = (value) =>
+    value == null ? "n/a"
+      : value.toLocaleString("en", Number.isInteger(value) ? {}
+        : { minimumFractionDigits: Math.min(3, digits(value)), maximumFractionDigits: Math.min(3, digits(value)) });
+
   const dash = (window.dash_clientside = window.dash_clientside || {});
   const skip = () => dash.no_update;
   let shown = null; // the route that the page on screen is of

@@ -21,6 +21,7 @@ from zeromon.storage.step_history.queries import (
     series,
     step_ranges,
     steps,
+    thinned,
 )
 from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, Row, Series, row_of, step_of
 from zeromon.storage.step_history.writer import LIMIT_BYTES, SEGMENT_ROWS, Writer

@@ -103,12 +103,11 @@ def series(
     if sizes.is_empty():
         return {name: [] for name in NAMES}
     first, last = _integer(sizes["first"].min()), _integer(sizes["start_us"].max())
-    width = max(1, -(-(last - first + 1) * len(_EXTREMES) // most))
     many = _integer(sizes["len"].max()) > most
 
     def query(rows: pl.LazyFrame) -> pl.LazyFrame:
         mine = rows.filter(wanted)
-        return _extremes(mine, (pl.col("start_us") - first) // width) if many else mine
+        return _extremes(mine, first, last, most) if many else mine
 
     # one segment after the other: the rows read are many, the rows kept are few
     kept = [collect([path], query)[0] for path in segments(folder).values()]
@@ -124,10 +123,22 @@ _EXTREMES = (
 )
 
 
-def _extremes(rows: pl.LazyFrame, part: pl.Expr) -> pl.LazyFrame:
-    """Selects the extreme rows of each rank and *part*."""
+def thinned(known: Series, most: int) -> Series:
+    """Returns *known*, a :func:`series` with newer rows behind it, with about *most* rows a rank."""
     import polars as pl
 
+    rows = pl.DataFrame(known, schema=frame([]).schema)
+    first, last = _integer(rows["start_us"].min()), _integer(rows["start_us"].max())
+    kept = _extremes(rows.lazy(), first, last, most).collect()
+    return kept.unique().sort("rank", "start_us").to_dict(as_series=False)
+
+
+def _extremes(rows: pl.LazyFrame, first: int, last: int, most: int) -> pl.LazyFrame:
+    """Selects the extreme rows of each rank and range of time: *first* to *last* in equal ranges."""
+    import polars as pl
+
+    width = max(1, -(-(last - first + 1) * len(_EXTREMES) // most))
+    part = (pl.col("start_us") - first) // width
     whole = pl.struct(NAMES)
     picks = [
         whole.get(getattr(pl.col(name), f"arg_{end}")()).alias(f"{name}_{end}")

@@ -203,7 +203,9 @@ class SpanLanes(TimeAxis):
                 lines += wrapped(arrival_text(late), width, "dim")
         else:
             lines.append([("n: next collective   e: the most exposed   [ ]: other ranks", "dim")])
-        lines += [line for text in gaps(self.lanes, model.run) for line in wrapped(text, width, "warn")]
+        lines += [
+            line for text in gaps(self.lanes, model.run) for line in wrapped(text, width, "warn")
+        ]
         seen = {span.name for span in self.lanes.spans} | {"exposed"}
         parts = [part for part in PARTS if part in seen]
         return [*lines, parts_legend([*parts, "hidden"], model.look, width)]
