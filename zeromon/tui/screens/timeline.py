@@ -1,5 +1,6 @@
 """The last steps of each rank as lanes over time."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -7,7 +8,9 @@ from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
 from zeromon.readout.breakdown import PARTS, USUAL, step_parts
+from zeromon.snapshot import RankSnapshot
 from zeromon.tui.columns import TableExport
+from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw import lanes
 from zeromon.tui.line import Line, fit
 from zeromon.tui.screens.collectives import Collectives
@@ -99,9 +102,11 @@ class Lanes(TimeAxis):
         ]  # fmt: skip
         each = (height - 4) // len(model.ranks)
         roomy, thick = each >= 2, min(_MOST_THICK, max(1, each - 1))
+        shown: list[RankSnapshot] = []
         for rank in model.ranks[self.top :]:
             if len(lines) >= height - 2:
                 break
+            shown.append(rank)
             mine = chosen is not None and rank.rank == chosen.rank
             label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
             lane = lanes.lane(rank.recent, first, last, room, letters=letters)
@@ -111,20 +116,23 @@ class Lanes(TimeAxis):
                 lines.append([(fit("  comm.", _LABEL), "dim"), *body])
         lines = lines[: height - 2]
         lines += [[]] * (height - 2 - len(lines))
-        return [*lines, self._legend(model, first, last, width), [(_TRUE, "dim")]]
+        return [*lines, _legend(model.look, shown, first, last, width), [(_TRUE, "dim")]]
 
-    def _legend(self, model: ViewModel, first: int, last: int, width: int) -> Line:
-        """The parts of the steps that are shown, and the usual ones."""
-        seen = {
-            part
-            for rank in model.ranks
-            for step in rank.recent
-            if step.end_ns > first and step.start_ns < last
-            for part, spent in step_parts(step).items()
-            if spent
-        }
-        parts = [part for part in PARTS if part in seen or (part in USUAL and part != "exposed")]
-        return parts_legend([*parts, "hidden"], model.look, width)
+
+def _legend(
+    look: DisplayOptions, ranks: Sequence[RankSnapshot], first: int, last: int, width: int
+) -> Line:
+    """The parts of the steps that are shown, and the usual ones."""
+    seen = {
+        part
+        for rank in ranks
+        for step in rank.recent
+        if step.end_ns > first and step.start_ns < last
+        for part, spent in step_parts(step).items()
+        if spent
+    }
+    parts = [part for part in PARTS if part in seen or (part in USUAL and part != "exposed")]
+    return parts_legend([*parts, "hidden"], look, width)
 
 
 class Timeline(View):
