@@ -24,7 +24,7 @@ COLUMNS = (
     number("steps", "steps"),
     *map(figure_column, (STEP, EXPOSED, MEMORY)),
     column("worst", "findings"),
-    column("command", "command", minWidth=240, tooltipField="command"),
+    column("command", "command", minWidth=240),
 )
 
 

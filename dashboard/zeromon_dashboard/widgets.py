@@ -178,7 +178,7 @@ def grid(
 
 def column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]:
     """A column of text. *width*: pixels, 0 for a share of the room."""
-    made = {"field": name, "headerName": title, **more}
+    made = {"field": name, "headerName": title, "tooltipField": name, **more}
     if width:
         made |= {"width": width, "flex": 0}
     return made

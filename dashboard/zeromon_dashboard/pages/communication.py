@@ -27,7 +27,7 @@ _MOST_TRAFFIC = 200
 
 
 _TRAFFIC = (
-    column("unit", "unit or bucket", minWidth=220, tooltipField="unit"),
+    column("unit", "unit or bucket", minWidth=220),
     column("op", "operation", minWidth=130),
     column("phase", "phase"),
     column("group", "group"),
