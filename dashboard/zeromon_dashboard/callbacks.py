@@ -173,14 +173,11 @@ def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
         "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value"),
         Input("with", "value"),
     )  # fmt: skip
-    yield (
-        "stepped", _also("url", "search"), Input("steps", "n_submit"), State("steps", "value"),
-    )  # fmt: skip
+    yield "stepped", _also("url", "search"), Input("steps", "n_submit")
     for name in (*names(), "own-time"):  # every chart over steps
         yield "zoomed", _also("url", "search"), Input(name, "relayoutData")
     yield (
         "changed", _also("url", "search"), Input("predict", "n_clicks"), Input("changes", "n_submit"),
-        State("changes", "value"),
     )  # fmt: skip
     yield "measured", _also("url", "search"), Input("metric", "value")
     for name, event in (("rank-map", "clickData"), ("rank-table", "cellClicked")):

@@ -33,6 +33,8 @@
     });
   const put = (query, name, value, usual) =>
     value === usual || value === "" || value == null ? query.delete(name) : query.set(name, value);
+  // what a field shows: Dash has it only a moment after the key, and Enter may come before
+  const typed = (id) => document.getElementById(id).value;
   const clock = (wall) => {
     const at = new Date(wall * 1000);
     return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19).replace("T", " ");
@@ -110,7 +112,7 @@
         put(query, "with", (others || []).join(","), "");
       }),
 
-    stepped: (enters, text) => (enters ? ofSteps(text) : skip()),
+    stepped: (enters) => (enters ? ofSteps(typed("steps")) : skip()),
 
     // a range that is dragged in one chart becomes the address, and thereby that of every chart
     zoomed: (event) => {
@@ -123,8 +125,8 @@
 
     measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
 
-    changed: (clicks, enters, changes) =>
-      clicks || enters ? searched((query) => put(query, "changes", (changes || "").trim(), "")) : skip(),
+    changed: (clicks, enters) =>
+      clicks || enters ? searched((query) => put(query, "changes", typed("changes").trim(), "")) : skip(),
 
     drill: (event) => {
       const cell = event && event.points && event.points[0];
