@@ -16,6 +16,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.compare.comparison import Comparison
 from zeromon.snapshot import RunSnapshot
+from zeromon.storage.run_store import About
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.layout import page_of
@@ -136,6 +137,7 @@ class Feed:
                     for run, other in zip(others, self._others, strict=True)
                 ],
                 comparison=self._comparison,
+                about=About() if run.origin else self._hub.store.about(run.run),
             )
         )
         self._version += 1

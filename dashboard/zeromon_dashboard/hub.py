@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from zeromon.compare.comparison import Comparison, compare
@@ -18,7 +18,7 @@ from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import KnownFinding
-from zeromon.storage.run_store import Manifest, Store
+from zeromon.storage.run_store import About, Manifest, Store
 from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
 from zeromon.storage.step_query import StepQuery
 from zeromon_dashboard.url_state import Route
@@ -40,6 +40,7 @@ class Item:
 
     manifest: Manifest
     live: bool
+    about: About = field(default_factory=About)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +369,10 @@ class Hub:
             self._list = (self._clock(), items)
             return items
         live = {run.run for run in node_runs() if not run.ended}
-        items = [Item(manifest, manifest.run in live) for manifest in self.store.manifests()]
+        items = [
+            Item(manifest, manifest.run in live, self.store.about(manifest.run))
+            for manifest in self.store.manifests()
+        ]
         items.sort(key=lambda item: (not item.live, -item.manifest.started_wall))
         self._list = (self._clock(), items)
         return items

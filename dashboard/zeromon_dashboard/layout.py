@@ -13,6 +13,7 @@ from dash import html
 from zeromon.readout.text import pause_seconds, pause_text
 from zeromon.readout.verdict import beside, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.storage.run_store import About
 from zeromon.units import human_count, human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
@@ -80,9 +81,16 @@ def _head(known: Known) -> Parts:
         "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
+        "about": {"children": _about(known.about)},
         "state": {"children": state, "color": colour},
         "verdict": {"children": beside(judged.health, run)},
     }
+
+
+def _about(about: About) -> list[Any]:
+    """The tags and the note of the user."""
+    tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in about.tags]
+    return [*tags, *([dmc.Text(about.note, size="sm")] if about.note else [])]
 
 
 def _facts(run: RunSnapshot, first: RankSnapshot) -> str:
@@ -105,6 +113,7 @@ def _title(where: Route, parts: Parts) -> Any:
     return dmc.Stack(
         [
             dmc.Group(first, gap="md", align="center"),
+            dmc.Group(id="about", gap="xs", **parts["about"]),
             dmc.Text(id="cause", fw=600, **parts["cause"]),
         ],
         gap=2,

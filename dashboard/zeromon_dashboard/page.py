@@ -9,6 +9,7 @@ from zeromon.compare.comparison import Comparison
 from zeromon.focus import most_exposed
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage.recorder import KnownFinding
+from zeromon.storage.run_store import About
 from zeromon.storage.step_history import Series
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.url_state import Route
@@ -38,6 +39,7 @@ class Known:
     """Runs that charts are laid over."""
     comparison: Comparison | None = None
     """Of the run and the others; None without others."""
+    about: About = field(default_factory=About)
 
     @property
     def rank(self) -> RankSnapshot | None:

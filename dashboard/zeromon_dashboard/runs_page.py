@@ -24,6 +24,8 @@ COLUMNS = (
     number("steps", "steps"),
     *map(figure_column, (STEP, EXPOSED, MEMORY)),
     column("worst", "findings"),
+    column("tags", "tags"),
+    column("note", "note"),
     column("command", "command", minWidth=240),
 )
 
@@ -77,6 +79,8 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
             "exposed": rounded(EXPOSED.unit.scaled(m.exposed_ratio)),
             "memory": rounded(MEMORY.unit.scaled(m.memory_bytes) if m.memory_bytes >= 0 else None),
             "worst": m.worst or "none",
+            "tags": ", ".join(item.about.tags),
+            "note": item.about.note,
             "command": " ".join(m.command),
         }
         for item in items

@@ -34,7 +34,7 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.sources.access import Request, host_name, refusal
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import KnownFinding, Past, Record
-from zeromon.storage.run_store import Store
+from zeromon.storage.run_store import About, Store
 from zeromon.storage.step_history import row_of
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 from zeromon_dashboard import charts, feed, hub, layout, runs_page, snapshot_figures
@@ -707,6 +707,23 @@ def test_own_time_is_of_the_chosen_steps() -> None:
     figure = snapshot_figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
     assert figure is not None
     assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
+
+
+def test_what_the_user_wrote_is_in_the_head_of_the_page_and_in_the_list(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    _, feeds, clock = growing
+    where = Route(run="train-1", page="advice")
+    cursor = sent(feeds, where, {})["cursor"]
+    feeds.hub.store.save(run(rank(0)))
+    feeds.hub.store.write_about("train-1", About(note="slow disk", tags=("base", "8k")))
+    clock.now += 1
+    props = sent(feeds, where, cursor)["props"]
+    assert [one["props"]["children"] for one in props["about"]["children"]] == [
+        "base", "8k", "slow disk",
+    ]  # fmt: skip
+    (row,) = [row for row in runs_page.run_rows(feeds.hub.runs()) if row["run"] == "train-1"]
+    assert (row["tags"], row["note"]) == ("base, 8k", "slow disk")
 
 
 def test_the_list_of_runs_says_which_are_live(
