@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from zeromon.attach.rank_processes import Process, processes, ranks_of
 class Job:
     """tests/programs/joined.py on two ranks, or on one process without a group."""
 
-    def __init__(self, kind: str, out: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, kind: str, out: Path, *arguments: str, around: Sequence[str] = (), **environment: str
+    ) -> None:
         self.out = out
         out.mkdir(parents=True, exist_ok=True)
         program, words = "joined.py", [kind, str(out), *arguments]
@@ -32,7 +35,7 @@ class Job:
         self.log = out / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command,
+                [*around, *command],
                 env=clean_environment() | {"DS_ACCELERATOR": "cpu", **environment},
                 cwd=ROOT,
                 stdout=log,

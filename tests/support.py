@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from forks import ForkServer, Launcher
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,6 +35,13 @@ PROGRAMS = ROOT / "tests" / "programs"
 LAUNCH = (sys.executable, str(PROGRAMS / "launch.py"))
 """Ranks as torchrun starts them, some seconds sooner: it does not import torch. `start` forks them from
 a process that has."""
+ZEROMON = (
+    sys.executable,
+    "-c",
+    f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'agents'), str(ROOT / 'dashboard')]};"
+    " from zeromon.cli import main; sys.exit(main())",
+)
+"""The `zeromon` of this tree, whatever is installed, from every folder."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -251,3 +259,34 @@ def over_link(command: list[str], rate: str) -> list[str]:
 def train_command(nproc: int, *arguments: str, program: str = "train_counted.py") -> list[str]:
     """The command that trains tests/programs/*program* on *nproc* ranks."""
     return [*LAUNCH, str(nproc), str(PROGRAMS / program), *arguments]
+
+
+def without_zeromon(home: Path) -> str:
+    """Makes a virtual environment with all that is installed here but zeromon; returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    site = next((home / "lib").glob("python*")) / "site-packages"
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "zeromon" not in entry.name and not entry.name.endswith(".pth"):
+            (site / entry.name).symlink_to(entry)
+    return str(home / "bin" / "python")
+
+
+class Held(NamedTuple):
+    """What a process holds of the system."""
+
+    descriptors: int
+    threads: int
+    mappings: int
+    rss_bytes: int
+
+
+def held(pid: int) -> Held:
+    """What process *pid* holds now; raises OSError when it has ended."""
+    process = Path(f"/proc/{pid}")
+    pages = int((process / "statm").read_text().split()[1])
+    return Held(
+        len(list((process / "fd").iterdir())),
+        len(list((process / "task").iterdir())),
+        len((process / "maps").read_text().splitlines()),
+        pages * os.sysconf("SC_PAGE_SIZE"),
+    )

@@ -1,10 +1,12 @@
-"""`zeromon attach` beside memray, hypno and gdb: `python tests/bench/bench_attach.py [ROUNDS]`.
+"""`zeromon attach` beside memray, hypno and gdb: `tests/bench/bench_attach.py [ROUNDS [KIND ...]]`.
 
 Attach and detach, round after round, on training jobs of two gloo ranks (1,000 rounds are the claim; the
 default is shorter), on a target that is always inside malloc, and on a collective that hangs. The job's
-losses must be those of as many steps that were left alone. A *pause* is by how much the longest step
-that overlaps an attach exceeds the median step of the same job: it holds whatever stopped the training
-thread, and the noise of the machine, which the same number of moments without an attach show.
+losses must be those of as many steps that were left alone, and its ranks must hold as many descriptors
+and threads after the last round as after the tenth. With a KIND only the rounds on it are made. A
+*pause* is by how much the longest step that overlaps an attach exceeds the median step of the same job:
+it holds whatever stopped the training thread, and the noise of the machine, which the same number of
+moments without an attach show.
 
 The others run in environments of their own (.attach-peers, made from PyPI at the first call); gdb is
 the machine's.
@@ -30,7 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from attaching import Job
-from support import wait_for
+from support import Held, held, wait_for
 
 from zeromon.attach.inject import inject
 from zeromon.attach.loader import attach, detach
@@ -89,10 +91,11 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
     stops: Counter[str] = Counter()
     helper_ns: list[int] = []
     answers: list[float] = []
+    holdings: dict[int, list[Held]] = {}
     try:
         job.wait_until(20)
         ranks = job.ranks()
-        for _ in range(rounds):
+        for done in range(rounds):
             began = time.monotonic()
             _, joined = attach(ranks, root)
             attached.append((began, time.monotonic()))
@@ -109,6 +112,9 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
             for ring in root.glob("*/rank*.ring"):  # a collector does this
                 ring.unlink()
             assert job.alive, job.log.read_text()
+            if done + 1 in (1, 10, rounds // 2, rounds):
+                time.sleep(0.5)
+                holdings[done + 1] = [held(rank.pid) for rank in ranks]
         facts = job.finish(timeout=3600)
     finally:
         job.kill()
@@ -119,12 +125,26 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
     print(f"  left patched: {facts[0]['changed'] or 'nothing'}; marked: {facts[0]['marked']}")
     print(f"  thread stopped: {dict(stops)}, median {statistics.median(helper_ns) / 1e6:.2f} ms,")
     print(f"  max {max(helper_ns) / 1e6:.2f} ms; answer after {statistics.median(answers):.3f} s")
+    for done, found in holdings.items():
+        print(f"  after {done} rounds: {'; '.join(map(in_figures, found))}")
     print(
         f"  step, median {1e3 * statistics.median(facts[0]['spent']):.1f} ms; longest step less that:"
     )
     for name, spans in (("attach", attached), ("detach", left), ("neither", idle)):
         print(f"    {name:8} {in_words(moments(spans, facts[0]['ends'], facts[0]['spent']))}")
-    return same and not refused and not facts[0]["changed"]
+    grown = [
+        last[:2] != first[:2]
+        for first, last in zip(*(holdings[n] for n in (min(10, rounds), rounds)), strict=True)
+    ]
+    return same and not refused and not facts[0]["changed"] and not any(grown)
+
+
+def in_figures(one: Held) -> str:
+    """What a rank holds, in a line."""
+    return (
+        f"{one.descriptors} descriptors, {one.threads} threads, {one.mappings} mappings,"
+        f" {one.rss_bytes / 1e6:.1f} MB"
+    )
 
 
 def in_short(error: BaseException) -> str:
@@ -303,7 +323,9 @@ def main() -> None:
     )
     root = paths.choose_root()
     try:
-        fine = [rounds_on(kind, rounds, root, folder) for kind in KINDS]
+        fine = [rounds_on(kind, rounds, root, folder) for kind in sys.argv[2:] or KINDS]
+        if sys.argv[2:]:
+            sys.exit(not all(fine))
         injectors = peers()
         print(f"\nnothing, run {min(rounds, 20)} times in rank 0 of an FSDP2 job")
         beside(injectors, min(rounds, 20), folder)

@@ -6,11 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-from support import ENDED_WELL, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
+from support import (
+    ENDED_WELL,
+    LAUNCH,
+    PROGRAMS,
+    ROOT,
+    Node,
+    clean_environment,
+    free_port,
+    wait_for,
+    without_zeromon,
+)
 
 from zeromon.errors import RingError
 from zeromon.snapshot import RunSnapshot
@@ -221,14 +230,7 @@ def test_an_existing_sitecustomize_still_runs(node: Node) -> None:
 @pytest.mark.long
 def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
     """A virtual environment that has torch but not zeromon: the agent comes from ours."""
-    home = node.folder / "venv"
-    subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(home)], check=True)
-    site = next((home / "lib").glob("python*")) / "site-packages"
-    packages = Path(sysconfig.get_paths()["purelib"])
-    for entry in packages.iterdir():  # everything but us
-        if "zeromon" not in entry.name and not entry.name.endswith(".pth"):
-            (site / entry.name).symlink_to(entry)
-    python = str(home / "bin" / "python")
+    python = without_zeromon(node.folder / "venv")
     absent = [python, "-c", "from importlib.util import find_spec; print(find_spec('zeromon'))"]
     cwd = node.folder
     probe = subprocess.run(

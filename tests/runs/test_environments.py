@@ -1,0 +1,230 @@
+"""The same training with and without zeromon in each environment that a job may have.
+
+Losses, states of the random generators, output and exit code are the same; and where less is watched or
+kept than elsewhere, the user is told. The table of docs/reliability.md has the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LAUNCH, PROGRAMS, ZEROMON, clean_environment, free_port, without_zeromon
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0, reason="mounts file systems of its own"
+    ),
+]
+
+PYTHON = sys.executable
+PROGRAM = str(PROGRAMS / "identical.py")
+STEPS = 8
+BARE_RANKS = (*LAUNCH, "2", "--no-python")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What is special, for zeromon and for the command alone. $W is an empty folder."""
+
+    before: str = ""
+    """Shell commands in a mount namespace of its own."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment variables."""
+    command: tuple[str, ...] = (*LAUNCH, "2", PROGRAM)
+    around: tuple[str, ...] = ()
+    """Words before `zeromon run`."""
+    as_user: tuple[str, ...] = ()
+    """Who runs it all, in words before the shell."""
+    told: str = ""
+    """What the user reads on stderr or in the report; "": nothing but where the views are."""
+    code: int = 0
+    """The exit code, with and without."""
+    ranks: tuple[int, ...] = (0, 1)
+    """The ranks whose steps are all in the record; () where the run cannot be watched."""
+
+
+@dataclass
+class Told:
+    """What a command said."""
+
+    code: int
+    output: list[str]
+    errors: list[str]
+    report: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool) -> Told:
+    """Runs the command in the environment *one*, below the real `zeromon run` if it is *watched*."""
+    (folder / "home").mkdir(parents=True)
+    places = places | {"$W": str(folder)}
+
+    def placed(text: str) -> str:
+        for name, value in places.items():
+            text = text.replace(name, value)
+        return text
+
+    begin = [*ZEROMON, "run", "--name", "r", "--"] if watched else []
+    words = shlex.join(map(placed, (*one.around, *begin, *one.command)))
+    script = ["set -e", placed(one.before), "set +e"]
+    script += [f"{words} > {folder}/out 2> {folder}/err; echo $? > {folder}/code"]
+    if watched:
+        report = shlex.join([*ZEROMON, "report", "r"])
+        script += [
+            f"{report} --wait 20 > {folder}/report 2>&1",
+            f"{report} --json > {folder}/record",
+        ]
+    environment = clean_environment() | {
+        "HOME": str(folder / "home"),
+        "ZEROMON_PORT": str(free_port()),
+        **{name: placed(value) for name, value in one.settings.items()},
+    }
+    shared = 'mount -t tmpfs -o size=2g none /dev/shm && exec "$@"'
+    outer = ["unshare", "--mount", "--uts", "bash", "-c", shared, "bash", *one.as_user]
+    done = subprocess.run(
+        [*outer, "bash", "-c", "\n".join(script)],
+        env=environment, cwd=PROGRAMS, timeout=300, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (folder / "code").exists(), done.stderr
+    text = {name: (folder / name).read_text(errors="replace") for name in ("code", "out", "err")}
+    told = Told(int(text["code"]), sorted(text["out"].splitlines()), text["err"].splitlines())
+    if watched:
+        told.report = (folder / "report").read_text(errors="replace")
+        record = (folder / "record").read_text()
+        told.record = json.loads(record) if record else {}
+    return told
+
+
+FILL = "head -c 4g /dev/zero > /dev/shm/x"
+COLLECTOR = "sed 's/.*\"pid\": \\([0-9]*\\).*/\\1/' /dev/shm/zeromon-*/collector.json"
+OTEL = "$TOOLS/bin/opentelemetry-instrument"
+WITH_TOOLS = {"PYTHONPATH": "$TOOLS"} | {
+    f"OTEL_{kind}_EXPORTER": "none" for kind in ("TRACES", "METRICS", "LOGS")
+}
+DEEP = "$W" + f"/{'d' * 240}" * 14
+THEIRS = """
+import atexit, random, sys
+random.seed(5)
+sys.setrecursionlimit(1500)
+atexit.register(lambda: print("theirs", sys.getrecursionlimit(), flush=True))
+"""
+
+ENVIRONMENTS = {
+    "nothing special": Environment(),
+    "a rank exits with 7": Environment(settings={"CODE": "7"}, code=1, told="died: rank [01]"),
+    "ulimit -n 64": Environment("ulimit -n 64"),
+    "full /dev/shm": Environment(FILL + " || true"),
+    "/dev/shm fills up": Environment(settings={"AT_0_3": FILL, "PAUSE": "0.5"}),
+    "full store": Environment(
+        "mkdir $W/store; mount -t tmpfs -o size=64k none $W/store",
+        {"ZEROMON_STORE": "$W/store"},
+        told="history stops",
+    ),
+    "read-only HOME": Environment("mount -t tmpfs -o ro none $W/home", told="history stops"),
+    "no HOME, no user": Environment(
+        "unset HOME", as_user=("unshare", "--user", "--map-user=12345")
+    ),
+    "no folder of TMPDIR": Environment("export TMPDIR=$W/nowhere"),
+    "no temporary folder": Environment(
+        "export TMPDIR=$W/nowhere; for d in /tmp /var/tmp; do mount -t tmpfs -o ro none $d; done"
+    ),
+    "paths of 3,400 letters": Environment(
+        f"mkdir -p {DEEP}; cp launch.py identical.py {DEEP}",
+        command=(*LAUNCH, "2", f"{DEEP}/identical.py"),
+    ),
+    "rings below a path that is too long": Environment(
+        settings={"ZEROMON_DIR": "$W" + "/rings" * 800}, told="not watched.*name too long", ranks=()
+    ),
+    "names that are no ASCII": Environment(
+        "hostname knöten-мир; mkdir $W/Läufe; cp launch.py $W/Läufe; cp identical.py $W/Läufe/☃.py",
+        {"ZEROMON_DIR": "$W/Läufe ☃/№ 7"},
+        command=(*LAUNCH, "2", "$W/Läufe/☃.py"),
+    ),
+    "names that are no UTF-8": Environment(
+        f"{PYTHON} -c 'import socket; socket.sethostname(b\"kn\\xf6ten\")'\n"
+        "mkdir $W/$'\\xff'; cp launch.py identical.py $W/$'\\xff'; cd $W/$'\\xff'",
+        command=("bash", "-c", shlex.join((*LAUNCH, "2")) + " \"$PWD/identical.py\""),
+    ),
+    "the clock jumps forth and back": Environment(
+        f"cc -shared -fPIC -o $W/clock.so {Path(__file__).with_name('clock.c')} -ldl\n"
+        "export LD_PRELOAD=$W/clock.so",
+        {
+            "CLOCK": "$W/clock", "PAUSE": "0.6",
+            "AT_0_3": "echo 90000 > $W/clock", "AT_0_6": "echo -90000 > $W/clock",
+        },
+    ),
+    "the collector is stopped": Environment(
+        settings={
+            "PAUSE": "1",
+            "AT_0_2": f"p=$({COLLECTOR}); (sleep 5; kill -CONT $p) & kill -STOP $p",
+        }
+    ),
+    "a rank is stopped": Environment(
+        settings={"AT_1_3": "(sleep 20; kill -CONT $PPID) & kill -STOP $PPID"}
+    ),
+    "spawn": Environment(command=(PYTHON, PROGRAM, "spawn")),
+    "forkserver": Environment(command=(PYTHON, PROGRAM, "forkserver")),
+    "coverage": Environment(
+        settings={**WITH_TOOLS, "COVERAGE_FILE": "$W/coverage"},
+        command=(*BARE_RANKS, PYTHON, "-m", "coverage", "run", "--parallel-mode", PROGRAM),
+    ),
+    "debugpy": Environment(
+        settings=WITH_TOOLS,
+        command=(*BARE_RANKS, PYTHON, "-m", "debugpy", "--listen", "127.0.0.1:0", PROGRAM),
+    ),
+    "opentelemetry-instrument zeromon run": Environment(settings=WITH_TOOLS, around=(OTEL,)),
+    "zeromon run opentelemetry-instrument": Environment(
+        settings=WITH_TOOLS, command=(OTEL, *LAUNCH, "2", PROGRAM), told="put it first"
+    ),
+    "the user's own sitecustomize": Environment(
+        f"echo {shlex.quote(THEIRS)} > $W/sitecustomize.py", {"PYTHONPATH": "$W"}
+    ),
+    "an environment without zeromon": Environment(command=(*BARE_RANKS, "$PYTHON", PROGRAM)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What others put into the process of a training, and a Python without zeromon."""
+    tools = tmp_path_factory.mktemp("tools")
+    packages = ["coverage", "debugpy", "opentelemetry-distro"]
+    pip = [PYTHON, "-m", "pip", "install", "--quiet", "--target", str(tools), *packages]
+    subprocess.run(pip, check=True, capture_output=True)
+    return {"$TOOLS": str(tools), "$PYTHON": without_zeromon(tmp_path_factory.mktemp("venv"))}
+
+
+WATCHING = re.compile(
+    r"zeromon: watching run r \(http://[^)]*/metrics\); look at it with: zeromon attach"
+)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_training_is_the_same_and_the_user_is_told(
+    name: str, tmp_path: Path, places: dict[str, str]
+) -> None:
+    one = ENVIRONMENTS[name]
+    bare = run(one, tmp_path / "bare", places, watched=False)
+    ours = run(one, tmp_path / "ours", places, watched=True)
+    words = [
+        line for line in ours.errors if line.startswith("zeromon:") and not WATCHING.match(line)
+    ]
+    print("\n".join(words), ours.report, sep="\n")
+    assert bare.code == one.code, bare.errors
+    assert (ours.code, ours.output) == (bare.code, bare.output), ours.errors
+    assert len(bare.output) >= 2
+    if one.told:
+        assert re.search(one.told, "\n".join([*words, ours.report]))
+    else:
+        assert words == []
+    ranks = [(rank["rank"], rank["steps"], rank["errors"]) for rank in ours.record.get("ranks", ())]
+    assert ranks == [(rank, STEPS, 0) for rank in one.ranks]
