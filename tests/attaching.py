@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +96,49 @@ class Job:
 def code_of(pid: int) -> int:
     """Bytes that are mapped executable: what an injection must not add to."""
     return sum(m.end - m.start for m in mappings(pid) if "x" in m.mode)
+
+
+# ---- targets without torch ---------------------------------------------------------------------------
+
+BUSY = """
+UP
+while True:
+    x = 0.0
+    for i in range(1000):
+        x += i * 0.25
+    assert x == 124875.0, x
+"""
+SLEEPS = "import time\nUP\nwhile True: time.sleep(0.05)"
+
+
+@contextmanager
+def running(
+    code: str, *before: str, python: str = sys.executable
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python that runs *code*, from where it says UP."""
+    process = subprocess.Popen(
+        [*before, python, "-c", code.replace("UP", "print('up', flush=True)")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n", process.stderr and process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line(code: str) -> str:
+    """*code* as a line that never raises."""
+    body = code.replace("\n", "\n ")
+    text = f"try:\n {body}\nexcept BaseException:\n pass"
+    return f"exec({text!r},{{}})"
+
+
+def writes(sign: Path) -> str:
+    return line(f"f=open({str(sign)!r},'a')\nf.write('x')\nf.close()")
+
+
+def has_run(sign: Path, times: int) -> Callable[[], bool]:
+    return lambda: sign.exists() and len(sign.read_text()) >= times

@@ -10,12 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from attaching import code_of
+from attaching import BUSY, SLEEPS, code_of, has_run, line, running, writes
 from support import wait_for
 
 from zeromon.attach import loader
@@ -31,15 +29,6 @@ pytestmark = pytest.mark.skipif(
 )
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes users and namespaces")
 
-BUSY = """
-UP
-while True:
-    x = 0.0
-    for i in range(1000):
-        x += i * 0.25
-    assert x == 124875.0, x
-"""
-SLEEPS = "import time\nUP\nwhile True: time.sleep(0.05)"
 HELPED = f"import threading, time\nthreading.Thread(target=time.sleep, args=(900,)).start()\n{BUSY}"
 WAITS = "import threading\nUP\nthreading.Event().wait()"
 POLLS = "import os, select\nr, w = os.pipe()\np = select.epoll()\np.register(r)\nUP\np.poll()"
@@ -55,39 +44,6 @@ while True:
     for address in [libc.malloc(64 + (i * 977) % 300_000) for i in range(200)]:
         libc.free(address)
 """
-
-
-@contextmanager
-def running(
-    code: str, *before: str, python: str = sys.executable
-) -> Iterator[subprocess.Popen[str]]:
-    """A Python that runs *code*, from where it says UP."""
-    process = subprocess.Popen(
-        [*before, python, "-c", code.replace("UP", "print('up', flush=True)")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n", process.stderr and process.stderr.read()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def line(code: str) -> str:
-    """*code* as a line that never raises."""
-    body = code.replace("\n", "\n ")
-    text = f"try:\n {body}\nexcept BaseException:\n pass"
-    return f"exec({text!r},{{}})"
-
-
-def writes(sign: Path) -> str:
-    return line(f"f=open({str(sign)!r},'a')\nf.write('x')\nf.close()")
-
-
-def has_run(sign: Path, times: int) -> Callable[[], bool]:
-    return lambda: sign.exists() and len(sign.read_text()) >= times
 
 
 def test_the_code_is_what_its_listing_says(tmp_path: Path) -> None:

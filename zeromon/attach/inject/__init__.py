@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from zeromon.attach.inject import gdb, parked, remote
 from zeromon.attach.inject.elf import images, mappings
-from zeromon.attach.inject.refusal import check, why_not_traced
+from zeromon.attach.inject.refusal import START, check, replaced, why_not_traced
 from zeromon.attach.inject.target import Target, wait_for
 from zeromon.errors import AttachRefused
 
@@ -99,9 +99,7 @@ def prove_gdb() -> None:
         except AttachRefused as error:
             raise AttachRefused(
                 f"gdb does not work on this machine: {error}",
-                error.hint
-                if error.hint != AttachRefused.hint
-                else "Start the run under zeromon: zeromon run -- COMMAND",
+                error.hint if error.hint != AttachRefused.hint else START,
             ) from error
         finally:
             child.kill()
@@ -123,7 +121,7 @@ def _in_a_thread_of_ours(target: Target, line: str) -> Injected:
 
     def trace() -> None:
         try:
-            outcome.append(Injected(*parked.plant(target, line)))
+            outcome.append(Injected(*parked.plant(target, line, look)))
         except (AttachRefused, OSError) as error:
             outcome.append(error)
 
@@ -154,7 +152,9 @@ def look(pid: int) -> Target:
         raise why_not_traced(pid) from error
     except (FileNotFoundError, ProcessLookupError) as error:
         raise AttachRefused(f"process {pid} has ended") from error
-    except (OSError, struct.error, ValueError) as error:
+    except struct.error as error:  # there were fewer bytes than the headers said
+        raise replaced(pid) from error
+    except (OSError, ValueError) as error:
         raise AttachRefused(f"the memory of process {pid} cannot be read: {error}") from error
 
 
@@ -173,6 +173,8 @@ def _look(pid: int, read: Callable[[int, int], bytes]) -> Target:
             padding = image.padding()
     if not found.keys() >= set(_NEEDED):
         what = Path(executable).name
+        if not mappings(pid):  # it is on its way out
+            raise AttachRefused(f"process {pid} has ended")
         raise AttachRefused(f"process {pid} is not Python: it runs {what}", "Give a rank's pid.")
     if _WITHOUT_GIL in found:
         raise AttachRefused(

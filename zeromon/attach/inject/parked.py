@@ -15,11 +15,13 @@ import os
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.attach.inject.elf import Mapping, mappings
+from zeromon.attach.inject.refusal import replaced
 from zeromon.attach.inject.target import THREAD_NAME, Target, wait_for, waits_for_interpreter
 from zeromon.errors import AttachRefused
 
@@ -32,19 +34,19 @@ _CODE = bytes.fromhex(
     # rbx = rsp; a 64-byte aligned save area of 4 KiB in r12; its header zeroed; xsave64 all but AMX
     "4889e34881ec001000004883e4c04989e431c0b908000000488dbc2400020000f348ab"
     "b8e700000031d2490fae2424"
-    # room for a pthread_t; pending ? pending(later, 0) : spawn
-    "4883ec40488b0588ffffff4885c0740d488d3d9800000031f6ffd0eb22"
+    # room for a pthread_t; pending ? Py_IsInitialized() && pending(later, 0) : spawn
+    "4883ec4048833d87ffffff00741bff154fffffff85c07433488d3d9c00000031f6ff156cffffffeb22"
     # spawn: pthread_create(rsp, 0, thread, 0) || pthread_detach(*rsp)
-    "4889e731f6488d154b00000031c9ff1552ffffff85c0750a488b3c24ff154cffffff"
+    "4889e731f6488d154b00000031c9ff1546ffffff85c0750a488b3c24ff1540ffffff"
     # done: xrstor64; rsp = rbx; pop all; popf; rsp += 128; jmp back
     "b8e700000031d2490fae2c244889dc"
-    "415f415e415d415c415b415a415941585d5f5e5a595b589d488da42480000000ff2527ffffff"
+    "415f415e415d415c415b415a415941585d5f5e5a595b589d488da42480000000ff251bffffff"
     # thread: prctl(PR_SET_NAME, name); Py_IsInitialized() or go out
-    "f30f1efa53b89d000000bf0f000000488d3519ffffff0f05ff15d1feffff85c07415"
+    "f30f1efa53b89d000000bf0f000000488d350dffffff0f05ff15c5feffff85c07415"
     # ebx = PyGILState_Ensure(); later(); PyGILState_Release(ebx); out: return 0
-    "ff15cffeffff89c3e80c00000089dfff15d0feffff31c05bc3"
+    "ff15c3feffff89c3e80c00000089dfff15c4feffff31c05bc3"
     # later: PyRun_SimpleString(text); return 0
-    "f30f1efa53488d3d0a000000ff15b2feffff31c05bc3"
+    "f30f1efa53488d3d0a000000ff15a6feffff31c05bc3"
 )
 
 _SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _CONT, _DETACH = 0x4206, 0x4207, 12, 13, 7, 17
@@ -117,16 +119,19 @@ def _ptrace(request: int, tid: int, data: int = 0) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def plant(target: Target, line: str) -> tuple[str, int, int]:
+def plant(target: Target, line: str, look: Callable[[int], Target]) -> tuple[str, int, int]:
     """Runs *line* in a new thread of *target*; returns the stopped thread, and for how long (ns).
 
-    Raises :class:`AttachRefused`, or OSError when the process may not be traced or ends.
+    *look* resolves the addresses again: the memory that is opened here must be that of *target*. Raises
+    :class:`AttachRefused`, or OSError when the process may not be traced or ends.
     """
     text = line.encode() + b"\0"
     if _DATA.size + len(_CODE) + len(text) > target.room:
         raise AttachRefused(f"process {target.pid} has no room for {len(text)} bytes of code")
     memory = os.open(f"/proc/{target.pid}/mem", os.O_RDWR)
     try:
+        if look(target.pid) != target:
+            raise replaced(target.pid)
         _claim(target, memory)
         deadline = time.monotonic() + _TRIES_SECONDS
         while True:
@@ -135,7 +140,8 @@ def plant(target: Target, line: str) -> tuple[str, int, int]:
                 if stopped:
                     which = "main" if place.tid == target.pid else "helper"
                     return f"{which} thread in {_PARKED[place.call]}", place.tid, stopped
-            stopped = _through(target, memory, text, None) if _runs(target.pid) else 0
+            # a pending call of one that waits would wait with it
+            stopped = _through(target, memory, text, None) if _state(target.pid) == "R" else 0
             if stopped:
                 return "main thread, by a pending call", target.pid, stopped
             if time.monotonic() > deadline:
@@ -200,10 +206,13 @@ def _allocators(target: Target, maps: list[Mapping]) -> list[tuple[int, int]]:
     return found + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
 
 
-def _runs(pid: int) -> bool:
-    """Whether the main thread computes; a pending call of one that waits would wait with it."""
+def _state(pid: int) -> str:
+    """The state of the main thread, as in /proc; raises OSError for a process that has ended."""
     with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "R"
+        state = file.read().rpartition(")")[2].split()[0]
+    if state in "ZX":
+        raise ProcessLookupError(errno.ESRCH, "it ended")
+    return state
 
 
 def _through(target: Target, memory: int, text: bytes, place: ParkedThread | None) -> int:
@@ -212,6 +221,7 @@ def _through(target: Target, memory: int, text: bytes, place: ParkedThread | Non
     Returns how long it was stopped, ns; 0 when it had moved and nothing was done.
     """
     tid = place.tid if place else target.pid
+    loader = [m for m in mappings(target.pid) if "/ld-linux" in m.path] if place is None else []
     os.pwrite(memory, _prepared(target, text, pending=place is None), target.padding)
     try:
         _ptrace(_SEIZE, tid)
@@ -225,7 +235,10 @@ def _through(target: Target, memory: int, text: bytes, place: ParkedThread | Non
     try:
         registers = _Registers()
         _ptrace(_GETREGS, tid, ctypes.addressof(registers))
-        if place is None or _is_still(registers, place):
+        if not _has_code(tid, target):
+            raise replaced(target.pid)
+        starts = any(mapping.start <= registers.rip < mapping.end for mapping in loader)
+        if not starts and (place is None or _is_still(registers, place)):
             back = _way_back(registers, memory)
             if back is not None:
                 os.pwrite(memory, struct.pack("<Q", back[0]), target.padding + _BACK_AT)
@@ -237,6 +250,13 @@ def _through(target: Target, memory: int, text: bytes, place: ParkedThread | Non
     finally:
         with suppress(OSError):  # killed meanwhile
             _ptrace(_DETACH, tid)
+
+
+def _has_code(tid: int, target: Target) -> bool:
+    """Whether the memory of the stopped thread *tid* has the code: execve replaces all of it."""
+    with suppress(OSError), open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), len(_MAGIC), target.padding) == _MAGIC
+    return False
 
 
 def _prepared(target: Target, text: bytes, *, pending: bool) -> bytes:

@@ -46,12 +46,14 @@ entry:
   xor edx,edx
   xsave64 [r12]
   sub rsp,64
-  mov rax,[rip+pending]
-  test rax,rax
+  cmp qword ptr [rip+pending],0
   jz spawn
+  call [rip+is_initialized]  # Py_AddPendingCall of a Python that only starts reads a null pointer
+  test eax,eax
+  jz done
   lea rdi,[rip+later]
   xor esi,esi
-  call rax
+  call [rip+pending]
   jmp done
 spawn:
   mov rdi,rsp

@@ -7,6 +7,20 @@ from pathlib import Path
 from zeromon.errors import AttachRefused
 
 _PTRACE_BIT = 1 << 19
+START = "Start the run under zeromon: zeromon run -- COMMAND"
+_YAMA = {
+    1: (
+        "restricted: only an ancestor may trace",
+        "sudo sysctl kernel.yama.ptrace_scope=0, or sudo -E zeromon attach ...;"
+        " in a container: docker run --cap-add=SYS_PTRACE",
+    ),
+    2: (
+        "admin-only: CAP_SYS_PTRACE is needed",
+        "sudo -E zeromon attach ...; in a container: docker run --cap-add=SYS_PTRACE",
+    ),
+    3: ("no attach, until the machine restarts", START),
+}
+"""Scope of Yama -> its name, and what helps."""
 _LOOK = "Without any right to trace: py-spy dump as root, or zeromon run from the start."
 
 
@@ -51,16 +65,15 @@ def why_not_traced(pid: int) -> AttachRefused:
     status, ours = status_of(pid), status_of(os.getpid())
     may_trace = int(ours.get("CapEff", "0"), 16) & _PTRACE_BIT
     refused = f"process {pid} may not be traced from here"
+    if "VmSize" not in status:  # it has given its memory back
+        return AttachRefused(f"process {pid} has ended")
+    scope = _yama_scope()
+    if scope in _YAMA and (not may_trace or scope == 3):
+        name, hint = _YAMA[scope]
+        return AttachRefused(f"{refused}: kernel.yama.ptrace_scope is {scope} ({name})", hint)
     if may_trace:
         where = "it is in another user namespace, or a security module forbids it"
         return AttachRefused(f"{refused}: {where}", _LOOK)
-    scope = _yama_scope()
-    if scope >= 1:
-        help_ = (
-            "sudo sysctl kernel.yama.ptrace_scope=0, or sudo -E zeromon attach ...;"
-            " in a container: docker run --cap-add=SYS_PTRACE"
-        )
-        return AttachRefused(f"{refused}: kernel.yama.ptrace_scope is {scope}", help_)
     if int(status.get("CapPrm", "0"), 16) & ~int(ours.get("CapEff", "0"), 16):
         return AttachRefused(
             f"{refused}: it has capabilities that this shell lacks",
@@ -70,6 +83,13 @@ def why_not_traced(pid: int) -> AttachRefused:
         f"{refused}: CAP_SYS_PTRACE is missing (the process has changed its user or its"
         " groups, or a sandbox forbids ptrace)",
         "sudo zeromon attach ..., or in a container: docker run --cap-add=SYS_PTRACE",
+    )
+
+
+def replaced(pid: int) -> AttachRefused:
+    """What was read of process *pid* is not true any more."""
+    return AttachRefused(
+        f"process {pid} is ending or starting another program", "Try again in a moment."
     )
 
 
