@@ -53,7 +53,8 @@ def train(rank: int = -1, world: int = 1, port: int = 0) -> None:
         optimizer.zero_grad()
         losses.append(loss.item().hex())
         time.sleep(float(os.environ.get("PAUSE", "0")))
-    print(f"rank {rank} rng {states()} losses {' '.join(losses)}", flush=True)
+    sys.stdout.write(f"rank {rank} rng {states()} losses {' '.join(losses)}\n")  # in one piece
+    sys.stdout.flush()
     dist.destroy_process_group()
     sys.exit(int(os.environ.get("CODE", "0")))
 

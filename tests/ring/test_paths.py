@@ -48,6 +48,26 @@ def test_a_folder_that_another_user_made_first_is_left_out(
         shm.rmdir()
 
 
+def test_without_a_home_and_without_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records go to the temporary folder, unless somebody else has it; rings go to /dev/shm."""
+    for name in ("ZEROMON_DIR", "ZEROMON_STORE", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)  # of no user: there is no home to be found
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert paths.store_root() == tmp_path / "zeromon-4242" / "store"
+    (tmp_path / "zeromon-4242").mkdir()  # of the user that the tests run as
+    with pytest.raises(RingError, match="no folder for records"):
+        paths.store_root()
+
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert paths.ring_roots() == [Path("/dev/shm/zeromon-4242")]
+
+
 def test_run_ids_are_names_not_paths() -> None:
     """No slash, no dot in front."""
     assert paths.is_run_id("train_gpt-091500-abc")

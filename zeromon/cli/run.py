@@ -132,6 +132,10 @@ def _prepare(
         asked = environment.get("ZEROMON_PORT")
         if address and asked and not address.endswith(f":{asked}"):
             say(f"  port {asked} is taken, or another run's collector serves this node already")
+        if not os.environ.get("ZEROMON_STORE") and paths.state_folder() is None:
+            say(
+                f"  without a home folder its record goes to {paths.store_root()}; see ZEROMON_STORE"
+            )
     return folder, environment
 
 

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ from zeromon.snapshot import (
 )
 from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
-from zeromon.units import printable_values
+from zeromon.units import printable, printable_values
 
 TOTALS = "totals.msgpack"
 RUN_NAME = "name.json"
@@ -159,6 +159,7 @@ class RunFollower:
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
+        self._clock_ns = _clock_of(self.info)
         self._tasks = tasks.TaskWatch(folder)
         expected = self.info.get("tasks")
         self._expected_tasks = expected if isinstance(expected, int) else 0
@@ -174,13 +175,13 @@ class RunFollower:
             follower.poll()
         if not self.ended and self._is_over():
             self.ended = True
-            self.ended_wall = time.time()
+            self.ended_wall = self._wall()
 
     def _follow(self, path: Path) -> None:
         try:
             new = self.ranks[path.name] = RankFollower(path, self._earlier.pop(path.name, None))
         except (RingError, OSError, ValueError) as error:
-            self.bad_rings[path.name] = str(error)
+            self.bad_rings[path.name] = printable(str(error))
             return
         for name, old in list(self.ranks.items()):
             if old.was_detached and old.state.pid == new.state.pid and name != path.name:
@@ -200,18 +201,22 @@ class RunFollower:
                 vitals = [follower.vitals(self._host)]
                 hangs_of(self._summarize([follower], vitals, devices, now), now)
             except Exception as error:  # noqa: PERF203
-                broken[name] = f"{name} is left out: {type(error).__name__}: {error}"
+                broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
         for name in broken:
             self.ranks.pop(name).reader.close()
         self.bad_rings |= broken
         return bool(broken)
+
+    def _wall(self) -> float:
+        """Returns the time of the clock that the run began with, however often it was set since."""
+        return (time.monotonic_ns() + self._clock_ns) / 1e9
 
     def _is_over(self) -> bool:
         if self.cluster.is_connected and self._failed_lately():
             return False
         if self._launcher is not None and self._launcher.alive():
             return False
-        age = time.time() - self.started_wall
+        age = self._wall() - self.started_wall
         if self._tasks.alive():
             return False
         if self._tasks.count < self._expected_tasks and age < _TASKS_SECONDS:
@@ -274,9 +279,9 @@ class RunFollower:
         run = RunSnapshot(
             run=self.run,
             command=tuple(str(word) for word in self.info.get("command") or ()),
-            node=socket.gethostname(),
+            node=printable(socket.gethostname()),
             started_wall=self.started_wall,
-            taken_wall=self.ended_wall or time.time(),
+            taken_wall=self.ended_wall or self._wall(),
             taken_ns=now,
             ended=self.ended,
             ranks=ranks,
@@ -458,6 +463,14 @@ def _started_of(folder: Path) -> float:
         _, started = json.loads((folder / RUN_NAME).read_text())
         return float(started)
     return 0.0
+
+
+def _clock_of(info: Mapping[str, Any]) -> int:
+    """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
+    began, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
+    if isinstance(began, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
+        return round(began * 1e9) - mono_ns
+    return time.time_ns() - now_ns
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from zeromon.errors import SourceError
+from zeromon.units import printable
 
 MOST_BYTES = 64 << 10
 
@@ -33,7 +34,7 @@ def output_of(pid: int) -> tuple[str, tuple[str, ...]]:
             f"the output of process {pid} cannot be read: {error.strerror}"
         ) from error
     lines = text.splitlines()
-    return path, tuple(lines[1:] if size > MOST_BYTES else lines)
+    return printable(path), tuple(lines[1:] if size > MOST_BYTES else lines)
 
 
 def _kind(path: str) -> str:

@@ -35,13 +35,19 @@ def ring_roots() -> list[Path]:
     override = os.environ.get("ZEROMON_DIR")
     if override:
         return [Path(override).absolute()]
-    name = f"zeromon-{os.getuid()}"
-    roots = [Path("/dev/shm") / name, Path(tempfile.gettempdir()) / name]
-    with suppress(RuntimeError):  # no home
+    roots = [Path("/dev/shm") / f"zeromon-{os.getuid()}", *_temporary()]
+    with suppress(RingError):
         roots.append(store_root() / "live")
     return [
         root for root in roots if not root.is_symlink() and owner_of(root) in (None, os.getuid())
     ]
+
+
+def _temporary() -> list[Path]:
+    """The folder for what may go; none where no temporary folder can be written."""
+    with suppress(OSError):
+        return [Path(tempfile.gettempdir()) / f"zeromon-{os.getuid()}"]
+    return []
 
 
 def owner_of(path: Path) -> int | None:
@@ -95,13 +101,31 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def state_folder() -> Path | None:
+    """Returns where this user's programs keep their state; None for a user without a home."""
+    if os.environ.get("XDG_STATE_HOME"):
+        return Path(os.environ["XDG_STATE_HOME"])
+    with suppress(RuntimeError):
+        return Path.home() / ".local" / "state"
+    return None
+
+
 def store_root() -> Path:
-    """Where the records of finished runs are kept (``$XDG_STATE_HOME/zeromon``)."""
+    """Where the records of finished runs are kept (``$XDG_STATE_HOME/zeromon``).
+
+    A user without a home, as in some containers, has them in the temporary folder. Raises
+    :class:`RingError` where there is none either.
+    """
     override = os.environ.get("ZEROMON_STORE")
     if override:
         return Path(override).absolute()
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "zeromon"
+    state = state_folder()
+    if state is not None:
+        return state / "zeromon"
+    for folder in _temporary():
+        if not folder.is_symlink() and owner_of(folder) in (None, os.getuid()):
+            return folder / "store"
+    raise RingError("there is no folder for records", "Set ZEROMON_STORE.")
 
 
 def is_run_id(text: str) -> bool:

@@ -21,6 +21,7 @@ from zeromon.snapshot import RECENT_STEPS, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+from zeromon.units import printable
 
 _RANKS_A_SECOND = 32
 """Keeping snapshots of so many ranks every second costs a collector about 0.5 % of a core."""
@@ -58,7 +59,7 @@ class Record:
             self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        self.note = str(error)
+        self.note = printable(str(error))
         self.close()
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ _DEFAULT_SAMPLE_RATE = 100
 _INDEX_BYTES = 4
 """Of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
 _MOST_WAYS = 1000
+_CLOCK_SLACK_NS = 10_000_000
 _EXTENT_BYTES = 8
 """Of one size or stride of a parameter."""
 
@@ -46,6 +47,8 @@ class DdpModel:
         self.group = group
         self.on_cpu = on_cpu
         self.iteration = -1
+        self.read_ns = 0
+        """When the reducer's figures were read last."""
         self.forwards = 0
         """Passes in this step whose backward reduces."""
         self.buckets: list[int] = []
@@ -74,7 +77,6 @@ class Ddp(Backend):
         self._known: dict[int, DdpModel] = {}
         self._agreed: defaultdict[int, list[FromCpp]] = defaultdict(list)
         """Group -> what C++ issued in this step beside the buckets, which no hook sees."""
-        self._wall_to_monotonic = time.monotonic_ns() - time.time_ns()
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches ``DistributedDataParallel``."""
@@ -207,7 +209,11 @@ class Ddp(Backend):
         if not start or model.iteration == start or not compute_end:
             return
         model.iteration = start
-        shift = self._wall_to_monotonic
+        now = time.monotonic_ns()
+        shift, since, model.read_ns = now - time.time_ns(), model.read_ns, now
+        first, last = min(start, compute_end) + shift, max(end, compute_end) + shift
+        if first < since - _CLOCK_SLACK_NS or last > now + _CLOCK_SLACK_NS:
+            return  # the wall clock, which the reducer reads, was set meanwhile
         if self.context.mode == ON and model.units:
             began = figures.get("backward_compute_time_start", 0)
             self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))

@@ -318,4 +318,5 @@ def describe_run(folder: Path) -> None:
     except FileExistsError:
         return
     with os.fdopen(fd, "w") as file:
-        json.dump({"run": folder.name, "command": sys.argv[:50], "started": time.time()}, file)
+        began = {"started": time.time(), "mono_ns": time.monotonic_ns()}
+        json.dump({"run": folder.name, "command": sys.argv[:50], **began}, file)

@@ -26,6 +26,16 @@ def _chain(here):
             sys.modules["sitecustomize"] = me
 
 
+def _stay_first(here):
+    """Another sitecustomize may have put its own folder before ours, as OpenTelemetry's does."""
+    import os
+
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ours = [p for p in given if os.path.normcase(p) == here]
+    if ours and given[0] != ours[0]:
+        os.environ["PYTHONPATH"] = os.pathsep.join(ours[:1] + [p for p in given if p not in ours])
+
+
 def _arm():
     import os
 
@@ -112,7 +122,10 @@ def _main():
         _arm()
     except Exception:
         pass
-    _chain(here)  # last, and outside the guard: errors in the user's own sitecustomize stay visible
+    try:
+        _chain(here)  # outside the guard: errors in the user's own sitecustomize stay visible
+    finally:
+        _stay_first(here)
 
 
 _main()
