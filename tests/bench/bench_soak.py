@@ -1,4 +1,4 @@
-"""What zeromon holds over a long run: `python tests/bench/bench_soak.py [--steps N] [--restarts N]`.
+"""What zeromon holds over a long run: `python tests/bench/bench_soak.py [--restarts N]`.
 
 Two FSDP2 ranks train under `zeromon run`, with a dashboard, a tab that asks it once a second, and a
 terminal view, and beside them the same training alone, which is the load. Prints what each process holds
@@ -61,7 +61,7 @@ def size(folder: Path) -> int:
 class Soak:
     """The run, all that watches it, and what they held at each moment."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, pause: float) -> None:
         self.root, self.steps = folder / "rings", steps
         self.store = Store(folder / "store")
         self.samples: dict[str, list[tuple[int, Held]]] = {}
@@ -80,8 +80,9 @@ class Soak:
         for name in ("watched", "alone"):
             (folder / name).mkdir()
             (folder / name / "stop").write_text(str(steps))
-        self.alone = Job("fsdp2", folder / "alone", AGAIN="0")
-        self.job = Job("fsdp2", folder / "watched", around=around, AGAIN="0", **environment)
+        how = {"AGAIN": "0", "PAUSE": str(pause)}
+        self.alone = Job("fsdp2", folder / "alone", **how)
+        self.job = Job("fsdp2", folder / "watched", around=around, **how, **environment)
         self.job.wait_until(10)
         port = free_port()
         self.dash = subprocess.Popen(
@@ -107,13 +108,14 @@ class Soak:
 
     def sample(self) -> None:
         """Writes down what each process holds."""
-        pids = {f"rank {n}": rank.pid for n, rank in enumerate(self.job.ranks())}
-        pids |= {f"rank {n}, alone": rank.pid for n, rank in enumerate(self.alone.ranks())}
-        pids |= {
+        pids = {
             "collector": self.collector(),
             "dashboard": self.dash.pid,
             "terminal": self.view.pid,
         }
+        for job, which in ((self.job, ""), (self.alone, ", alone")):
+            if job.step < 0.99 * self.steps:  # before it is on its way out
+                pids |= {f"rank {n}{which}": rank.pid for n, rank in enumerate(job.ranks())}
         for name, pid in pids.items():
             with suppress(OSError):
                 self.samples.setdefault(name, []).append((self.job.step, held(pid)))
@@ -181,7 +183,7 @@ def report(soak: Soak, newest: list[int]) -> bool:
     folder = soak.store.folder(RUN)
     table, broken = step_history.load(folder / "history")
     sizes = [f"{name} {size(folder / name):,} B" for name in ("history", "moments")]
-    print(f"store: {', '.join(sizes)}; {table.height:,} rows of {table['count'].sum():,} steps")
+    print(f"store: {', '.join(sizes)}; {table.height:,} rows of {table['steps'].sum():,} steps")
     if soak.back:
         print(f"collector killed {len(soak.back)} times; another answered after median"
               f" {statistics.median(soak.back):.1f} s, most {max(soak.back):.1f} s")  # fmt: skip
@@ -192,13 +194,14 @@ def report(soak: Soak, newest: list[int]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds a step")
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     options, _ = parser.parse_known_args()
     if options.collect:
         return collect()
     folder = Path(tempfile.mkdtemp(prefix="zeromon-soak-"))
-    soak = Soak(folder, options.steps)
+    soak = Soak(folder, options.steps, options.pause)
     try:
         soak.follow(options.restarts)
         newest = [RingReader(path).newest() for path in sorted(soak.root.glob(f"{RUN}/rank*.ring"))]

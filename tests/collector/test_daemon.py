@@ -271,3 +271,20 @@ def test_an_ending_is_told_by_the_best_evidence(tmp_path: Path) -> None:
 
 
 # ---- devices ------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_the_clock_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wall clock that is set meanwhile changes neither its duration nor the order of its moments."""
+    folder = tmp_path / "rings" / "r"
+    ring_in(folder)
+    facts = {"started": time.time() - 100, "mono_ns": time.monotonic_ns() - 100 * 10**9}
+    (folder / "run.json").write_text(json.dumps(facts))
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    for shift in (0.0, 90_000.0, -180_000.0):
+        real = time.time()
+        monkeypatch.setattr(time, "time", lambda at=real + shift: at)
+        made.tick()
+        (snapshot,) = made.view
+        assert 99 < snapshot.taken_wall - snapshot.started_wall < 160

@@ -21,6 +21,7 @@ from torch import nn
 KIND, OUT = sys.argv[1], Path(sys.argv[2])
 HANG = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 WIDTH = int(os.environ.get("WIDTH", "64"))
+PAUSE = float(os.environ.get("PAUSE", "0.02"))
 AGAIN = os.environ.get("AGAIN", "1") == "1"
 
 WATCHED = (
@@ -105,7 +106,7 @@ def train(rank: int, steps: int = 0) -> dict[str, list]:
     stop = OUT / "stop"
     while last < 0 or step < last:
         if not steps:
-            time.sleep(0.02)  # other tests need the CPUs, and all steps are taken again
+            time.sleep(PAUSE)  # other tests need the CPUs, and all steps are taken again
         began = time.monotonic()
         step += 1
         if step == 3:  # frameworks have done to themselves what they do in their first step

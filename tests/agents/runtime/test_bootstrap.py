@@ -22,6 +22,7 @@ from support import (
 )
 
 from zeromon.errors import RingError
+from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon_agents.runtime import bootstrap
 
@@ -225,6 +226,25 @@ def test_an_existing_sitecustomize_still_runs(node: Node) -> None:
     (folder / "sitecustomize.py").write_text("raise ValueError('an error of theirs')\n")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "ValueError: an error of theirs" in done.stderr
+
+
+def test_a_sitecustomize_that_puts_itself_first_does_not_keep_us_out_of_children(
+    node: Node,
+) -> None:
+    """As OpenTelemetry's does, so that the ranks of a launcher would have it instead of the shim."""
+    folder = node.folder / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os\nold = os.environ['PYTHONPATH'].split(os.pathsep)\n"
+        f"os.environ['PYTHONPATH'] = os.pathsep.join([{str(folder)!r}, *old])\n"
+    )
+    environment = node.environment("r")
+    environment["PYTHONPATH"] += os.pathsep + str(folder)
+    code = "import os; print(os.environ['PYTHONPATH'])"
+    done = subprocess.run(
+        [PYTHON, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split(os.pathsep)[:2] == [str(paths.SHIM), str(folder)]
 
 
 @pytest.mark.long
