@@ -16,11 +16,13 @@ from zeromon.collector import daemon as collector_module
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RunFollower
+from zeromon.errors import HistoryError
 from zeromon.fold.summarize import summarize
 from zeromon.probes import tasks
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
+from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
 
 # ---- HTTP ---------------------------------------------------------------------------------------
@@ -288,3 +290,23 @@ def test_a_run_keeps_the_clock_that_it_began_with(
         made.tick()
         (snapshot,) = made.view
         assert 99 < snapshot.taken_wall - snapshot.started_wall < 160
+
+
+def test_a_record_that_fails_at_the_end_of_a_run_is_in_its_last_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run has one moment only, and a full disk refuses that one."""
+
+    def full(*_: object) -> None:
+        raise HistoryError("cannot write moments: No space left on device")
+
+    monkeypatch.setattr(snapshot_log.Writer, "append", full)
+    writer = ring_in(tmp_path / "rings" / "r")
+    writer.write(time.monotonic_ns(), head(Kind.STEP), 0, 1, 2, 0, 0)
+    writer.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    monkeypatch.setattr(RunFollower, "_is_over", lambda _: True)
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    (snapshot,) = made.view
+    assert "No space left" in snapshot.history_note
+    assert "ZM009" in [finding.code for finding in snapshot.findings]

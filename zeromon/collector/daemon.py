@@ -162,6 +162,8 @@ class Collector:
         snapshot = run.snapshot(self._devices)
         if run.record is not None:
             run.record.see(snapshot)
+            if run.ended and run.record.note != snapshot.history_note:
+                return run.snapshot(self._devices)  # there is no other to say that it is not kept
         return snapshot
 
     def _find_runs(self) -> None:
