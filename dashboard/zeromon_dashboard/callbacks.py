@@ -1,6 +1,6 @@
 """What Dash calls when something on a page changes: on the server, and in the browser."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,22 @@ from dash import ClientsideFunction, Input, Output, State, dcc
 
 from zeromon.cli.whatif import of_run
 from zeromon.errors import TraceError, ZeromonError
+from zeromon.focus import first_counted
 from zeromon.readout.charts import names
+from zeromon.sources.base import sampled
 from zeromon.traces.analysis import lanes
 from zeromon.traces.kineto import read
 from zeromon_dashboard import figures, runs_page
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import skeleton
-from zeromon_dashboard.pages import timeline as timeline_page, whatif
+from zeromon_dashboard.pages import memory as memory_page, timeline as timeline_page, whatif
 from zeromon_dashboard.url_state import PAGES, Route, parse_address
 from zeromon_dashboard.widgets import CONFIG, trouble
 
 _MOST_TRACE_BYTES = 256 << 20
+_MOMENTS = 48
+"""Of the record, for memory by role over it."""
 
 
 def add_callbacks(app: Any, feeds: Feeds) -> None:
@@ -34,6 +38,18 @@ def add_callbacks(app: Any, feeds: Feeds) -> None:
 
 
 # ---- on the server --------------------------------------------------------------------------------
+
+
+def _or_trouble(make: Callable[..., Any]) -> Callable[..., Any]:
+    """*make*, which shows in its place why it cannot."""
+
+    def made(*inputs: Any) -> Any:
+        try:
+            return make(*inputs)
+        except (ZeromonError, OSError) as error:
+            return trouble(str(error), getattr(error, "hint", ""))
+
+    return made
 
 
 def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
@@ -51,51 +67,49 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
         except ZeromonError as error:
             return trouble(str(error), error.hint, _ways(route, _like(feeds.hub, route))), None
 
-    def timeline(clicks: int | None, address: str) -> Any:
-        if not clicks:
-            return None
-        try:
-            return _timeline(feeds.hub, parse_address(address))
-        except (ZeromonError, OSError) as error:
-            return trouble(str(error), getattr(error, "hint", ""))
-
-    def predict(_: str, address: str) -> Any:
-        route = parse_address(address)
-        try:
-            run = feeds.hub.followed(route.run).newest().run
-            return whatif.prediction(of_run(run, route.changes.split(), whatif.MOST_POINTS))
-        except ZeromonError as error:
-            return trouble(str(error), error.hint)
-
-    app.callback(
-        Output("predicted", "children"), Input("changes", "id"), State("route", "data"),
-    )(predict)  # fmt: skip
     app.callback(
         Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
         prevent_initial_call=True,
     )(show)  # fmt: skip
-    app.callback(
-        Output("timeline", "children"), Input("show-trace", "n_clicks"), State("route", "data"),
-        prevent_initial_call=True,
-    )(timeline)  # fmt: skip
-    _add_lanes(app, feeds)
+    for make, *dependencies in _asked_for(feeds):
+        app.callback(*dependencies)(_or_trouble(make))
 
 
-def _add_lanes(app: Any, feeds: Feeds) -> None:
+def _asked_for(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
+    """What a page is without at first: the function that makes it, output, inputs, the address."""
+    address = State("route", "data")
+
+    def timeline(clicks: int | None, address: str) -> Any:
+        return _timeline(feeds.hub, parse_address(address)) if clicks else None
+
+    def predict(_: str, address: str) -> Any:
+        route = parse_address(address)
+        run = feeds.hub.followed(route.run).newest().run
+        return whatif.prediction(of_run(run, route.changes.split(), whatif.MOST_POINTS))
+
     def lanes_of(steps: str, _: int | None, address: str) -> Any:
         route = parse_address(address)
-        try:
-            followed = feeds.hub.followed(route.run)
-            number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
-            found = followed.source.lanes(int(number), route.ranks)
-            return timeline_page.timeline(found, followed.newest().run)
-        except ZeromonError as error:
-            return trouble(str(error), error.hint)
+        followed = feeds.hub.followed(route.run)
+        number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
+        found = followed.source.lanes(int(number), route.ranks)
+        return timeline_page.timeline(found, followed.newest().run)
 
-    app.callback(
-        Output("lanes", "children"), Input("lane-steps", "value"), Input("read-lanes", "n_clicks"),
-        State("route", "data"),
-    )(lanes_of)  # fmt: skip
+    def roles_over(_: str, address: str) -> Any:
+        route = parse_address(address)
+        followed = feeds.hub.followed(route.run)
+        counted = first_counted(followed.newest().run.ranks)
+        if counted is None:
+            return None
+        rank = route.ranks[0] if route.ranks else counted.rank
+        return memory_page.over_the_record(sampled(followed.source, _MOMENTS), rank)
+
+    yield timeline, Output("timeline", "children"), Input("show-trace", "n_clicks"), address
+    yield predict, Output("predicted", "children"), Input("changes", "id"), address
+    yield roles_over, Output("roles-over", "children"), Input("roles-over", "id"), address
+    yield (
+        lanes_of, Output("lanes", "children"), Input("lane-steps", "value"),
+        Input("read-lanes", "n_clicks"), address,
+    )  # fmt: skip
 
 
 def _lost(route: Route) -> Any:

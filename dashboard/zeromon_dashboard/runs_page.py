@@ -17,8 +17,8 @@ from zeromon_dashboard.widgets import column, configurations, figure_column, gri
 
 COLUMNS = (
     column("run", "run", minWidth=200, pinned="left"),
-    column("state", "state", minWidth=220),
-    column("started", "started", minWidth=170, filter="agTextColumnFilter"),
+    column("state", "state", minWidth=260),
+    column("started", "started", minWidth=190, filter="agTextColumnFilter"),
     column("strategy", "strategy"),
     number("ranks", "ranks"),
     number("steps", "steps"),

@@ -8,6 +8,7 @@ from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
 from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
+from zeromon.readout.roles import EVERYTHING_ELSE, RoleBands
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -129,6 +130,31 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
             "barmode": "group",
             "xaxis": {**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
             "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def roles_over(found: RoleBands) -> dict[str, Any]:
+    """Memory by role over the steps, one band above the other, up to all that the rank holds."""
+    scale, unit = scaled(max(map(sum, zip(*found.bands.values(), strict=True))))
+    held = {"device": "reserved on its device", "host": "resident"}[found.place]
+    grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines", "stackgroup": "held", "name": name,
+                "x": found.steps, "y": [nbytes / scale for nbytes in values],
+                "line": {"width": 0.5}, "customdata": list(map(human_bytes, values)),
+                "hovertemplate": "%{customdata}", **(grey if name == EVERYTHING_ELSE else {}),
+            }
+            for name, values in found.bands.items()
+        ],
+        "layout": {
+            **layout(f"Memory of rank {found.rank}, {held}, by role over the record", 340),
+            "xaxis": step_axis(None),
+            "yaxis": {**axis(unit), "rangemode": "tozero"},
+            "hovermode": "x unified",
+            "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
         },
     }  # fmt: skip
 

@@ -55,7 +55,8 @@ def risk_card(run: RunSnapshot) -> Any:
     """The highest out-of-memory risk of the run."""
     nearest = nearest_oom(run.ranks)
     if nearest is None:
-        return card("OOM risk", "n/a", "the capacity is unknown")
+        why = "the run has ended" if run.ended else "the capacity is unknown"
+        return card("OOM risk", "n/a", why)
     rank, risk = nearest
     colour = SEVERITY_COLOURS[OOM.severity(risk.ratio)]
     whose = "" if risk.pool == Pool.HOST else subject(rank.rank)
@@ -194,7 +195,7 @@ def number(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 104,
+        "minWidth": 118,
     }
 
 

@@ -17,6 +17,7 @@ from tui.snapshots import FleetSource, fleet_picture
 from zeromon.cli.dash import opening_page
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.figures import MAPPED
+from zeromon.readout.roles import EVERYTHING_ELSE
 from zeromon.snapshot import (
     CollectiveStatsRow,
     ExpectedRow,
@@ -31,6 +32,7 @@ from zeromon.snapshot import (
     UnitRow,
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.memory import RoleRow
 from zeromon.sources.access import Request, host_name, refusal
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import KnownFinding, Past, Record
@@ -43,7 +45,7 @@ from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.page import Known
-from zeromon_dashboard.pages import advice, ranks as ranks_page
+from zeromon_dashboard.pages import advice, memory as memory_page, ranks as ranks_page
 from zeromon_dashboard.routes import to_csv
 from zeromon_dashboard.url_state import PAGES, Route, parse
 
@@ -707,6 +709,21 @@ def test_own_time_is_of_the_chosen_steps() -> None:
     figure = snapshot_figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
     assert figure is not None
     assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
+
+
+def test_memory_by_role_over_the_record_sums_to_what_is_held() -> None:
+    rows = (
+        RoleRow(
+            role="sharded_param", device_bytes=0, host_bytes=64 << 20, disk_bytes=0, pinned_bytes=0
+        ),
+    )
+    moments = [run(rank(0, step=n, rss_bytes=(300 + n) << 20, roles=rows)) for n in (3, 9, 40)]
+    shown = memory_page.over_the_record(moments, 0).children.figure
+    go.Figure(shown)
+    assert [trace["name"] for trace in shown["data"]] == ["sharded param", EVERYTHING_ELSE]
+    sums = [sum(column) for column in zip(*(trace["y"] for trace in shown["data"]), strict=True)]
+    assert sums == [303, 309, 340] and list(shown["data"][0]["x"]) == [3, 9, 40]
+    assert memory_page.over_the_record([run(rank(0))], 0) is None
 
 
 def test_what_the_user_wrote_is_in_the_head_of_the_page_and_in_the_list(

@@ -6,7 +6,7 @@ Implemented by :class:`~zeromon.sources.live.LiveSource` (a collector),
 never tests which of them it has: what they can do differently is a member of the protocol.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from zeromon.snapshot import RunSnapshot
@@ -23,6 +23,13 @@ class Output(NamedTuple):
     path: str
     """The file."""
     lines: tuple[str, ...]
+
+
+def sampled(source: "Source", most: int) -> Iterator[RunSnapshot]:
+    """Yields *most* recorded snapshots, evenly over the time of the run; nothing without a record."""
+    first, last = source.span() or (0.0, 0.0)
+    for n in range(most if last else 0):
+        yield source.at(first + (last - first) * n / (most - 1))
 
 
 class Source(Protocol):

@@ -1,13 +1,16 @@
 """The page "Memory": over the steps, by role, within a step, fragmentation. Pure."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import dash_mantine_components as dmc
+from dash import dcc, html
 
 from zeromon.focus import first_counted
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.roles import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
-from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
 from zeromon_dashboard import snapshot_figures
 from zeromon_dashboard.page import Known, Page, Parts
@@ -54,8 +57,17 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
         cards(parts),
         graph("memory", parts),
         two_columns(optional_graph("roles", parts), optional_graph("within", parts)),
+        dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
         dmc.Text(id="rests", size="sm", c="dimmed", **parts["rests"]),
     ]
+
+
+def over_the_record(moments: Iterable[RunSnapshot], rank: int) -> Any:
+    """The chart of memory by role over the recorded *moments*; nothing without a census in them."""
+    found = role_bands(moments, rank)
+    if found is None:
+        return None
+    return graph("roles-chart", {"roles-chart": {"figure": snapshot_figures.roles_over(found)}})
 
 
 def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
