@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -177,6 +178,7 @@ class Node:
         command: list[str],
         *,
         watched: bool = True,
+        launched: bool = False,
         run: str = "",
         timeout: float = 180,
         cwd: Path = ROOT,
@@ -185,13 +187,17 @@ class Node:
     ) -> Result:
         """Runs *command* to its end and reads what the collector knows of it.
 
-        *seen* gets each snapshot that is taken meanwhile.
+        *seen* gets each snapshot that is taken meanwhile. *launched*: the collector knows the pid of the
+        command, as it does after `zeromon run`, so that the run goes on between two attempts.
         """
         self.runs += 1
         name = run or f"run{self.runs}"
         environment = self.environment(name, **extra) if watched else clean_environment() | extra
         with tempfile.TemporaryFile("w+") as output:
             running = start(command, environment, cwd, output, subprocess.STDOUT)
+            if launched:
+                facts = {"pid": running.pid, "mono_ns": time.monotonic_ns(), "started": time.time()}
+                (self.root / name / "run.json").write_text(json.dumps(facts))
             deadline = time.monotonic() + timeout
             while not ended(running, 0.25):
                 if time.monotonic() > deadline:

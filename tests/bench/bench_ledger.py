@@ -7,11 +7,8 @@ killed and started again by torchrun. Printed: each loss, the ledger's figure, a
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -53,18 +50,9 @@ def main() -> None:
 def restarted(node: Node, truth: Path) -> RunSnapshot:
     """A job under torchrun whose rank 0 kills itself once."""
     words = ("2", "--max-restarts", "1", str(PROGRAMS / "ledger.py"), "20", "save", "kill")
-    environment = node.environment("restarted", LEDGER_TRUTH=str(truth))
-    with open(os.devnull, "w") as null:
-        running = subprocess.Popen((*TORCHRUN, *words), env=environment, stderr=null)
-    facts = {"pid": running.pid, "mono_ns": time.monotonic_ns(), "started": time.time()}
-    (node.root / "restarted" / "run.json").write_text(json.dumps(facts))
-    while running.poll() is None:
-        node.collector.tick()
-        time.sleep(0.2)
-    assert running.returncode == 0
-    run = node.settle("restarted")
-    assert run is not None
-    return run
+    result = node.run([*TORCHRUN, *words], launched=True, LEDGER_TRUTH=str(truth))
+    assert result.code == 0, result.output
+    return result.snapshot
 
 
 def line(name: str, injected: float, found: float) -> None:

@@ -7,6 +7,7 @@ test_faults.py and test_memory_death.py.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from dataclasses import replace
 
@@ -15,8 +16,11 @@ from first_lines import first_lines
 from recordings import replay
 from support import LAUNCH, PROGRAMS, Node
 
+from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.snapshot import RunSnapshot
+from zeromon.tui import status_text
+from zeromon.tui.line import plain
 
 TINY = str(PROGRAMS / "tiny.py")
 
@@ -55,3 +59,23 @@ def test_a_healthy_run_until_ctrl_c(node: Node) -> None:
     assert Health.HEALTHY in {one.health for one in judged}, judged
     last = first_lines(result.snapshot)
     assert last.health is Health.STOPPED and "stopped by Ctrl-C" in last.cause, last
+
+
+@pytest.mark.long
+def test_a_restart_is_named_while_the_next_attempt_runs(node: Node) -> None:
+    judged: list[tuple[str, str]] = []
+    once = shlex.join([*LAUNCH, "2", TINY])
+    command = ["bash", "-c", f"FAULT=kill {once}; {once}"]
+
+    def seen(run: RunSnapshot) -> None:
+        judged.append((first_lines(run).health, run_state(run)))
+        if run.attempt == 2:
+            assert "attempt 2" in plain(status_text.head(run))
+
+    result = node.run(command, launched=True, seen=seen, STEPS="40", PAUSE="0.05")
+    assert result.code == 0, result.output
+    between = {state for health, state in judged if health == Health.DEAD}
+    again = {state for health, state in judged if health != Health.DEAD and "attempt 2" in state}
+    assert any("SIGKILL, after step" in state for state in between), set(judged)
+    assert any(state.startswith("running, step") for state in again), set(judged)
+    assert run_state(result.snapshot) == "finished after 40 steps, attempt 2"
