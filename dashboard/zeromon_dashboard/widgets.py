@@ -195,7 +195,7 @@ def number(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 118,
+        "minWidth": 54 + 8 * len(title),
     }
 
 

@@ -222,6 +222,14 @@ def test_what_is_not_known_is_not_cold() -> None:
     assert line[0][1] == "faint"
 
 
+@pytest.mark.parametrize(("width", "marked"), [(8, "[██]"), (6, "[█]"), (4, "█]"), (2, "◆")])
+def test_the_chosen_cell_still_shows_its_level(width: int, marked: str) -> None:
+    line = heat([0.0, 1.0], (0.0, 1.0), mesh(2, width, 1), chosen=1)[0]
+    assert plain(line).endswith(marked)
+    hottest = f"heat{HEAT_LEVELS - 1}"
+    assert [text for text, tone in line if tone == hottest] == [marked.strip("[]")]
+
+
 # ---- lanes ---------------------------------------------------------------------------------------
 
 

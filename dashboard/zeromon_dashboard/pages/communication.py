@@ -28,7 +28,7 @@ _MOST_TRAFFIC = 200
 
 _TRAFFIC = (
     column("unit", "unit or bucket", minWidth=220),
-    column("op", "operation", minWidth=130),
+    column("op", "operation", minWidth=150),
     column("phase", "phase"),
     column("group", "group"),
     number("calls", "calls"),

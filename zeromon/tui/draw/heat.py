@@ -75,8 +75,7 @@ def heat(
         row, at = shades[begin : begin + laid.columns], marked - begin
         if 0 <= at < len(row):
             left, right = (_alike(part, laid.cell, letters) for part in (row[:at], row[at + 1 :]))
-            mark = _marked(_sign(row[at] - 1, letters), laid.cell)
-            lines.append([*left, (mark, "bold"), *right])
+            lines.append([*left, *_marked(row[at] - 1, laid.cell, letters), *right])
         else:
             lines.append(_alike(row, laid.cell, letters))
     return lines
@@ -89,7 +88,7 @@ def _alike(shades: bytes, size: int, letters: bool) -> Line:
         shade = run[1][0] - 1
         sign = _sign(shade, letters)
         cell = sign if size == 1 else sign * (size - 1) + " "
-        line.append((cell * len(run[0]), f"heat{shade}" if shade >= 0 else "faint"))
+        line.append((cell * len(run[0]), _tone(shade)))
     return line
 
 
@@ -97,8 +96,15 @@ def _sign(shade: int, letters: bool) -> str:
     return "?" if shade < 0 else _SHADES[shade] if letters else "█"
 
 
-def _marked(sign: str, size: int) -> str:
-    return {1: "◆", 2: "[]", 3: f"[{sign}]"}.get(size, f"[{sign * (size - 2)}]")
+def _tone(shade: int) -> str:
+    return f"heat{shade}" if shade >= 0 else "faint"
+
+
+def _marked(shade: int, size: int, letters: bool) -> Line:
+    """The cell of the chosen rank, with its level."""
+    sign = "◆" if size == 1 else _sign(shade, letters) * max(1, size - 2)
+    before, after = "[" * (size > 2), "]" * (size > 1)
+    return [(before, "bold"), (sign, _tone(shade)), (after, "bold")]
 
 
 def scale(low: str, high: str, *, letters: bool = False) -> Line:
