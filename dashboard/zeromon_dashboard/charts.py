@@ -34,7 +34,7 @@ MOST_POINTS = 600
 MOST_RANKS = 8
 _WARM_UP = 3
 _MOST_BESIDE_TITLE, _MOST_CHARACTERS = 4, 36
-_LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.3, "yanchor": "top", "x": 0}}
+LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
 """Legible on a light and on a dark page, so that switching does not need new figures."""
@@ -88,7 +88,7 @@ class Chart:
             "data": [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
             "layout": {
                 **layout(self.title, height + 60 * many),
-                **(_LEGEND_BELOW if many else {}),
+                **(LEGEND_BELOW if many else {}),
                 "xaxis": step_axis(self.steps),
                 "yaxis": {
                     **axis(self.unit),

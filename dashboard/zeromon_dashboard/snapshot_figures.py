@@ -13,7 +13,7 @@ from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
-from zeromon_dashboard.charts import COLOURS, GIB, Series, axis, layout, step_axis
+from zeromon_dashboard.charts import COLOURS, GIB, LEGEND_BELOW, Series, axis, layout, step_axis
 
 _MOST_BARS = 16
 _MOST_UNITS = 80
@@ -150,11 +150,11 @@ def roles_over(found: RoleBands) -> dict[str, Any]:
             for name, values in found.bands.items()
         ],
         "layout": {
-            **layout(f"Memory of rank {found.rank}, {held}, by role over the record", 340),
+            **layout(f"Memory of rank {found.rank} by role over the record", 360),
             "xaxis": step_axis(None),
-            "yaxis": {**axis(unit), "rangemode": "tozero"},
+            "yaxis": {**axis(f"{unit}, {held}"), "rangemode": "tozero"},
             "hovermode": "x unified",
-            "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
+            **LEGEND_BELOW,
         },
     }  # fmt: skip
 
