@@ -5,6 +5,7 @@ zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
 zeromon trace analyze trace.json.gz                 one file, or one a rank
 zeromon trace analyze rank*.json --json             for scripts
 zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
+zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.readout.text import capture_text
-from zeromon.report.trace import as_text, captured
+from zeromon.report.trace import as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
 from zeromon.traces.analysis import RankTrace, TraceData, analyze, lanes, waits
+from zeromon.traces.diff import Sample, diff, samples_of
 from zeromon.traces.kineto import read
-from zeromon.traces.results import encode_result, read_result
+from zeromon.traces.results import RESULT_FILE, encode_result, read_result
 from zeromon.units import printable
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
@@ -47,6 +49,14 @@ ranks record the same steps; only those steps take longer. The files (Kineto JSO
 zeromon trace analyze) are in the run's folder, which is printed. The output compares the live figures of
 the same steps with the trace. One capture runs at a time; a rank whose script runs its own profiler is
 skipped. Ctrl-C stops the waiting, not the capture. Exit code 1 when no rank could record.
+"""
+
+DIFF = """What differs between the traces of two runs, a step: parts of the step, collectives, FSDP units
+and families of kernels that appeared, are gone, are called more often, take longer, or are less hidden.
+
+A and B are Kineto traces, plain or gzip, or the folders of two captures with a file a rank. Each
+profiler step of each rank is one sample. Only differences beyond their noise have a row; more steps show
+smaller ones. Exit code 1 where something differs.
 """
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -86,6 +96,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON")
     add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
+    _add_diff(verbs)
+
+
+def _add_diff(verbs: Any) -> None:
+    sub = verbs.add_parser(
+        "diff",
+        help="what differs between two runs",
+        description=DIFF,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("before", metavar="A", help="trace file, or folder of a capture")
+    sub.add_argument("after", metavar="B", help="the same of another run")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.set_defaults(call=differences)
+
+
+def differences(options: argparse.Namespace) -> int:
+    """Compares two traces; returns 1 where something differs."""
+    names = (options.before, options.after)
+    found = diff(*(_samples(Path(name)) for name in names))
+    if options.json:
+        content = {"changed": [row.name for row in found.changed], **msgspec.to_builtins(found)}
+        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    else:
+        show(as_diff(names, found))
+    return 1 if found.changed else 0
+
+
+def _samples(path: Path) -> list[Sample]:
+    """The steps of all ranks of a trace; raises :class:`TraceError` without any."""
+    files = sorted(path.glob("*.json*")) if path.is_dir() else [path]
+    found: list[Sample] = []
+    for number, file in enumerate(file for file in files if file.name != RESULT_FILE):
+        with working(f"reading {printable(str(file))}, {number + 1} of {len(files)}"):
+            found += samples_of(read(file))
+    if not found:
+        raise TraceError(
+            f"{path} has no step with device events, operators or collectives",
+            "zeromon trace capture takes a trace that has them.",
+        )
+    return found
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -8,7 +8,15 @@ from pathlib import Path
 from zeromon.report.table import table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, What
+from zeromon.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 
 _MOST_ROWS = 10
 
@@ -90,6 +98,70 @@ def as_text(ranks: Sequence[RankTrace]) -> str:
     if notes:
         blocks.append("Notes\n" + "\n".join(notes))
     return "\n\n".join(blocks) + "\n"
+
+
+def as_diff(names: Sequence[str], found: TraceDiff) -> str:
+    """What differs between the traces *names*; only the differences beyond noise have a row."""
+    heads = [
+        f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
+        for letter, name, count in zip("AB", names, found.samples, strict=True)
+    ]
+    rows = [
+        (
+            row.name,
+            human_seconds(row.before.seconds),
+            human_seconds(row.after.seconds),
+            *_difference(row),
+        )
+        for row in found.parts
+    ]
+    header = ("a step", "A", "B", "difference", "99 %")
+    blocks = ["\n".join(heads), table(header, rows)]
+    changed = [row for row in found.rows if row.change is not None]
+    if changed:
+        blocks.append(_changes(changed))
+    elif not found.changed:
+        blocks.append("Nothing differs beyond noise.")
+    if found.changed and not any(row.change in OF_CALLS for row in found.changed):
+        blocks.append("Both make the same calls: they differ in time alone.")
+    ratio = found.common_ratio
+    if ratio is not None and abs(ratio - 1) > LEAST_OF_FIGURE:
+        way = f"{human_ratio(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
+        blocks.append(f"All kernels are {way} (median of the families): rows are beyond that.")
+    if min(found.samples) < 2:
+        blocks.append(
+            "One step a side has no known noise: what differs by less than half has no row."
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def _difference(row: Row) -> tuple[str, str]:
+    """The difference in time, and its uncertainty."""
+    change = row.after.seconds - row.before.seconds
+    noise = "n/a" if row.noise_seconds is None else f"± {human_seconds(row.noise_seconds)}"
+    return f"{'-' if change < 0 else '+'}{human_seconds(abs(change))}", noise
+
+
+def _changes(rows: Sequence[Row]) -> str:
+    cells = [
+        (
+            row.name if len(row.name) <= 60 else f"{row.name[:57]}...",
+            row.what.value,
+            str(row.change.value) if row.change is not None else "",
+            *(
+                f"{human_calls(one.calls)} x, {human_seconds(one.seconds)}"
+                + (f", {human_seconds(one.exposed_seconds)} exposed" if communicates else "")
+                for one in (row.before, row.after)
+            ),
+            *_difference(row),
+        )
+        for row in rows[: 2 * _MOST_ROWS]
+        for communicates in (row.what is not What.KERNEL,)
+    ]
+    more = len(rows) - 2 * _MOST_ROWS
+    header = ("what differs, a step", "kind", "how", "A", "B", "difference", "99 %")
+    left_out = f"\n  and {human_count(more)} more: --json has all" if more > 0 else ""
+    return table(header, cells) + left_out
 
 
 def _part(seconds: float | None, span: float | None) -> str:

@@ -38,7 +38,7 @@ _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::
 _OPERATOR = re.compile(r"[\w.:]+::\w")
 _COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
 _MTIA = "mtia_ccp_events"
-_UNIT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
+UNIT_MARK = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
 
 
 def classify(category: str, name: str) -> Kind:
@@ -245,7 +245,8 @@ def launching_call(calls: Sequence[Call], at_ns: int) -> Call | None:
     return next((call for call in around if call.collective[1]), around[0] if around else None)
 
 
-def _operation_and_group(event: DeviceEvent) -> tuple[str, str]:
+def of_collective(event: DeviceEvent) -> tuple[str, str]:
+    """Returns the operation and the group of a communication kernel, "" for an unknown group."""
     named = operation(event)
     return named.label if named else "unknown", event.collective[1] if event.collective else ""
 
@@ -254,7 +255,7 @@ def _ops(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
     groups: dict[tuple[str, str], list[DeviceEvent]] = defaultdict(list)
     for event in data.device:
         if event.kind is Kind.COMMUNICATION:
-            groups[_operation_and_group(event)].append(event)
+            groups[of_collective(event)].append(event)
     rows = [_op(op, group, events, compute) for (op, group), events in groups.items()]
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
@@ -280,7 +281,7 @@ def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
     """Returns the communication of FSDP units, by FSDP's annotations on the device's timeline."""
     spans: dict[str, list[Interval]] = defaultdict(list)
     for mark in data.marks:
-        annotation = _UNIT.match(mark.name)
+        annotation = UNIT_MARK.match(mark.name)
         if annotation and mark.on_device and annotation.group(2):
             spans[annotation.group(2)].append((mark.start_ns, mark.end_ns))
     if not spans:
@@ -302,7 +303,7 @@ def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
-_STEP = re.compile(r"ProfilerStep#(\d+)$")
+STEP_MARK = re.compile(r"ProfilerStep#(\d+)$")
 
 
 def _steps(
@@ -311,7 +312,7 @@ def _steps(
     """Returns the steps by the profiler's annotations: those on the device, else those of the host."""
     spans: dict[bool, dict[int, list[Interval]]] = {True: {}, False: {}}
     for mark in marks:
-        match = _STEP.match(mark.name)
+        match = STEP_MARK.match(mark.name)
         if match:
             of_step = spans[mark.on_device].setdefault(int(match.group(1)), [])
             of_step.append((mark.start_ns, mark.end_ns))
@@ -355,7 +356,7 @@ def waits(traces: Sequence[TraceData]) -> list[int] | None:
         lists: dict[tuple[str, str], list[int]] = defaultdict(list)
         events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
         for event in sorted(events, key=lambda e: e.start_ns):
-            lists[_operation_and_group(event)].append(event.end_ns - event.start_ns)
+            lists[of_collective(event)].append(event.end_ns - event.start_ns)
         orders.append(lists)
     if len(orders) < 2 or any({k: len(v) for k, v in o.items()} !=
                               {k: len(v) for k, v in orders[0].items()} for o in orders):  # fmt: skip
