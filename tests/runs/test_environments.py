@@ -100,6 +100,7 @@ def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool
     told = Told(int(text["code"]), sorted(text["out"].splitlines()), text["err"].splitlines())
     if watched:
         told.report = (folder / "report").read_text(errors="replace")
+        told.report += "".join(path.read_text() for path in folder.rglob("findings.jsonl"))
         record = (folder / "record").read_text()
         told.record = json.loads(record) if record else {}
     return told
@@ -171,7 +172,8 @@ ENVIRONMENTS = {
         }
     ),
     "a rank is stopped": Environment(
-        settings={"AT_1_3": "(sleep 20; kill -CONT $PPID) & kill -STOP $PPID"}
+        settings={"AT_1_3": "(sleep 20; kill -CONT $PPID) & kill -STOP $PPID"},
+        told="suspended by a signal",
     ),
     "spawn": Environment(command=(PYTHON, PROGRAM, "spawn")),
     "forkserver": Environment(command=(PYTHON, PROGRAM, "forkserver")),
