@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LAUNCH, PROGRAMS, ZEROMON, clean_environment, free_port, without_zeromon
+from support import LAUNCH, PROGRAMS, ZEROMON, Node, clean_environment, free_port, without_zeromon
 
 pytestmark = [
     pytest.mark.long,
@@ -237,3 +237,12 @@ def test_training_is_the_same_and_the_user_is_told(
     for rank in ours.record.get("ranks", ()):
         assert 0 <= rank["exposed_ratio"] <= 1
         assert 0 < ours.record["taken_wall"] - ours.record["started_wall"] < 250
+
+
+def test_sixty_four_ranks_on_this_machine(node: Node) -> None:
+    """Forked from one process that has imported torch."""
+    command = [*LAUNCH, "64", PROGRAM]
+    bare, ours = node.run(command, watched=False), node.run(command)
+    assert (ours.code, sorted(ours.output.splitlines())) == (0, sorted(bare.output.splitlines()))
+    ranks = [(rank.rank, rank.steps, rank.errors, rank.dropped) for rank in ours.snapshot.ranks]
+    assert ranks == [(number, STEPS, 0, 0) for number in range(64)]
