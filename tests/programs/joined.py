@@ -47,6 +47,7 @@ WATCHED = (
 def what_is_patched() -> dict[str, object]:
     """Everything that a hook may have replaced, by name."""
     found: dict[str, object] = {"excepthook": id(sys.excepthook), "finders": len(sys.meta_path)}
+    found["switch interval"] = sys.getswitchinterval()
     for module, name in WATCHED:
         if module in sys.modules:
             owner = getattr(sys.modules[module], name) if name else sys.modules[module]

@@ -15,6 +15,8 @@ from types import FrameType
 _TIMEOUT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.002
 _LONG_SWITCH_INTERVAL_SECONDS = 1.0
+_one_at_a_time = threading.Lock()
+"""Two at once would take the other's long interval for the program's own, and leave it behind."""
 
 
 def run_when_not_executing(file: str, act: Callable[[], None], wanted: Callable[[], bool]) -> bool:
@@ -40,6 +42,8 @@ def _keep_trying(file: str, act: Callable[[], None], wanted: Callable[[], bool])
 
 def _try_once(file: str, act: Callable[[], None]) -> bool:
     """Checks and acts without releasing the interpreter's lock in between."""
+    if not _one_at_a_time.acquire(timeout=_PAUSE_SECONDS):
+        return False
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_LONG_SWITCH_INTERVAL_SECONDS)
     try:
@@ -50,6 +54,7 @@ def _try_once(file: str, act: Callable[[], None]) -> bool:
         return True
     finally:
         sys.setswitchinterval(interval)
+        _one_at_a_time.release()
 
 
 def is_within(frame: FrameType | None, file: str) -> bool:
