@@ -5,7 +5,8 @@ works that passes its environment on: torchrun, python -m torch.distributed.run,
 accelerate launch, deepspeed, srun, bash, or plain python.
 
 Under a launcher that starts one copy of `zeromon run` per rank (srun zeromon run -- python train.py)
-the ranks of a node find each other by SLURM_JOB_ID and SLURM_STEP_ID, or MASTER_ADDR and MASTER_PORT.
+the ranks of a node find each other by the job and step of Slurm, or by MASTER_ADDR and MASTER_PORT. A
+run of Slurm has the name JOB-SCRIPT or JOB.STEP-SCRIPT: `zeromon attach 4711` finds it.
 
 environment:
   ZEROMON_PORT   port of the collector (default 9417; the next free one if it is taken)
@@ -43,7 +44,7 @@ _TASKS = (
     "MPI_LOCALNRANKS",
 )
 """How many tasks a launcher starts on this node."""
-_SHARED_BY_TASKS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
+_SHARED_BY_TASKS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,12 +169,21 @@ def _run_id(asked: str | None, command: list[str]) -> str:
                 f"{name!r} cannot name a run", "Use letters, digits, dots, dashes, underscores."
             )
         return name
+    script = paths.script_of(command)
+    job = _slurm_job()
+    if job:
+        return f"{job}-{script}"
     if _is_one_of_many():
         key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_TASKS)
         if key.strip("|"):
-            stem = paths.new_run_id(command).rpartition("-")[0].rpartition("-")[0]
-            return f"{stem}-{zlib.crc32(key.encode()):08x}"
+            return f"{script}-{zlib.crc32(key.encode()):08x}"
     return paths.new_run_id(command)
+
+
+def _slurm_job() -> str:
+    """``4711.0``: job and step of Slurm; ``4711`` outside of a step, "" outside of a job."""
+    found = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return ".".join(part for part in found if part.isdigit() and len(part) < 10)
 
 
 def _is_running(folder: Path) -> bool:

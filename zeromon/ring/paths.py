@@ -135,8 +135,12 @@ def is_run_id(text: str) -> bool:
 
 def new_run_id(command: list[str]) -> str:
     """A short name for a run: the script, the hour, and three letters against collisions."""
+    letters = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz") for _ in range(3))
+    return f"{script_of(command)}-{time.strftime('%H%M%S')}-{letters}"
+
+
+def script_of(command: list[str]) -> str:
+    """The script in *command*, or its program, as a part of a run's name."""
     stem = next((Path(word).stem for word in command if word.endswith(".py")), "")
     stem = stem or next((Path(word).name for word in command if not word.startswith("-")), "run")
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", stem).strip("_")[:24] or "run"
-    letters = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz") for _ in range(3))
-    return f"{stem}-{time.strftime('%H%M%S')}-{letters}"
+    return re.sub(r"[^A-Za-z0-9_]+", "_", stem).strip("_")[:24] or "run"

@@ -123,7 +123,7 @@ def test_tasks_of_srun_find_one_another(node: Node) -> None:
         for r in range(2)
     ]
     assert [task.wait(timeout=120) for task in tasks] == [0, 0]
-    snapshot = wait_for_record(node, "tiny-")
+    snapshot = wait_for_record(node, "42.0-tiny")
     assert [(r.rank, r.local_rank, r.steps) for r in snapshot.ranks] == [(0, 0, 5), (1, 1, 5)]
 
 
