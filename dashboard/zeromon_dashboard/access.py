@@ -1,17 +1,13 @@
 """Applies :mod:`zeromon.sources.access` to the dashboard; a token in an address becomes a cookie."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from zeromon.sources.access import Policy, Request, is_token, refusal
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from zeromon.sources.asgi import App, Receive, Scope, Send, answer, bounded, headers_of, request_of
 
 _MOST_BODY = 1 << 20
 _SECONDS_OF_COOKIE = 7 * 24 * 3600
@@ -59,29 +55,17 @@ class Guard:
         request, brought = self._read(scope)
         refused = refusal(request, self._policy)
         if refused is not None:
-            return await _answer(send, refused.status, refused.reason)
+            return await answer(send, refused.status, refused.reason)
         if is_token(brought, self._token):
             return await self._trade(scope, send)
-        return await self._app(scope, bounded(receive), self._dressed(scope, send))
+        return await self._app(scope, bounded(receive, _MOST_BODY), self._dressed(scope, send))
 
     def _read(self, scope: Scope) -> tuple[Request, str]:
         """The request, and the token that its address brings."""
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         brought = query.get("token", "")
-        bearer = headers.get(b"authorization", "")
-        given = brought or self._from_cookie(headers.get(b"cookie", ""))
-        if bearer.startswith("Bearer "):
-            given = bearer.removeprefix("Bearer ")
-        length = headers.get(b"content-length", "0")
-        request = Request(
-            method=scope["method"],
-            path=scope["path"],
-            host=headers.get(b"host", ""),
-            origin=headers.get(b"origin", ""),
-            token=given,
-            length=int(length) if length.isdecimal() else _MOST_BODY + 1,
-        )
+        cookie = headers_of(scope).get(b"cookie", "")
+        request = request_of(scope, _MOST_BODY, brought or self._from_cookie(cookie))
         return request, brought
 
     def _from_cookie(self, text: str) -> str:
@@ -152,24 +136,3 @@ def _is_page(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether an answer with *headers* is the frame in which Dash draws the pages."""
     kinds = (value for name, value in headers if name.lower() == b"content-type")
     return not path.startswith("/report/") and any(v.startswith(b"text/html") for v in kinds)
-
-
-def bounded(receive: Receive) -> Receive:
-    """*receive* until the body exceeds the limit, whatever its header tells; then a disconnect."""
-    left = _MOST_BODY
-
-    async def limited() -> MutableMapping[str, Any]:
-        nonlocal left
-        message = await receive() if left >= 0 else {"type": "http.disconnect"}
-        left -= len(message.get("body", b""))
-        return message if left >= 0 else {"type": "http.disconnect"}
-
-    return limited
-
-
-async def _answer(send: Send, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send(
-        {"type": "http.response.body", "body": f"zeromon: {text}\n".encode("utf-8", "replace")}
-    )

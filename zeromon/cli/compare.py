@@ -43,6 +43,7 @@ from zeromon.compare.text import (
 from zeromon.compare.thresholds import NAMES, Verdict, judge, parse
 from zeromon.errors import CompareError
 from zeromon.report.table import table
+from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, steps
 from zeromon.tui.display_options import DisplayOptions
@@ -101,7 +102,11 @@ def call(options: argparse.Namespace) -> int:
 
 def find(name: str) -> RunFigures:
     """The run called *name*, with its history."""
-    snapshot, is_kept = snapshot_of(name)
+    return figures(*snapshot_of(name))
+
+
+def figures(snapshot: RunSnapshot, is_kept: bool) -> RunFigures:
+    """The figures of *snapshot*, whose record is in the run store where *is_kept*."""
     kept = steps(Store().history(snapshot.run)) if is_kept else None
     if kept is None or kept.is_empty():
         kept = by_step(recent(snapshot).lazy()).collect()
@@ -114,8 +119,11 @@ Text = tuple[str, str]
 """The text of a cell, and its colour ("" for none)."""
 
 
-def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
-    """The runs, the table in as many parts as *width* requires, and the recommendation."""
+def as_text(found: Comparison, width: int, *, coloured: bool = False, drawn: bool = True) -> str:
+    """The runs, the table in as many parts as *width* requires, and the recommendation.
+
+    *drawn*: with the chart of the memory.
+    """
     where = [_wrapped(line, "  ", width) for line in environment_lines(found)]
     parts = [_runs(found), "\n".join(["Environment", *where])]
     parts += _tables(found, width, coloured=coloured)
@@ -123,7 +131,7 @@ def as_text(found: Comparison, width: int, *, coloured: bool = False) -> str:
         parts[-1] += f"\n  * differs from {letter(0)} by more than the noise"
     if any(cell.doubtful for row in found.rows for cell in row.cells):
         parts[-1] += f"\n  ? {NOT_COMPARABLE}"
-    parts += _memory(found, width)
+    parts += _memory(found, width) if drawn else []
     notes = _unknown(found)
     if notes:
         parts.append("Not known\n" + "\n".join(_wrapped(note, "  ", width) for note in notes))

@@ -142,11 +142,16 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     elif found:
-        show(table(_COLUMNS, [_cells(one) for one in found]) + "\n")
+        show(as_text(found) + "\n")
     else:
         say("no run is live, and none has been recorded yet")
         say("  Start one with: zeromon run -- torchrun --nproc-per-node 2 train.py")
     return 0
+
+
+def as_text(found: list[Listed]) -> str:
+    """The list as a table."""
+    return table(_COLUMNS, [_cells(one) for one in found])
 
 
 def _cells(one: Listed) -> tuple[str, ...]:

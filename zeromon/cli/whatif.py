@@ -103,7 +103,15 @@ def call(options: argparse.Namespace) -> int:
 
 
 def of_run(run: RunSnapshot, changes: Sequence[str], most: int) -> dict[str, Any]:
-    """Returns what ``--json`` prints for *run* with ``--sweep`` of each of *changes*.
+    """Returns what ``--json`` prints for *run*; see :func:`predicted`."""
+    base, points, asked = predicted(run, changes, most)
+    return as_json(base, points, of=asked)
+
+
+def predicted(
+    run: RunSnapshot, changes: Sequence[str], most: int
+) -> tuple[Point, list[Point], int]:
+    """Predicts *run* with ``--sweep`` of each of *changes*; without any, the usual changes.
 
     Raises :class:`PlanError`, also for more than *most* points.
     """
@@ -111,8 +119,7 @@ def of_run(run: RunSnapshot, changes: Sequence[str], most: int) -> dict[str, Any
     add_arguments(parser)
     options = parser.parse_args(["--from", run.run])
     options.sweep = list(changes)
-    base, points, asked = predict(options, run, most)
-    return as_json(base, points, of=asked)
+    return predict(options, run, most)
 
 
 def predict(

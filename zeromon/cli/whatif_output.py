@@ -23,8 +23,11 @@ _BESIDE, _MOST_UNITS = 3, 12
 _MOST_DOTS = 200
 
 
-def as_text(base: Point, points: Sequence[Point]) -> str:
-    """The table, the chart of memory against time, where speeds come from, and what is unknown."""
+def as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
+    """The table, the chart of memory against time, where speeds come from, and what is unknown.
+
+    *drawn*: with the chart.
+    """
     best = front([base, *points])
     header = (
         "change", "step", "(from to)", "difference", "(from to)", "exposed", "device", "fits", "MFU",
@@ -44,7 +47,7 @@ def as_text(base: Point, points: Sequence[Point]) -> str:
     ]
     if len(points) > _MOST_ROWS:
         lines.append(f"  {len(points)} points; the table has those marked *, and --json has all")
-    if len(best) > 1:
+    if len(best) > 1 and drawn:
         lines += ["", *_chart(base, points, best)]
     if 0 < len(points) <= _BESIDE:
         lines += ["", *_exposed(base, points)]
@@ -78,8 +81,8 @@ def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
         name,
         human_seconds(time.seconds),
         f"{human_seconds(time.least)} to {human_seconds(time.most)}",
-        "" if gain is None else _signed(gain[0]),
-        "" if gain is None else f"{_signed(gain[1])} to {_signed(gain[2])}",
+        "-" if gain is None else _signed(gain[0]),
+        "-" if gain is None else f"{_signed(gain[1])} to {_signed(gain[2])}",
         human_seconds(time.parts.communication + time.parts.waiting),
         *after,
     )

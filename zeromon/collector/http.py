@@ -389,12 +389,7 @@ def start_server(
     Takes one of the next ports where *port* is in use, else any, unless *strict_port*. Raises
     :class:`CollectorError` without a free port, and for a non-loopback address without a token.
     """
-    loopback = access.is_loopback(host)
-    if not loopback and not token:
-        raise CollectorError(
-            f"refusing to listen on {host} without a token",
-            "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
-        )
+    loopback = access.only_loopback(host, token)
     application = Application(view, token, any_host=not loopback, key=key)
     candidates = [port] if strict_port or port == 0 else [*range(port, port + _PORTS_TO_TRY), 0]
     for candidate in candidates:

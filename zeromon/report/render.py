@@ -36,10 +36,10 @@ _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | None = None) -> str:
     """The whole report; *ranges*: the parts of a long run; *about*: what its user wrote about it."""
-    blocks = [_head(run, about or About()), attempts(run), ledger([run])]
+    blocks = [head(run, about or About()), attempts(run), ledger([run])]
     if run.ranks:
         blocks += [
-            spreads(run), _ranks(run), _over_time(ranges), _phases(run), activities(run),
+            spreads(run), _ranks(run), _over_time(ranges), phases(run), activities(run),
             pipeline(run),
             communication(run), dimensions(run), units(run, 8), sizes(run), inspected(run),
             memory(_shown(run)),
@@ -49,7 +49,8 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | No
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _head(run: RunSnapshot, about: About) -> str:
+def head(run: RunSnapshot, about: About) -> str:
+    """What the run is: its state, verdict, command, ranks and duration."""
     first = run.ranks[0] if run.ranks else None
     lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {verdict(run).text}"]
     if about.tags:
@@ -96,7 +97,7 @@ def _ranks(run: RunSnapshot) -> str:
     more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
-    tail += _why_unknown(_shown(run))
+    tail += why_unknown(_shown(run))
     tail += "\n" + _wrapped(throughput_text(run))
     if progress(run) is not None:
         tail += "\n" + _wrapped(progress_text(run))
@@ -106,7 +107,7 @@ def _ranks(run: RunSnapshot) -> str:
     return f"{title}\n{table(header, rows)}{tail}"
 
 
-def _why_unknown(ranks: Sequence[RankSnapshot]) -> str:
+def why_unknown(ranks: Sequence[RankSnapshot]) -> str:
     """Why exposed communication is n/a, once for the first rank where it is."""
     why = next(((rank, text) for rank in ranks if (text := exposed_unknown(rank))), None)
     if why is None:
@@ -147,7 +148,8 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     return f"{title}\n{table(header, rows)}"
 
 
-def _phases(run: RunSnapshot) -> str:
+def phases(run: RunSnapshot) -> str:
+    """Where the time of a step goes, over all ranks."""
     of_ranks = [rank_parts(rank) for rank in run.ranks]
     total = {part: sum(parts.get(part, 0.0) for parts in of_ranks) for part in PARTS}
     spent = sum(total.values())
@@ -166,12 +168,16 @@ def _wrapped(text: str) -> str:
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
-    lines = []
-    for f in findings:
-        lines.append(f"{_MARKS[f.severity]} {f.code} {finding_text(f)}")
-        if f.remedy is not None:
-            lines += [f"     {line}" for line in _remedy_lines(f.remedy)]
+    lines = [line for finding in findings for line in finding_lines(finding)]
     return "Findings (zeromon rule CODE explains them)\n" + "\n".join(lines)
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """A finding, and its remedy where it has one."""
+    lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}"]
+    if finding.remedy is not None:
+        lines += [f"     {line}" for line in _remedy_lines(finding.remedy)]
+    return lines
 
 
 def _remedy_lines(remedy: Remedy) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zeromon.errors import CollectorError
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine that a Host header may have where a server listens on loopback."""
 
@@ -100,6 +102,16 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] or host
+
+
+def only_loopback(host: str, token: str) -> bool:
+    """Whether *host* is loopback; raises :class:`CollectorError` where not, and there is no *token*."""
+    if not (loopback := is_loopback(host)) and not token:
+        raise CollectorError(
+            f"refusing to listen on {host} without a token",
+            "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
+        )
+    return loopback
 
 
 def is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ Reading never unpickles and never trusts: a broken file is an error with a name.
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import shutil
 from contextlib import suppress
@@ -195,7 +196,8 @@ class Store:
         if len(matches) > 1:
             raise RunAmbiguous(f"several runs begin with {name}: {', '.join(matches[:5])}")
         if not matches:
-            hint = f"The newest are: {', '.join(names[:5])}"
+            near = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+            hint = f"{'Near it are' if near else 'The newest are'}: {', '.join(near or names[:5])}"
             raise RunNotFound(f"no run is called {name}", hint)
         return matches[0]
 

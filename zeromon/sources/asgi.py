@@ -1,0 +1,69 @@
+"""What ASGI servers have in common: a request for :mod:`zeromon.sources.access`, and its refusal."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from zeromon.sources.access import Policy, Request, refusal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def headers_of(scope: Scope) -> dict[bytes, str]:
+    """Name in lower case -> value."""
+    return {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def request_of(scope: Scope, most_body: int, token: str = "") -> Request:
+    """What decides of the request *scope*; *token*: what it carries besides a bearer token."""
+    headers = headers_of(scope)
+    bearer = headers.get(b"authorization", "")
+    length = headers.get(b"content-length", "0")
+    return Request(
+        method=scope["method"],
+        path=scope["path"],
+        host=headers.get(b"host", ""),
+        origin=headers.get(b"origin", ""),
+        token=bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else token,
+        length=int(length) if length.isdecimal() else most_body + 1,
+    )
+
+
+def guarded(app: App, policy: Policy) -> App:
+    """*app* behind *policy*: every request passes here first."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        refused = refusal(request_of(scope, policy.most_body), policy)
+        if refused is not None:
+            return await answer(send, refused.status, refused.reason)
+        return await app(scope, bounded(receive, policy.most_body), send)
+
+    return guard
+
+
+def bounded(receive: Receive, most_body: int) -> Receive:
+    """*receive* until the body exceeds the limit, whatever its header tells; then a disconnect."""
+    left = most_body
+
+    async def limited() -> MutableMapping[str, Any]:
+        nonlocal left
+        message = await receive() if left >= 0 else {"type": "http.disconnect"}
+        left -= len(message.get("body", b""))
+        return message if left >= 0 else {"type": "http.disconnect"}
+
+    return limited
+
+
+async def answer(send: Send, status: int, text: str) -> None:
+    """Sends *text* as the whole answer."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send(
+        {"type": "http.response.body", "body": f"zeromon: {text}\n".encode("utf-8", "replace")}
+    )
