@@ -56,6 +56,13 @@ from zeromon.snapshot.ledger import ActivityRow
 
 MS = 1_000_000
 
+METADATA: Any = {
+    "framework": "ddp", "stage": 0, "ranks": 2, "numel": 10**8, "trainable": 10**8,
+    "shard_numel": 10**8, "trainable_shard_numel": 10**8, "param_bytes": 4, "compute_bytes": 4,
+    "grad_bytes": 4, "optimizer": "AdamW", "blocks": [10, 10**7], "bucket_cap_bytes": 25 << 20,
+}  # fmt: skip
+"""What a model under DDP tells of itself."""
+
 
 def state(**facts: Any) -> RankState:
     """A rank of a group of two named world (id 1)."""

@@ -5,36 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import pytest
 from builders import full_run
+from hostile import EVIL, evil
 
 from zeromon.cli import main
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.storage.run_store import Store
 from zeromon.units import printable_lines
-
-EVIL = "\x1b[2Jx\x1b]0;pwn\x07\x9b31m\u202e\r"
-
-
-FIELDS = dataclasses.fields
-
-
-def evil(value: Any, kind: Any = None) -> Any:
-    """*value* with :data:`EVIL` behind each text that its type does not restrict; *kind*: the type."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kinds = get_type_hints(type(value))
-        fields = {f.name: evil(getattr(value, f.name), kinds[f.name]) for f in FIELDS(value)}
-        return dataclasses.replace(value, **fields)
-    if isinstance(value, str):
-        return value + EVIL if kind in (str, Any) else value
-    if isinstance(value, dict):
-        return {evil(key, str): evil(each, Any) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        inner = (get_args(kind) or (Any,))[0]
-        return type(value)(evil(each, inner) for each in value)
-    return value
 
 
 @pytest.fixture

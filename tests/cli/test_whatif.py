@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, device_memory, rank, run, summary
+from builders import METADATA, MS, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
 from zeromon.cli import main
@@ -16,11 +16,6 @@ from zeromon.snapshot.step import BatchRow
 from zeromon.storage.run_store import encode
 
 MODEL = ("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1", "--length", "4096")
-METADATA = {
-    "framework": "ddp", "stage": 0, "ranks": 2, "numel": 10**8, "trainable": 10**8,
-    "shard_numel": 10**8, "trainable_shard_numel": 10**8, "param_bytes": 4, "compute_bytes": 4,
-    "grad_bytes": 4, "optimizer": "AdamW", "blocks": [10, 10**7], "bucket_cap_bytes": 25 << 20,
-}  # fmt: skip
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

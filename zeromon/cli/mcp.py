@@ -15,8 +15,8 @@ Then ask it: why is my run slow? With --http the server waits at http://127.0.0.
 
 It listens on this machine only, or with --host elsewhere; then, and wherever ZEROMON_TOKEN is set, a
 request needs that token: "headers": {"Authorization": "Bearer TOKEN"}. The tools are explain, runs,
-findings, rule, ledger, memory, communication, whatif, trace, compare_runs, report and snapshot. An answer
-has at most 4 kB, unless the call asks for more by max_bytes. Needs pip install 'zeromon[mcp]'.
+findings, rule, ledger, memory, communication, whatif, trace, compare_runs, report and snapshot. An
+answer has at most 4 kB, unless the call asks for more by max_bytes. Needs pip install 'zeromon[mcp]'.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import argparse
 import functools
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,7 @@ def call(options: argparse.Namespace) -> int:
         return _serve_http(served, options.host, options.port)
     if sys.stdin.isatty():
         say("waiting for an assistant on standard input; zeromon mcp --help has its configuration")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread that reads cannot be interrupted
     served.run()
     return 0
 
@@ -81,7 +83,10 @@ def server() -> Any:
     made = MCPServer("zeromon", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     for tool in TOOLS:
-        made.add_tool(_answering(tool), annotations=reads, structured_output=False)
+        says = inspect.getdoc(tool)
+        made.add_tool(
+            _answering(tool), description=says, annotations=reads, structured_output=False
+        )
     return made
 
 
