@@ -16,7 +16,7 @@ import pytest
 import recordings
 from builders import METADATA, device_memory, full_run, rank, run
 from hostile import EVIL, evil
-from mcp import Client, StdioServerParameters
+from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from served import Fixed
 from support import ROOT, Node
@@ -276,7 +276,7 @@ async def test_over_stdio_a_live_run_and_a_recorded_one(tmp_path: Path) -> None:
     async def keep(message: object) -> None:
         strays.append(message)
 
-    async with Client(server, message_handler=keep) as client:
+    async with Client(stdio_client(server), message_handler=keep) as client:
         tools = (await client.list_tools()).tools
         answers = [
             (await client.call_tool(name, arguments)).content[0].text  # type: ignore[union-attr]
