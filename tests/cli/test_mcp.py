@@ -177,6 +177,16 @@ async def test_explain_has_the_change_and_its_gain(store: Store) -> None:
     assert short.count("ZM302") == short.count("predicted: ") > 0
 
 
+async def test_explain_says_what_a_run_died_of(store: Store) -> None:
+    killed = rank(
+        1, failed=True, alive=False, ended="exception", exception="ValueError: boom"
+    )  # fmt: skip
+    store.save(run(rank(0), killed, run="dead", ended=True))
+    text = await ask("explain", run="dead")
+    assert "verdict  dead: " in text and "ValueError: boom" in text and "rank 1" in text
+    store.remove("dead")
+
+
 async def test_a_trace_and_its_absence(store: Store, tmp_path: Path) -> None:
     assert "625.0 ms 62.5 %" in await ask("trace", run="wide")
     assert "n/a: no trace was taken" in await ask("trace", run="other")
