@@ -212,6 +212,15 @@ async def test_a_wrong_name_has_the_near_ones(store: Store) -> None:
     assert "there is no memry; did you mean memory?" in said
 
 
+async def test_an_argument_that_no_tool_has_is_refused(store: Store) -> None:
+    """Left out of account, it would mean the newest run."""
+    assert "run_id" in await fails("explain", run_id="other")
+    async with Client(verb.server()) as client:
+        tools = (await client.list_tools()).tools
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
+    assert sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools) < 6000
+
+
 async def test_an_empty_machine_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

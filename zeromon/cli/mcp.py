@@ -74,20 +74,28 @@ def server() -> Any:
     """The server with all tools; raises :class:`ZeromonError` where the SDK is missing."""
     try:
         from mcp.server import MCPServer
+        from mcp.server.mcpserver.tools import Tool
         from mcp.types import ToolAnnotations
     except ImportError as error:
         raise ZeromonError(
             f"an assistant's server needs a package that is not installed ({error.name})",
             "pip install 'zeromon[mcp]'",
         ) from error
-    made = MCPServer("zeromon", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    tools = []
     for tool in TOOLS:
-        says = inspect.getdoc(tool)
-        made.add_tool(
-            _answering(tool), description=says, annotations=reads, structured_output=False
-        )
-    return made
+        made = Tool.from_function(
+            _answering(tool), description=inspect.getdoc(tool), annotations=reads,
+            structured_output=False,
+        )  # fmt: skip
+        arguments = made.fn_metadata.arg_model
+        arguments.model_config["extra"] = "forbid"  # a wrong name would mean the newest run
+        arguments.model_rebuild(force=True)
+        made.parameters = arguments.model_json_schema()
+        tools.append(made)
+    return MCPServer(
+        "zeromon", version=__version__, instructions=_INSTRUCTIONS, tools=tools, log_level="ERROR"
+    )
 
 
 def _answering(tool: Callable[..., list[str]]) -> Callable[..., str]:
