@@ -197,9 +197,9 @@ def test_the_scopes_of_yama_are_named_with_a_way_out(
     monkeypatch: pytest.MonkeyPatch, scope: int, root: bool, name: str, way_out: str
 ) -> None:
     """This kernel may have no Yama: what it would answer is put in its place."""
-    monkeypatch.setattr(refusal, "_yama_scope", lambda: scope)
+    monkeypatch.setattr(refusal, "_yama_scope", lambda _: scope)
     status = {"VmSize": "9 kB", "CapEff": f"{1 << 19:x}" if root else "0"}
-    monkeypatch.setattr(refusal, "status_of", lambda _: status)
+    monkeypatch.setattr(refusal, "_status_in", lambda _: status)
     why = refusal.why_not_traced(1234)
     assert f"kernel.yama.ptrace_scope is {name}" in str(why)
     assert way_out in why.hint

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import machine, main
 from zeromon.cli.doctor import facts_as_text
-from zeromon.cli.machine import Fact, ask_torch, may_trace, survey, torch_facts
+from zeromon.cli.machine import Fact, ask_torch, survey, torch_facts
 
 
 def by_name(facts: list[Fact]) -> dict[str, Fact]:
@@ -70,7 +71,13 @@ def test_what_torch_was_built_for(tmp_path: Path, told: dict[str, Any], value: s
 
 @pytest.mark.parametrize(
     ("scope", "capabilities", "allowed"),
-    [("0", "0", True), ("1", "0", False), ("1", f"{1 << 19:x}", True), (None, "0", True)],
+    [
+        ("0", "0", True),
+        ("1", "0", False),
+        ("1", f"{1 << 19:x}", True),
+        (None, "0", True),
+        ("3", f"{1 << 19:x}", False),
+    ],
 )
 def test_who_may_look_into_processes(
     tmp_path: Path, scope: str | None, capabilities: str, allowed: bool
@@ -80,7 +87,7 @@ def test_who_may_look_into_processes(
     if scope is not None:
         (tmp_path / "sys/kernel/yama").mkdir(parents=True)
         (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
-    assert may_trace(tmp_path)[0] is allowed
+    assert right_to_trace(tmp_path)[0] is allowed
 
 
 def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon import __version__
+from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.errors import ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cache_folder, cached_locks
@@ -37,7 +38,6 @@ _LEAST_SHM = 1 * _GIB
 _LEAST_FILES = 4096
 _EXIT_STATUS_SINCE = (6, 15)
 _PATIENCE_SECONDS = 120
-_CAP_SYS_PTRACE = 19
 
 _ASK_TORCH = """
 import json, sys
@@ -283,7 +283,7 @@ def kernel() -> list[Fact]:
     release = platform.release()
     numbers = tuple(int(p) for p in release.split("-")[0].split(".")[:2] if p.isdigit())
     tells = numbers >= _EXIT_STATUS_SINCE
-    can, why = may_trace()
+    can, why, hint = right_to_trace()
     return [
         Fact(
             name="kernel",
@@ -291,30 +291,8 @@ def kernel() -> list[Fact]:
             severity="fine" if tells else "note",
             hint="" if tells else "Before Linux 6.15 the report of a killed rank has no signal.",
         ),
-        Fact(
-            name="ptrace",
-            value=why,
-            severity="fine" if can else "note",
-            hint="" if can else "docker run --cap-add=SYS_PTRACE, for py-spy and zeromon doctor.",
-        ),
+        Fact(name="ptrace", value=why, severity="fine" if can else "note", hint=hint),
     ]
-
-
-def may_trace(proc: Path = Path("/proc")) -> tuple[bool, str]:
-    """Whether this user may trace its own processes, and why."""
-    scope = -1
-    with suppress(OSError, ValueError):
-        scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
-    capable = False
-    with suppress(OSError, ValueError):
-        for line in (proc / "self/status").read_text().splitlines():
-            if line.startswith("CapEff:"):
-                capable = bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
-    if capable:
-        return True, "allowed (CAP_SYS_PTRACE)"
-    if scope <= 0:
-        return True, "allowed for processes of the same user"
-    return False, f"yama/ptrace_scope is {scope}: only a parent, or CAP_SYS_PTRACE, may"
 
 
 LOOKS: tuple[Callable[[], list[Fact]], ...] = (

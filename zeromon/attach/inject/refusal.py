@@ -67,10 +67,9 @@ def why_not_traced(pid: int) -> AttachRefused:
     refused = f"process {pid} may not be traced from here"
     if "VmSize" not in status:  # it has given its memory back
         return AttachRefused(f"process {pid} has ended")
-    scope = _yama_scope()
-    if scope in _YAMA and (not may_trace or scope == 3):
-        name, hint = _YAMA[scope]
-        return AttachRefused(f"{refused}: kernel.yama.ptrace_scope is {scope} ({name})", hint)
+    can, why, hint = right_to_trace()
+    if not can:
+        return AttachRefused(f"{refused}: {why}", hint)
     if may_trace:
         where = "it is in another user namespace, or a security module forbids it"
         return AttachRefused(f"{refused}: {where}", _LOOK)
@@ -86,6 +85,18 @@ def why_not_traced(pid: int) -> AttachRefused:
     )
 
 
+def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
+    """Whether this user may trace its own processes, why, and what helps."""
+    may_trace = int(_status_in(proc / "self").get("CapEff", "0"), 16) & _PTRACE_BIT
+    scope = _yama_scope(proc)
+    if scope in _YAMA and (not may_trace or scope == 3):
+        name, hint = _YAMA[scope]
+        return False, f"kernel.yama.ptrace_scope is {scope} ({name})", hint
+    if may_trace:
+        return True, "allowed (CAP_SYS_PTRACE)", ""
+    return True, "allowed for processes of the same user", ""
+
+
 def replaced(pid: int) -> AttachRefused:
     """What was read of process *pid* is not true any more."""
     return AttachRefused(
@@ -95,8 +106,12 @@ def replaced(pid: int) -> AttachRefused:
 
 def status_of(pid: int) -> dict[str, str]:
     """``/proc/PID/status``; empty when there is no such process."""
+    return _status_in(Path(f"/proc/{pid}"))
+
+
+def _status_in(folder: Path) -> dict[str, str]:
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        lines = (folder / "status").read_text(errors="replace").splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return {}
 
@@ -110,9 +125,9 @@ def _ancestors(pid: int) -> set[int]:
     return found
 
 
-def _yama_scope() -> int:
+def _yama_scope(proc: Path) -> int:
     with suppress(OSError, ValueError):
-        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+        return int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     return 0
 
 
