@@ -19,9 +19,12 @@ from zeromon.collector.run import RunFollower
 from zeromon.errors import HistoryError
 from zeromon.fold.summarize import summarize
 from zeromon.probes import tasks
+from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
+from zeromon.readout.verdict import Health, verdict
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
+from zeromon.snapshot import RunSnapshot
 from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
 
@@ -137,6 +140,32 @@ def test_a_hostile_ring_does_not_hide_the_healthy_ranks(
     ranks = [rank.rank for rank in snapshot.ranks]
     assert 1 in ranks
     assert 0 in ranks or "is left out" in snapshot.note
+
+
+def test_a_run_that_cannot_be_followed_says_so_and_is_not_green(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = ring_in(tmp_path / "rings" / "run")
+    ring_in(tmp_path / "rings" / "other")
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    assert not any(one.note for one in made.view)
+    follow = RunFollower.snapshot
+
+    def fails(self: RunFollower, devices: Devices) -> RunSnapshot:
+        if self.run == "run":
+            raise IndexError("a bug")
+        return follow(self, devices)
+
+    monkeypatch.setattr(RunFollower, "snapshot", fails)
+    for _ in range(2):
+        made.tick()
+        other, lost = made.view
+        assert not other.note
+        assert lost.note == "not followed any more: IndexError: a bug"
+        assert verdict(lost).health is Health.NOT_WATCHED
+    assert Store(tmp_path / "store").load("run").note == lost.note
+    ring.close()
 
 
 def test_a_full_disk_keeps_the_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

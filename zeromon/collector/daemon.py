@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
+from zeromon.snapshot.rank import DETACHED
 from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import Store
 
@@ -152,7 +154,19 @@ class Collector:
             del self._runs[name]
             self._stuck.add(name)
             sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
+            return self._lost(run.run, f"{type(error).__name__}: {error}")
+
+    def _lost(self, name: str, why: str) -> RunSnapshot | None:
+        """The last snapshot of run *name*, which says that nobody watches it; None without any."""
+        known = next((run for run in self.view if run.run == name), None)
+        if known is None:
             return None
+        ended = f"{DETACHED}: the collector cannot follow the run"
+        ranks = tuple(replace(one, ended=ended) if one.alive else one for one in known.ranks)
+        self._over[name] = replace(known, ranks=ranks, note=f"not followed any more: {why}")
+        with suppress(OSError, ZeromonError):
+            self.store.save(self._over[name])
+        return self._over[name]
 
     def _newest(self, run: RunFollower) -> RunSnapshot:
         run.poll()
