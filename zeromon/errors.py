@@ -19,6 +19,7 @@
       CheckError           zeromon check cannot read a file
       CompareError         runs cannot be compared, or a threshold cannot be evaluated
       ExportError          a run cannot be exported in that format or to that path
+      NotifyError          a message cannot be sent to a URL
       AttachRefused        zeromon cannot attach to a process, or detach from it
 """
 
@@ -143,6 +144,14 @@ class ExportError(ZeromonError):
     """A run that cannot be exported in that format or to that path."""
 
     hint = "zeromon export --help describes the arguments."
+
+
+class NotifyError(ZeromonError):
+    """A URL that names no service, or no apprise to send with."""
+
+    hint = (
+        "docs/alerts.md has the URL of each service: slack://..., mailtos://..., json://HOST/PATH"
+    )
 
 
 class AttachRefused(ZeromonError):

@@ -107,3 +107,15 @@ STALE_SECONDS = 5.0
 
 COLLECTOR_CPU = Level(0.10, 0.50)
 """The share of a core that a collector spends on its ranks."""
+
+ALERT_SECONDS, ALERT_PATIENCE_SECONDS = 3.0, 60.0
+"""How long a problem holds before a person is told; the second is of one that may pass by itself."""
+
+ALERT_OVER_SECONDS = 60.0
+"""A problem is over when it has not been there for so long."""
+
+ALERT_AGAIN_SECONDS = 1800.0
+"""The least time between two messages about one problem that stands, or comes again."""
+
+ALERTS_AN_HOUR = 10
+"""Messages about one run; the end of a run is told beyond that."""

@@ -61,7 +61,7 @@ def test_without_words_and_with_help_there_is_help(tmp_path: Path) -> None:
         (["atach"], "zeromon: there is no command atach; did you mean attach"),
         (["trace", "captur"], "zeromon trace: there is no action captur; did you mean capture?"),
         (["report", "--jsno"], "zeromon report: there is no option --jsno; did you mean --json?"),
-        (["run", "--nme=x"], "zeromon run: there is no option --nme=x; did you mean --name?"),
+        (["run", "--nme=x"], "zeromon run: there is no option --nme; did you mean --name?"),
         (["attach", "--every", "abc"], "zeromon attach: --every: 'abc' is not a number"),
         (["trace", "capture", "--steps=x"], "zeromon trace capture: --steps: 'x' is not a whole number"),
         (["replay", "--speed", "fast"], "zeromon replay: --speed: 'fast' is not a number"),

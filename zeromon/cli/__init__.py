@@ -48,6 +48,7 @@ VERBS = {
     "prometheus": "print recording rules, alerts and a scrape configuration",
     "grafana": "write dashboards for Grafana",
     "mcp": "answer an assistant: why a run is slow, its memory, findings, ledger; over stdio or HTTP",
+    "notify": "send a test message to where the alerts of a run would go",
     "otlp": "push the metrics to an OpenTelemetry endpoint",
     "try": "try a finding's change in the live job: measured in turns, and undone",
     "completion": "print the completion of this command for bash, zsh or fish",

@@ -64,7 +64,8 @@ class Parser(argparse.ArgumentParser):
             for name in action.option_strings
         ]
         if word:
-            self.error(f"there is no option {word}{suggestion(word.partition('=')[0], shown)}")
+            word = word.partition("=")[0]  # its value may be a secret
+            self.error(f"there is no option {word}{suggestion(word, shown)}")
         self.error(f"nothing takes the argument {rest[0]}")
 
     def error(self, message: str) -> NoReturn:

@@ -13,6 +13,7 @@ environment:
   ZEROMON_DIR    folder of the live records (default /dev/shm/zeromon-UID, or the temporary folder)
   ZEROMON_STORE  folder of the records of ended runs (default ~/.local/state/zeromon)
   ZEROMON_RUN    name of the run
+  ZEROMON_NOTIFY URLs for alerts, as --notify has them; commas or spaces between them
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=int, default=0, metavar="N",
         help="steps that the run will take, for its progress",
     )  # fmt: skip
+    parser.add_argument(
+        "--notify", action="append", default=[], metavar="URL",
+        help="tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
+        "discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; again for more",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
@@ -76,11 +83,12 @@ def call(options: argparse.Namespace) -> int:
         raise LaunchError(f"{options.port} is not a port", "Ports are 1 to 65535.")
     _check_settings()
     name = _run_id(options.name, command)
+    targets = _targets(options.notify)
     for warning in warnings_for(command):
         say(warning)
     folder: Path | None = None
     try:
-        folder, environment = _prepare(name, command, options)
+        folder, environment = _prepare(name, command, options, targets)
     except (RingError, OSError, subprocess.SubprocessError) as error:
         say(f"this run is not watched: {error}")
         environment = dict(os.environ)
@@ -92,6 +100,7 @@ def call(options: argparse.Namespace) -> int:
         if folder is not None:
             tasks.withdraw(folder)
             if not _is_one_of_many():
+                (folder / paths.NOTIFY).unlink(missing_ok=True)
                 (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
@@ -111,14 +120,27 @@ def _check_settings() -> None:
         )
 
 
+def _targets(urls: list[str]) -> Sequence[tuple[str, str]]:
+    """Where alerts go; takes the variable out of the environment, which every rank would inherit."""
+    more = os.environ.pop("ZEROMON_NOTIFY", "")
+    if not urls and not more:
+        return []
+    from zeromon.collector.notify import split_urls, target
+
+    urls = [*urls, *split_urls(more)]
+    return [target(url) for url in dict.fromkeys(urls)]
+
+
 def _prepare(
-    name: str, command: list[str], options: argparse.Namespace
+    name: str, command: list[str], options: argparse.Namespace, targets: Sequence[tuple[str, str]]
 ) -> tuple[Path, dict[str, str]]:
     """The run's folder and the command's environment; starts the collector and says where."""
     from zeromon.cli import say
 
     root = paths.choose_root()
     folder = _new_folder(root, name, given=bool(options.name))
+    if targets:  # before the description, by which a collector knows a run
+        replace_file(folder / paths.NOTIFY, json.dumps(targets))
     job = options.name or os.environ.get("ZEROMON_RUN", "")
     _describe(folder, command, job=job, steps=options.steps)
     environment = child_environment(os.environ, folder)

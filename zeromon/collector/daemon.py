@@ -26,6 +26,7 @@ import msgspec
 
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer, node_report, read_node_infos
+from zeromon.collector.notify import Notifier
 from zeromon.collector.run import RUN_NAME, RunFollower, is_run_folder
 from zeromon.collector.trace_capture import Captures
 from zeromon.errors import (
@@ -67,6 +68,8 @@ class Collector:
         self._stuck: set[str] = set()
         """Folders of runs that cannot be read or stored; their files stay in place."""
         self._leaders: dict[str, Leader] = {}
+        self._last_words: list[Notifier] = []
+        """Of runs that have ended."""
         self._devices = Devices()
         self._ticks = 0
         self._quiet_since = clock()
@@ -175,6 +178,7 @@ class Collector:
         run.keep_steps()
         snapshot = run.snapshot(self._devices)
         if run.record is not None:
+            run.alerts.see(snapshot)
             run.record.see(snapshot)
             if run.ended and run.record.note != snapshot.history_note:
                 return run.snapshot(self._devices)  # there is no other to say that it is not kept
@@ -237,6 +241,7 @@ class Collector:
         del self._runs[name]
         self._leaders.pop(run.run, None)
         run.cluster.close()
+        self._last_words.append(run.alerts)
         self._over[run.run] = snapshot
         try:
             self.store.save(snapshot)
@@ -246,9 +251,10 @@ class Collector:
             self._stuck.add(name)
 
     def may_end(self) -> bool:
-        """Whether no run is followed, and the views have read the end or have timed out."""
+        """Whether no run is followed or told of, and the views have read the end or have timed out."""
         quiet = self._clock() - self._quiet_since
-        if self._runs or quiet < _LEAST_LINGER_SECONDS:
+        self._last_words = [alerts for alerts in self._last_words if alerts.is_sending]
+        if self._runs or self._last_words or quiet < _LEAST_LINGER_SECONDS:
             return False
         watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
         return self._read_since_end or not watched or quiet > _LINGER_SECONDS

@@ -13,6 +13,7 @@ from typing import Any
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
 from zeromon.collector.nccl import Nccl
+from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.run_cluster import NOTE, RunCluster
 from zeromon.collector.trace_capture import Captures
@@ -63,7 +64,8 @@ _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
     NOTE,
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
-    trials.REQUEST, trials.WORDS, "rank*.loading",
+    trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
+    TOLD, f".{TOLD}.*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
@@ -142,6 +144,7 @@ class RunFollower:
         self.ended_wall = 0.0
         self.captures: Captures | None = None
         self.trials = Trials(folder)
+        self.alerts = Notifier(folder)
         self.record: Record | None = None
         self.cluster = RunCluster(folder)
         self._earlier = _read_totals(folder / TOTALS)
@@ -384,8 +387,8 @@ class RunFollower:
         return next((str(name) for name in given if name), "")
 
     def _note(self) -> str:
-        if self.bad_rings:
-            return "; ".join(self.bad_rings.values())
+        if self.bad_rings or self.alerts.note:
+            return "; ".join(filter(None, [*self.bad_rings.values(), self.alerts.note]))
         return "" if self.ranks or not self.ended else _NO_RANK
 
     # ---- keeping -------------------------------------------------------------------------------

@@ -1,0 +1,163 @@
+"""Sends the messages of a run to the services of ``zeromon run --notify``, by apprise.
+
+A service is named by its scheme, and by its host where the URL has one: some URLs have a secret in that
+place. Each service has a thread of its own, which alone waits for it.
+"""
+
+import importlib
+import json
+import re
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from zeromon.errors import NotifyError
+from zeromon.readout.alerts import Alerts, Message
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.snapshot import RunSnapshot
+from zeromon.units import printable
+
+TOLD = "told.json"
+"""The file of a run's folder that has what was told."""
+_PAUSES = (0.0, 5.0, 20.0, 60.0)
+"""Seconds before each try of a message."""
+_SERVICE_SECONDS = 30.0
+_SCHEME = re.compile(r"[a-z]{2,12}://", re.IGNORECASE)
+_CODE = re.compile(r"error=(\d{3})\b")
+_BETWEEN = re.compile(r"\s+|,(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+
+
+class Target(NamedTuple):
+    """Where messages go."""
+
+    name: str
+    """Without secrets."""
+    url: str
+
+
+def split_urls(text: str) -> list[str]:
+    """The URLs in ZEROMON_NOTIFY: separated by spaces, or by commas that a scheme follows."""
+    return [url for part in _BETWEEN.split(text) if (url := part.strip(","))]
+
+
+def target(url: str) -> Target:
+    """*url*, once a service is known for it; raises :class:`NotifyError`."""
+    services = _services(url)
+    known = _SCHEME.match(url)
+    scheme = known[0] if known else ""
+    if not services:
+        raise NotifyError(f"this {scheme or 'URL'} names no service, or lacks a part")
+    host = ""
+    with suppress(ValueError):
+        host = printable(urlsplit(url).hostname or "")
+    if not scheme.startswith("http") and any("{host}" not in t for t in services[0].templates):
+        host = ""  # a token or a topic may stand there
+    return Target(scheme + host, url)
+
+
+def deliver(url: str, message: Message) -> str:
+    """Sends *message* to *url*; returns "" when it was accepted, else why not."""
+    try:
+        tone, body = str(message.tone), message.body
+        result = _services(url).notify(body, message.title, tone, body_format="text")
+        if result:
+            return ""
+        said = " ".join(entry.message for service in result for entry in service.logs())
+        code = _CODE.search(said)  # the rest may hold the URL
+        return f"HTTP {code[1]}" if code else "no answer, or none that accepts it"
+    except Exception as error:
+        return type(error).__name__
+
+
+def _services(url: str) -> Any:
+    """What apprise makes of *url*, a plain webhook of a web page; empty where it knows no service."""
+    try:
+        apprise: Any = importlib.import_module("apprise")
+    except ImportError as error:
+        name = f"alerts need a package that is not installed ({error.name})"
+        raise NotifyError(name, "pip install 'zeromon[notify]'") from error
+    pictures = {"image_url_mask": "", "image_url_logo": ""}  # from a host that nobody named
+    asset = apprise.AppriseAsset(app_id="zeromon", service_timeout=_SERVICE_SECONDS, **pictures)
+    found = apprise.Apprise(asset=asset)
+    if not found.add(url) and url.startswith(("http://", "https://")):
+        found.add(url.replace("http", "json", 1))
+    return found
+
+
+class _Sender:
+    """One service, and the thread that sends to it."""
+
+    def __init__(self, to: Target) -> None:
+        self.to = to
+        self.failed = 0
+        self.is_busy = False
+        self._lock = threading.Lock()
+        self._waiting: deque[Message] = deque()
+
+    def put(self, messages: list[Message]) -> None:
+        """Queues *messages*."""
+        with self._lock:
+            self._waiting.extend(messages)
+            if messages and not self.is_busy:
+                self.is_busy = True
+                threading.Thread(target=self._work, name="notify", daemon=True).start()
+
+    def _work(self) -> None:
+        """Sends until nothing waits."""
+        while True:
+            with self._lock:
+                self.is_busy = bool(self._waiting)
+                if not self._waiting:
+                    return
+                message = self._waiting.popleft()
+            for pause in _PAUSES:
+                time.sleep(pause)
+                if not deliver(self.to.url, message):
+                    break
+            else:
+                self.failed += 1
+
+
+class Notifier:
+    """The messages of one run; without a file of URLs it does nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._senders: list[_Sender] = []
+        self._alerts = Alerts()
+        self._error: list[str] = []
+        with suppress(OSError, ValueError, TypeError):
+            listed = json.loads((folder / paths.NOTIFY).read_text())
+            self._senders = [_Sender(Target(*map(str, one))) for one in listed]
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            self._alerts = Alerts(json.loads((folder / TOLD).read_text()))
+
+    def see(self, run: RunSnapshot) -> None:
+        """Queues the messages that *run* gives."""
+        if not self._senders:
+            return
+        try:
+            messages = self._alerts.observe(run)
+            for sender in self._senders:
+                sender.put(messages)
+            if messages:
+                replace_file(self._folder / TOLD, json.dumps(self._alerts.saved()))
+        except Exception as error:  # the record of a run does not depend on its messages
+            self._error = [f"alerts fail: {type(error).__name__}"]
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a message waits for its service."""
+        return any(sender.is_busy for sender in self._senders)
+
+    @property
+    def note(self) -> str:
+        """What was not delivered, "" for nothing."""
+        unsent = ((one.to.name, one.failed) for one in self._senders if one.failed)
+        failed = [f"alerts that {name} did not accept: {count}" for name, count in unsent]
+        return "; ".join([*failed, *self._error])
