@@ -122,7 +122,9 @@ class Guard:
             policy += "style-src 'self' 'unsafe-inline'; "
             policy += "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
             policy += (
-                "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+                "object-src 'none'; base-uri 'none'; form-action 'none'; "
+                # a notebook of this machine may show the page
+                "frame-ancestors http://localhost:* http://127.0.0.1:*"
             )
         return [
             (b"content-security-policy", policy.encode()),

@@ -10,10 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +411,28 @@ def test_the_collectives_of_the_last_steps_are_on_one_timeline(site: Site, tab: 
     events = json.loads(gzip.decompress(answer.body()))["traceEvents"]
     assert {event["ph"] for event in events} >= {"X", "C", "M"}
     assert tab.wrong == []
+
+
+def test_a_notebook_of_this_machine_shows_the_page(site: Site, tab: Tab) -> None:
+    address = f"{site.base}/run/{site.run}/overview"
+    page = f"<iframe src='{address}' width=900 height=600></iframe>".encode()
+
+    class Notebook(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("localhost", 0), Notebook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.page.goto(f"http://localhost:{server.server_port}/")
+        inside = tab.page.frame_locator("iframe").locator("#verdict")
+        wait_for(lambda: "step" in inside.inner_text())
+        server.shutdown()
 
 
 def test_a_click_on_the_map_leads_to_the_rank(site: Site, tab: Tab) -> None:
