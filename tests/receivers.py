@@ -40,7 +40,7 @@ class Webhook:
 
 
 @contextmanager
-def webhook() -> Iterator[Webhook]:
+def webhook(host: str = "127.0.0.1") -> Iterator[Webhook]:
     kept = Webhook()
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ def webhook() -> Iterator[Webhook]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((host, 0), Handler)
     kept.port = server.server_port
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

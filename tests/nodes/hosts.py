@@ -120,6 +120,10 @@ class Cable:
             os.close(end)
 
 
+OUTSIDE = "10.77.0.254"
+"""The address of this machine on their bridge."""
+
+
 @dataclass
 class Host:
     """One node: its namespace, its folders, its clock, its launcher."""
@@ -189,7 +193,7 @@ class Hosts:
         self.hosts: list[Host] = []
         self._sweep(count)
         ip("link", "add", self.bridge, "type", "bridge")
-        ip("addr", "add", "10.77.0.254/24", "dev", self.bridge)
+        ip("addr", "add", f"{OUTSIDE}/24", "dev", self.bridge)
         ip("link", "set", self.bridge, "up")
         for number in range(count):
             host = Host(f"zm{number}", f"10.77.0.{number + 1}", 1000 * number, folder / str(number))
@@ -251,8 +255,11 @@ class Hosts:
         ip("link", "del", self.bridge)
 
 
-def train(hosts: Hosts, each: int, program: Path, *arguments: str) -> None:
-    """`zeromon run -- torchrun ... program` on every host, as a user would."""
+def train(hosts: Hosts, each: int, program: Path, *arguments: str, notify: str = "") -> None:
+    """`zeromon run -- torchrun ... program` on every host, as a user would.
+
+    *notify*: a URL for alerts, to which each adds its name.
+    """
     for number, host in enumerate(hosts.hosts):
         host.start(
             sys.executable, "-m", "zeromon", "run", "--sd-file", str(host.folder / "sd.json"), "--",
@@ -260,5 +267,5 @@ def train(hosts: Hosts, each: int, program: Path, *arguments: str) -> None:
             "torch.distributed.run", "--nnodes", str(len(hosts.hosts)), "--node-rank", str(number),
             "--master-addr", hosts.hosts[0].address, "--master-port", "29477",
             "--nproc-per-node", str(each), str(program), *arguments,
-            GLOO_SOCKET_IFNAME="eth0",
+            GLOO_SOCKET_IFNAME="eth0", ZEROMON_NOTIFY=f"{notify}/{host.name}" if notify else "",
         )  # fmt: skip

@@ -15,11 +15,13 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes.hosts import TOKEN, Hosts, possible, train
+from nodes.hosts import OUTSIDE, TOKEN, Hosts, possible, train
+from receivers import Webhook, webhook
 from support import PROGRAMS
 
 MISSING = possible()
@@ -31,8 +33,10 @@ Snapshot = dict[str, Any]
 class Trained:
     """The run, as its three collectors show it."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, people: Webhook) -> None:
         self.hosts = hosts
+        self.people = people
+        """Who receives the alerts of all nodes; the path is the node that sent them."""
         self.run = ""
 
     def snapshot(self, number: int) -> Snapshot:
@@ -68,9 +72,12 @@ def findings(snapshot: Snapshot, rule: str) -> list[Snapshot]:
 def trained() -> Iterator[Trained]:
     folder = Path(tempfile.mkdtemp(prefix="zeromon-nodes-"))
     hosts = Hosts(folder, 3)
+    receiver = ExitStack()
     try:
-        train(hosts, 2, PROGRAMS / "on_nodes.py", str(folder))
-        found = Trained(hosts)
+        people = receiver.enter_context(webhook(OUTSIDE))
+        url = f"http://{OUTSIDE}:{people.port}"
+        train(hosts, 2, PROGRAMS / "on_nodes.py", str(folder), notify=url)
+        found = Trained(hosts, people)
         deadline = time.monotonic() + 120
         while not found.run:
             time.sleep(0.5)
@@ -80,6 +87,7 @@ def trained() -> Iterator[Trained]:
                 found.run = runs[0]["run"]
         yield found
     finally:
+        receiver.close()
         hosts.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -282,3 +290,17 @@ def test_a_rank_that_dies_is_named_on_the_other_nodes(trained: Trained) -> None:
     assert "on node zm1" in died["text"]
     assert "SIGKILL" in died["text"]
     assert {a["rank"] for a in snapshot["away"] if a["failed"]} <= {2, 3}
+
+
+def test_the_first_node_alone_tells_people_of_a_death_on_another(trained: Trained) -> None:
+    def died() -> list[str]:
+        told = (request.json for request in trained.people.requests)
+        return [one["message"] for one in told if one["title"] == f"dying: {trained.run}"]
+
+    deadline = time.monotonic() + 30
+    while not died():
+        assert time.monotonic() < deadline, [r.json for r in trained.people.requests]
+        time.sleep(0.2)
+    (text,) = died()
+    assert "rank 2: " in text and "on node zm1" in text
+    assert {request.path for request in trained.people.requests} == {"/zm0"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -83,8 +83,9 @@ def problems(run: RunSnapshot) -> dict[Situation, Problem]:
     if run.ended:
         return found
     if judged.severity is Severity.CRITICAL:
-        if any(f.rule == "rank_died" for f in critical):  # on another node
-            found[Situation.DEATH] = replace(worst, word=Health.DYING)
+        died = next((f for f in critical if f.rule == "rank_died"), None)
+        if died is not None:  # on another node
+            found[Situation.DEATH] = Problem(Health.DYING, finding_text(died), died)
         else:
             stalled = judged.health is Health.STALLED
             found[Situation.STALL if stalled else Situation.RISK] = worst
