@@ -9,8 +9,9 @@ import pytest
 from kineto_traces import real
 
 from zeromon.cli import main
-from zeromon.traces.analysis import DeviceEvent, Kind, Mark, TraceData
-from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff, family, samples_of
+from zeromon.traces.analysis import DeviceEvent, Kind, Mark, TraceData, analyze
+from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff, samples_of
+from zeromon.traces.kernels import family
 from zeromon.traces.kineto import read
 
 MS = 1_000_000
@@ -113,6 +114,15 @@ def test_halves_of_a_real_trace_do_not_differ(name: str) -> None:
     for sample in samples:  # the parts are the step
         parts = [use.seconds for key, use in sample.items() if key[0] is What.PART and key != STEP]
         assert sum(parts) <= 1.02 * sample[STEP].seconds or sum(parts[:3]) > sample[STEP].seconds
+
+
+def test_families_of_a_real_trace_sum_to_all_its_kernels() -> None:
+    data = read(real("two_rank_ddp_rank1.json.gz"))
+    rank = analyze(data, 1)
+    gemms = [e for e in data.device if "sgemm" in e.name and e.name.startswith("volta")]
+    (found,) = [one for one in rank.families if one.name == "volta_sgemm"]
+    assert found.count == len(gemms) > max(k.count for k in rank.kernels if "sgemm" in k.name)
+    assert found.seconds == pytest.approx(sum(e.end_ns - e.start_ns for e in gemms) / 1e9)
 
 
 def test_other_kernels_of_a_real_trace_are_found() -> None:

@@ -407,7 +407,11 @@ def test_the_text_and_the_timeline(tmp_path: Path, capsys: pytest.CaptureFixture
     page = tmp_path / "t.html"
     assert main(["trace", "analyze", str(path), "--html", str(page)]) == 0
     text = capsys.readouterr().out
-    for part in ("Where the time of the device went", "Communication of rank 0", "Longest kernels"):
+    for part in (
+        "Where the time of the device went",
+        "Communication of rank 0",
+        "Kernels of rank 0 by family",
+    ):
         assert part in text
     assert "rank 0 exposed" in page.read_text()
     exact, drawn = lanes(read(path)), lanes(read(path), most=10)

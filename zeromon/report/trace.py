@@ -92,8 +92,8 @@ def as_text(ranks: Sequence[RankTrace]) -> str:
         blocks.append(_ops(worst))
     if worst.units:
         blocks.append(_units(worst))
-    if worst.kernels:
-        blocks.append(_kernels(worst))
+    if worst.families:
+        blocks.append(_families(worst))
     notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
     if notes:
         blocks.append("Notes\n" + "\n".join(notes))
@@ -200,16 +200,16 @@ def _units(rank: RankTrace) -> str:
     return f"FSDP units of rank {rank.rank}\n{table(('unit', 'calls', 'time', 'exposed'), rows)}"
 
 
-def _kernels(rank: RankTrace) -> str:
+def _families(rank: RankTrace) -> str:
     rows = [
         (
-            kernel.name if len(kernel.name) <= 60 else f"{kernel.name[:57]}...",
-            kernel.kind,
-            human_count(kernel.count),
-            human_seconds(kernel.seconds),
+            one.name if len(one.name) <= 60 else f"{one.name[:57]}...",
+            one.kind,
+            human_count(one.count),
+            human_seconds(one.seconds),
+            human_ratio(one.seconds / rank.span_seconds if rank.span_seconds else None),
         )
-        for kernel in rank.kernels[:_MOST_ROWS]
+        for one in rank.families[:_MOST_ROWS]
     ]
-    return (
-        f"Longest kernels of rank {rank.rank}\n{table(('kernel', 'kind', 'calls', 'time'), rows)}"
-    )
+    header = ("family", "kind", "calls", "time", "of the span")
+    return f"Kernels of rank {rank.rank} by family\n{table(header, rows)}"

@@ -8,7 +8,7 @@ of the first device event to the end of the last.
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from zeromon.ring.events import Op
 from zeromon.ring.torch_names import operation_named
 from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+from zeromon.traces.kernels import family
 
 
 class Kind(Enum):
@@ -168,6 +169,9 @@ class RankTrace:
     ops: tuple[OpTime, ...]
     units: tuple[UnitTime, ...]
     kernels: tuple[KernelTime, ...]
+    """Those that take the most time."""
+    families: tuple[KernelTime, ...] = ()
+    """The same by family: kernels that differ in tile, types and number."""
     steps: tuple[StepTime, ...] = ()
     """Profiler steps; empty where the trace has no step annotations."""
     wait_seconds: float | None = None
@@ -210,7 +214,8 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         ops=_ops(data, compute),
         units=_units(data, compute),
         steps=_steps(data.marks, compute, communication),
-        kernels=_kernels(data.device),
+        kernels=_kernels(data.device, str),
+        families=_kernels(data.device, family),
         notes=tuple(notes),
     )
 
@@ -331,10 +336,11 @@ def _steps(
     )
 
 
-def _kernels(device: Iterable[DeviceEvent]) -> tuple[KernelTime, ...]:
+def _kernels(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tuple[KernelTime, ...]:
+    names = {name: called(name) for name in {event.name for event in device}}
     totals: dict[tuple[str, Kind], list[int]] = {}
     for event in device:
-        row = totals.setdefault((event.name, event.kind), [0, 0])
+        row = totals.setdefault((names[event.name], event.kind), [0, 0])
         row[0] += 1
         row[1] += event.end_ns - event.start_ns
     top = sorted(totals.items(), key=lambda item: -item[1][1])[:_TOP]

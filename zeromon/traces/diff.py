@@ -8,7 +8,6 @@ another clock rate or a busy host does, is said once (:attr:`TraceDiff.common_ra
 
 from __future__ import annotations
 
-import re
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
@@ -28,6 +27,7 @@ from zeromon.traces.analysis import (
     TraceData,
     of_collective,
 )
+from zeromon.traces.kernels import family
 
 LEAST_FAMILIES = 8
 LEAST_OF_FIGURE, LEAST_OF_STEP, LEAST_UNKNOWN = 0.1, 0.01, 0.5
@@ -262,28 +262,3 @@ def _sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mar
         exposed = length(subtract(covered, compute)) / 1e9
         sample[key] = Usage(len(own), length(covered) / 1e9, exposed)
     return sample
-
-
-_TILE = re.compile(r"_\d+x\d+.*$")
-_NUMBERED = re.compile(r"_\d+(?:d\w*)?$")
-_FUNCTOR = re.compile(r"at::native::(\w+)")
-_WRAPPERS = ("func_wrapper_t", "gpu_kernel_impl", "gpu_kernel_impl_nocast", "ReduceOp")
-
-
-def family(name: str) -> str:
-    """What kernels that differ in tile, types and number have in common: ``volta_sgemm``.
-
-    A template of torch is followed by what it applies: ``elementwise_kernel CUDAFunctor_add``.
-    """
-    text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    base, _, inner = text.partition("<")
-    base = base.partition("(")[0]
-    short = base.rpartition("::")[2] or base
-    if short == "Kernel" and inner:  # of CUTLASS
-        short = inner.partition(">")[0]
-    elif inner and base.startswith("at::native::"):
-        functor = next((one for one in _FUNCTOR.findall(inner) if one not in _WRAPPERS), "")
-        short = f"{short} {functor}".strip()
-    elif base.startswith("aten::"):
-        short = base
-    return _NUMBERED.sub("", _TILE.sub("", short)).strip() or name[:40]
