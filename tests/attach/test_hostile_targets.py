@@ -121,7 +121,7 @@ first = not os.environ.get('AGAIN')
 os.environ['AGAIN'] = '1'
 if first:
     UP
-end = time.monotonic() + 0.03 * (os.getpid() % 7 + 1) / 7
+end = time.monotonic() + 0.03 * (time.time_ns() // 1000 % 7 + 1) / 7
 {body}
 os.execv(sys.executable, [sys.executable, '-S', '-c', sys.orig_argv[-1]])
 """
@@ -135,8 +135,8 @@ def test_one_that_execs_at_that_moment_is_not_harmed(body: str) -> None:
     told: Counter[str] = Counter()
     draw = random.Random(3)
     with running(EXECS.format(body=body)) as target:
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
+        began = time.monotonic()
+        while time.monotonic() < began + 1.5 or not told["done"]:
             try:
                 inject(target.pid, line("pass"), lambda: True)
                 told["done"] += 1
@@ -144,7 +144,7 @@ def test_one_that_execs_at_that_moment_is_not_harmed(body: str) -> None:
                 told[str(error).replace(str(target.pid), "PID")] += 1
             time.sleep(0.02 * draw.random())
             assert target.poll() is None, (target.returncode, target.communicate(), told)
-    assert told["done"]
+            assert time.monotonic() < began + 60, told  # a busy machine may take a while
 
 
 def test_one_that_exits_at_that_moment_is_named() -> None:

@@ -58,6 +58,13 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "hang": (replace(_two(), hangs=(_HANG,)), Health.STALLED, "all_reduce in"),
     "a rank killed": (_two(_DEAD), Health.DYING, "died: rank 0, SIGKILL"),
     "all killed": (_two(_DEAD, ended=True), Health.DEAD, "died: rank 0, SIGKILL"),
+    "killed on another node": (
+        _two(_DEAD, findings=(
+            _found("ZM016", "node_lost", Severity.CRITICAL, "node c has not reported"),
+            _found("ZM010", "rank_died", Severity.CRITICAL, "SIGKILL on node b", rank=2),
+        )),
+        Health.DYING, "SIGKILL on node b",
+    ),
     "Ctrl-C": (
         _two({**_DEAD, "ended": "exception", "exception": "KeyboardInterrupt: "}, ended=True),
         Health.STOPPED, "stopped by Ctrl-C",

@@ -134,8 +134,9 @@ def _death(run: RunSnapshot) -> str:
     failed = [rank for rank in run.ranks if rank.failed]
     first = first_failed(failed).rank if failed else -1
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
-    most_severe = next((f for f in severe if f.rank == first), severe[0] if severe else None)
-    return finding_text(most_severe) if most_severe else run_state(run)
+    # its own cause; else a death on another node, before what else is wrong there
+    severe.sort(key=lambda finding: (finding.rank != first, finding.rule != "rank_died"))
+    return finding_text(severe[0]) if severe else run_state(run)
 
 
 def _at_risk(run: RunSnapshot) -> Verdict | None:
