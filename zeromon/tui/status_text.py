@@ -152,7 +152,7 @@ def figures_line(run: RunSnapshot, look: DisplayOptions, width: int) -> Line:
         spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
         if sum(len(text) for text, _ in (*line, *spans)) <= width + 1:  # the last blank is none
             line += spans
-    return line
+    return [*line[:-1], (line[-1][0].rstrip(), line[-1][1])] if line else line
 
 
 def clock(wall: float) -> str:
