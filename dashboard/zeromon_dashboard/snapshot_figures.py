@@ -138,6 +138,7 @@ def roles_over(found: RoleBands) -> dict[str, Any]:
     """Memory by role over the steps, one band above the other, up to all that the rank holds."""
     scale, unit = scaled(max(map(sum, zip(*found.bands.values(), strict=True))))
     held = {"device": "reserved on its device", "host": "resident"}[found.place]
+    title = f"Memory of rank {found.rank} by role, recorded to step {found.steps[-1]:,}"
     grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
     return {
         "data": [
@@ -150,7 +151,7 @@ def roles_over(found: RoleBands) -> dict[str, Any]:
             for name, values in found.bands.items()
         ],
         "layout": {
-            **layout(f"Memory of rank {found.rank} by role over the record", 360),
+            **layout(title, 360),
             "xaxis": step_axis(None),
             "yaxis": {**axis(f"{unit}, {held}"), "rangemode": "tozero"},
             "hovermode": "x unified",

@@ -321,7 +321,7 @@ def test_a_run_keeps_the_clock_that_it_began_with(
         assert 99 < snapshot.taken_wall - snapshot.started_wall < 160
 
 
-def test_a_record_that_fails_at_the_end_of_a_run_is_in_its_last_picture(
+def test_a_record_that_fails_at_the_end_of_a_run_is_in_its_last_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short run has one moment only, and a full disk refuses that one."""
