@@ -9,8 +9,9 @@ import pytest
 from kineto_traces import real
 
 from zeromon.cli import main
-from zeromon.traces.analysis import DeviceEvent, Kind, Mark, TraceData, analyze
+from zeromon.traces.analysis import analyze
 from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff, samples_of
+from zeromon.traces.events import DeviceEvent, Kind, Mark, TraceData
 from zeromon.traces.kernels import family
 from zeromon.traces.kineto import read
 

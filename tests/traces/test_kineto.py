@@ -16,7 +16,8 @@ from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.ring.codes import Op
 from zeromon.traces import stream
-from zeromon.traces.analysis import DeviceEvent, Kind, analyze, classify, lanes, operation, waits
+from zeromon.traces.analysis import analyze, lanes, operation, waits
+from zeromon.traces.events import DeviceEvent, Kind, classify
 from zeromon.traces.kineto import nanoseconds, read
 
 REAL = ("eight_rank_dlrm_rank3.json.gz", "two_rank_ddp_rank1.json.gz")

@@ -29,8 +29,9 @@ from zeromon.readout.text import capture_text
 from zeromon.report.trace import as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
-from zeromon.traces.analysis import RankTrace, TraceData, analyze, lanes, waits
+from zeromon.traces.analysis import RankTrace, analyze, lanes, waits
 from zeromon.traces.diff import Sample, diff, samples_of
+from zeromon.traces.events import TraceData
 from zeromon.traces.kineto import read
 from zeromon.traces.results import RESULT_FILE, encode_result, read_result
 from zeromon.units import printable

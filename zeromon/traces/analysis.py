@@ -5,105 +5,17 @@ compute |K| + exposed communication |C - K| + exposed copies |M - K - C| + idle 
 of the first device event to the end of the last.
 """
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from zeromon.ring.events import Op
 from zeromon.ring.torch_names import operation_named
 from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
 from zeromon.traces.kernels import family
-
-
-class Kind(Enum):
-    """The kind of a device event."""
-
-    COMPUTE = "compute"
-    COMMUNICATION = "communication"
-    COPY = "copy"
-
-
-# libraries, then kernels that read the memory of other ranks: torch's symmetric memory, vLLM, DeepEP
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|mscclKernel|oneccl|nvshmem|rocshmem|symmetric_memory|(?:one|two)_?shot_?all_?reduce"
-    r"|multimem_\w*(?:reduce|gather)|exchangeSplitAndOffset|allToAllV|cross_device_reduce|deep_ep::",
-    re.IGNORECASE,
-)
-_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
-_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
-_OPERATOR = re.compile(r"[\w.:]+::\w")
-_COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
-_MTIA = "mtia_ccp_events"
-UNIT_MARK = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
-
-
-def classify(category: str, name: str) -> Kind:
-    """Returns the kind of an event by category and kernel name (NVIDIA, AMD, Intel, MTIA)."""
-    if category in _COPIES or (category == _MTIA and name.startswith("dma")):
-        return Kind.COPY
-    return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
-
-
-def classify_on_host(category: str, name: str) -> Kind | None:
-    """Returns the kind of a CPU event: an operator, or communication of a backend; None for others."""
-    if category != "cpu_op":
-        return Kind.COMMUNICATION if _ON_HOST.match(name) else None
-    # an autograd node encloses hooks that wait; the trace has its operators as separate events
-    if name.startswith(_NOT_COMPUTE) or not _OPERATOR.match(name):
-        return None
-    return Kind.COMPUTE
-
-
-Collective = tuple[str, str, int, int]
-"""(operation, group, bytes, group size) of a communication kernel."""
-
-
-class DeviceEvent(NamedTuple):
-    """A kernel or a copy on a device, or an operator of a trace without device events."""
-
-    kind: Kind
-    start_ns: int
-    end_ns: int
-    name: str
-    collective: Collective | None
-    """None where neither the arguments nor the call that launched the kernel tells it."""
-
-
-class Call(NamedTuple):
-    """A call of the host that launches a collective."""
-
-    start_ns: int
-    end_ns: int
-    collective: Collective
-
-
-class Mark(NamedTuple):
-    """An annotation of the profiler: an FSDP unit or a step."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    on_device: bool
-
-
-@dataclass(slots=True)
-class TraceData:
-    """The events of one trace file that the analysis needs."""
-
-    name: str = ""
-    rank: int | None = None
-    device: list[DeviceEvent] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    events_seen: int = 0
-    skipped: int = 0
-    notes: list[str] = field(default_factory=list)
-    kinds: dict[str, tuple[str, Kind]] = field(default_factory=dict)
-    """Name of an event -> (shared string of the name, kind): a trace has few names and many events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +218,6 @@ def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
-
-
-STEP_MARK = re.compile(r"ProfilerStep#(\d+)$")
 
 
 def _steps(

@@ -18,15 +18,8 @@ from typing import NamedTuple, TypeVar
 
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
 from zeromon.stats.noise import Estimate, half_width
-from zeromon.traces.analysis import (
-    STEP_MARK,
-    UNIT_MARK,
-    DeviceEvent,
-    Kind,
-    Mark,
-    TraceData,
-    of_collective,
-)
+from zeromon.traces.analysis import of_collective
+from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData
 from zeromon.traces.kernels import family
 
 LEAST_FAMILIES = 8

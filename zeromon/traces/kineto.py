@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from bisect import bisect_left
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import msgspec
 
 from zeromon.errors import TraceError
 from zeromon.ring.torch_names import ITEM_BYTES
-from zeromon.traces.analysis import (
+from zeromon.traces.analysis import launching_call, operation
+from zeromon.traces.events import (
     Call,
     DeviceEvent,
     Kind,
+    Launch,
     Mark,
+    Stream,
     TraceData,
     classify,
     classify_on_host,
-    launching_call,
-    operation,
 )
 from zeromon.traces.stream import UNREADABLE, Event, complete_events
 
@@ -34,6 +36,8 @@ _DEVICE = frozenset(
 )
 _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
 _RUNTIME = ("runtime", "Runtime", "driver")
+_LAUNCH = re.compile(r"Launch|[mM]em(?:cpy|set)|job_prep_and_submit")
+"""Calls that put work on a device: CUDA, HIP, Level Zero, MTIA."""
 _WAIT = "_c10d_functional::wait_tensor"
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 
@@ -51,24 +55,29 @@ class _Args(msgspec.Struct):
     group_size: Any = msgspec.field(default=None, name="Group size")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     correlation: Any = None
+    device: Any = None
+    stream: Any = None
 
 
 _ARGS = msgspec.json.Decoder(_Args)
 _NO_ARGS = _Args()
 
 
-def read(path: Path) -> TraceData:
+def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
     """Returns the trace in *path*; raises :class:`TraceError` for a file without trace events.
 
     A trace without device events is read a second time, for the operators and collectives of the host,
     and so is one with communication kernels of unknown operation, for the calls that launched them.
+    *told*: called with the number of bytes that were read, again and again.
     """
-    data, unnamed = TraceData(name=path.name), _Unnamed()
-    for event in complete_events(path, data):
+    data, unnamed, streams = TraceData(name=path.name), _Unnamed(), dict[Stream, Stream]()
+    for event in complete_events(path, data, told):
         if event.cat in _DEVICE:
-            _keep_device(event, data, unnamed)
+            _keep_device(event, data, unnamed, streams)
         elif event.cat in _MARKS:
             _keep_mark(event, data)
+        elif event.cat.endswith(_RUNTIME):
+            _keep_launch(event, data)
     if not data.events_seen:
         raise TraceError(
             f"{path} holds no trace events",
@@ -160,7 +169,9 @@ def _use_host(
                 end = event.end_ns
 
 
-def _keep_device(event: Event, data: TraceData, unnamed: _Unnamed) -> None:
+def _keep_device(
+    event: Event, data: TraceData, unnamed: _Unnamed, streams: dict[Stream, Stream]
+) -> None:
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None or duration < 0:
         data.skipped += 1
@@ -169,11 +180,31 @@ def _keep_device(event: Event, data: TraceData, unnamed: _Unnamed) -> None:
     if known is None:  # classify each name once
         known = data.kinds[event.name] = (event.name, classify(event.cat, event.name))
     name, kind = known
-    args = _args(event) if kind is Kind.COMMUNICATION else _NO_ARGS
-    kept = DeviceEvent(kind, start, start + duration, name, _collective(args))
-    if isinstance(args.correlation, int) and not operation(kept):
-        unnamed[args.correlation] = len(data.device)
+    args = _args(event)
+    correlation = _whole(args.correlation, -1)
+    stream = _whole(args.device), _whole(args.stream)
+    stream = streams.setdefault(stream, stream)
+    communicates = kind is Kind.COMMUNICATION
+    collective = _collective(args) if communicates else None
+    kept = DeviceEvent(kind, start, start + duration, name, collective, stream, correlation)
+    if communicates and correlation >= 0 and not operation(kept):
+        unnamed[correlation] = len(data.device)
     data.device.append(kept)
+
+
+def _keep_launch(event: Event, data: TraceData) -> None:
+    if not _LAUNCH.search(event.name):
+        return
+    correlation, start, duration = (
+        _whole(_args(event).correlation, -1), nanoseconds(event.ts), nanoseconds(event.dur)
+    )  # fmt: skip
+    if correlation >= 0 and start is not None and duration is not None and duration >= 0:
+        thread = data.threads.setdefault(str(event.tid), len(data.threads))
+        data.launches.add(correlation, Launch(start, start + duration, thread))
+
+
+def _whole(number: Any, otherwise: int = 0) -> int:
+    return number if isinstance(number, int) else otherwise
 
 
 def _args(event: Event) -> _Args:

@@ -10,7 +10,7 @@ and counted. The first two bytes identify gzip.
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError
-from zeromon.traces.analysis import TraceData
+from zeromon.traces.events import TraceData
 
 _CHUNK = 1 << 20
 _MOST_BYTES = 64 << 20
@@ -29,6 +29,10 @@ _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)")')
 _GAP = re.compile(r"[\s,]*")
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4096}?"rank"\s*:\s*(\d{1,9})(?!\d)')
+_DEVICE = re.compile(
+    rb'"deviceProperties"\s*:\s*\[\s*\{[^{}]{0,999}?"name"\s*:\s*"([^"\\]{1,200})"'
+    rb'[^{}]{0,999}?"totalGlobalMem"\s*:\s*(\d{1,18})'
+)
 _NOT_FINITE = re.compile(rb"([:\[,]\s*)-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _NO_CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -53,13 +57,16 @@ _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
 _SCANNER = json.JSONDecoder(strict=False)
 
 
-def complete_events(path: Path, data: TraceData) -> Iterator[Event]:
+def complete_events(
+    path: Path, data: TraceData, told: Callable[[int], None] = lambda _: None
+) -> Iterator[Event]:
     """Yields the events with a duration (ph X) of the trace in *path*.
 
-    Adds to *data* the numbers of seen and of skipped events, the rank, and notes on damage.
+    Adds to *data* the numbers of seen and of skipped events, rank and device, and notes on damage. *told*
+    is called with the number of bytes of the file that were read, again and again.
     """
     try:
-        for chunk in _chunks(_content(path, data), data):
+        for chunk in _chunks(_content(path, data, told), data):
             for event in _decoded(chunk, data):
                 if not event.ph:
                     data.skipped += 1
@@ -74,17 +81,19 @@ def complete_events(path: Path, data: TraceData) -> Iterator[Event]:
 # ---- bytes ----------------------------------------------------------------------------------------
 
 
-def _content(path: Path, data: TraceData) -> Iterator[bytes]:
+def _content(path: Path, data: TraceData, told: Callable[[int], None]) -> Iterator[bytes]:
     """Yields the uncompressed content in chunks; notes in *data* a truncated or damaged file."""
     with path.open("rb") as file:
         first = file.read(_CHUNK)
         if first[:2] != b"\x1f\x8b":
             while first:
+                told(len(first))
                 yield first
                 first = file.read(_CHUNK)
             return
         unpack = zlib.decompressobj(wbits=31)
         while first:
+            told(len(first))
             try:
                 plain = unpack.decompress(first, _CHUNK)
                 while plain:
@@ -97,6 +106,7 @@ def _content(path: Path, data: TraceData) -> Iterator[bytes]:
                 return
             if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # concatenated gzip members
                 first, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
+                told(-len(first))
                 continue
             first = file.read(_CHUNK)
         if not unpack.eof:
@@ -122,7 +132,7 @@ def _chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
             return
         searched = 0 if cut > 0 else len(pending)
     # the metadata of the head may also follow the list
-    _read_rank(pending[-(1 << 16) :], data)
+    _read_head(pending[-(1 << 16) :], data)
     end, is_closed = _end_of_list(pending)
     if not is_closed:
         note = "the file is truncated or its end is damaged; zeromon read its complete events"
@@ -140,17 +150,21 @@ def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
             return head[1:]
         opening = _LIST.search(head, searched)
         if opening:
-            _read_rank(head[: opening.start()], data)
+            _read_head(head[: opening.start()], data)
             return head[opening.end() :]
         if len(head) > _MOST_BYTES:
             break
     return None
 
 
-def _read_rank(head: bytes, data: TraceData) -> None:
+def _read_head(head: bytes, data: TraceData) -> None:
     rank = _RANK.search(head)
     if rank:
         data.rank = int(rank.group(1))
+    device = _DEVICE.search(head)
+    if device:
+        gib = round(int(device.group(2)) / (1 << 30))
+        data.device_name = f"{device.group(1).decode('utf-8', 'replace')} {gib}GB"
 
 
 def _last_cut(pending: bytes, begin: int) -> int:

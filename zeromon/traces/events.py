@@ -1,0 +1,139 @@
+"""The events of a trace that the analysis needs, and what kind each is. Pure."""
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class Kind(Enum):
+    """The kind of a device event."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+
+
+# libraries, then kernels that read the memory of other ranks: torch's symmetric memory, vLLM, DeepEP
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|mscclKernel|oneccl|nvshmem|rocshmem|symmetric_memory|(?:one|two)_?shot_?all_?reduce"
+    r"|multimem_\w*(?:reduce|gather)|exchangeSplitAndOffset|allToAllV|cross_device_reduce|deep_ep::",
+    re.IGNORECASE,
+)
+_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
+_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
+_OPERATOR = re.compile(r"[\w.:]+::\w")
+_COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
+_MTIA = "mtia_ccp_events"
+UNIT_MARK = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
+STEP_MARK = re.compile(r"ProfilerStep#(\d+)$")
+
+
+def classify(category: str, name: str) -> Kind:
+    """Returns the kind of an event by category and kernel name (NVIDIA, AMD, Intel, MTIA)."""
+    if category in _COPIES or (category == _MTIA and name.startswith("dma")):
+        return Kind.COPY
+    return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
+
+
+def classify_on_host(category: str, name: str) -> Kind | None:
+    """Returns the kind of a CPU event: an operator, or communication of a backend; None for others."""
+    if category != "cpu_op":
+        return Kind.COMMUNICATION if _ON_HOST.match(name) else None
+    # an autograd node encloses hooks that wait; the trace has its operators as separate events
+    if name.startswith(_NOT_COMPUTE) or not _OPERATOR.match(name):
+        return None
+    return Kind.COMPUTE
+
+
+Collective = tuple[str, str, int, int]
+"""(operation, group, bytes, group size) of a communication kernel."""
+
+Stream = tuple[int, int]
+"""(device, stream)."""
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel or a copy on a device, or an operator of a trace without device events."""
+
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    name: str
+    collective: Collective | None
+    """None where neither the arguments nor the call that launched the kernel tells it."""
+    stream: Stream = (0, 0)
+    correlation: int = -1
+    """Of the host's call that launched it: :meth:`Launches.of`; -1 where the trace does not tell."""
+
+
+class Call(NamedTuple):
+    """A call of the host that launches a collective."""
+
+    start_ns: int
+    end_ns: int
+    collective: Collective
+
+
+class Mark(NamedTuple):
+    """An annotation of the profiler: an FSDP unit or a step."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    on_device: bool
+
+
+class Launch(NamedTuple):
+    """A call of the host that started work on a device."""
+
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+class Launches:
+    """The launches of a trace by correlation; 20 bytes each, besides their place in a dictionary."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._starts, self._lasts, self._threads = array("q"), array("q"), array("i")
+
+    def add(self, correlation: int, launch: Launch) -> None:
+        """Adds a launch; the first one of a correlation counts."""
+        lasts = launch.end_ns - launch.start_ns
+        if correlation in self._places or max(abs(launch.start_ns), lasts) >= 1 << 63:
+            return
+        self._places[correlation] = len(self._starts)
+        self._starts.append(launch.start_ns)
+        self._lasts.append(lasts)
+        self._threads.append(launch.thread)
+
+    def of(self, event: DeviceEvent) -> Launch | None:
+        """The launch of a device event; None where the trace does not have it."""
+        at = self._places.get(event.correlation)
+        if at is None:
+            return None
+        start = self._starts[at]
+        return Launch(start, start + self._lasts[at], self._threads[at])
+
+
+@dataclass(slots=True)
+class TraceData:
+    """The events of one trace file that the analysis needs."""
+
+    name: str = ""
+    rank: int | None = None
+    device_name: str = ""
+    """With its memory: ``Tesla V100-SXM2-32GB 32GB``; "" where the trace does not tell."""
+    device: list[DeviceEvent] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    events_seen: int = 0
+    skipped: int = 0
+    notes: list[str] = field(default_factory=list)
+    launches: Launches = field(default_factory=Launches)
+    threads: dict[str, int] = field(default_factory=dict)
+    """Thread of the host -> its number in the launches."""
+    kinds: dict[str, tuple[str, Kind]] = field(default_factory=dict)
+    """Name of an event -> (shared string of the name, kind): a trace has few names and many events."""
