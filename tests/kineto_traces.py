@@ -17,6 +17,9 @@ from zeromon.traces.kineto import read
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "traces"
 
 
+NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
 def event(name: str, start: float, duration: float, stream: int = 7, **more: Any) -> dict[str, Any]:
     category = more.pop("cat", "kernel")
     return {
@@ -68,3 +71,9 @@ def host(name: str, start: float, duration: float, tid: int, cat: str = "cpu_op"
         "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration,
         "args": {},
     }  # fmt: skip
+
+
+def launched_by(start: float, what: dict[str, Any], duration: float = 1) -> list[dict[str, Any]]:
+    """A device event, behind the host's call that launched it."""
+    launch = host("cudaLaunchKernel", start, duration, 1, "cuda_runtime")
+    return [{**launch, "args": {"correlation": what["args"]["correlation"]}}, what]

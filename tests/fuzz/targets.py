@@ -53,7 +53,7 @@ from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.storage import run_store, snapshot_log, step_history
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
-from zeromon.traces.analysis import analyze, lanes, waits
+from zeromon.traces.analysis import analyze, durations, lanes, waits
 from zeromon.traces.kineto import read
 from zeromon_agents.runtime.rendezvous import node_of
 
@@ -262,7 +262,7 @@ def trace(data: bytes, folder: Path) -> None:
     content = read(path)
     analyze(content, 0)
     lanes(content)
-    waits([content, content])
+    waits([durations(content)] * 2)
 
 
 def _checked(data: bytes, path: Path) -> None:

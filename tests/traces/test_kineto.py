@@ -10,18 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from kineto_traces import analyzed, event, events_of, host, parts, real, write
+from kineto_traces import NCCL, analyzed, event, events_of, host, parts, real, write
 
 from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.ring.codes import Op
 from zeromon.traces import stream
-from zeromon.traces.analysis import analyze, lanes, operation, waits
+from zeromon.traces.analysis import analyze, durations, lanes, operation, waits
 from zeromon.traces.events import DeviceEvent, Kind, classify
 from zeromon.traces.kineto import nanoseconds, read
 
 REAL = ("eight_rank_dlrm_rank3.json.gz", "two_rank_ddp_rank1.json.gz")
-NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
 def by_sweep(events: list[dict[str, Any]]) -> list[int]:
@@ -374,10 +373,10 @@ def test_who_waits_is_told_without_a_common_clock(tmp_path: Path) -> None:
     """Rank 1 arrives last, twice: its kernels are short, the others' long. Clocks are far apart."""
     first = read(write(tmp_path, [event(NCCL, 0, 50), event(NCCL, 100, 30)], "rank0.json"))
     second = read(write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json"))
-    assert waits([first, second]) == [60_000, 0]
-    assert waits([first]) is None
+    assert waits([durations(data) for data in (first, second)]) == [60_000, 0]
+    assert waits([durations(data) for data in (first,)]) is None
     third = read(write(tmp_path, [event(NCCL, 0, 50)], "rank2.json"))
-    assert waits([first, third]) is None
+    assert waits([durations(data) for data in (first, third)]) is None
     assert operation(first.device[0]).label == "all_gather"
 
 

@@ -2,7 +2,9 @@
 
 zeromon trace capture                               two steps of the only live run, all ranks
 zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
-zeromon trace analyze trace.json.gz                 one file, or one a rank
+zeromon trace analyze trace.json.gz                 one file
+zeromon trace analyze traces/                       all ranks of a job: a file each
+zeromon trace analyze trace.json --idle             why streams are idle, and their queues
 zeromon trace analyze rank*.json --json             for scripts
 zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
 zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
@@ -15,6 +17,7 @@ import importlib
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,24 +26,25 @@ import msgspec
 
 from zeromon.cli import positive
 from zeromon.cli.output import add_page_argument, refuse_format
-from zeromon.cli.terminal import show, working
+from zeromon.cli.terminal import show
 from zeromon.errors import CaptureRefused, TraceError
+from zeromon.export.files import Progress
 from zeromon.readout.text import capture_text
-from zeromon.report.trace import as_diff, as_text, captured
+from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
-from zeromon.traces.analysis import RankTrace, analyze, lanes, waits
+from zeromon.traces.analysis import Durations, Lane, RankTrace, analyze, durations, lanes, waits
 from zeromon.traces.diff import Sample, diff, samples_of
 from zeromon.traces.events import TraceData
 from zeromon.traces.kineto import read
 from zeromon.traces.results import RESULT_FILE, encode_result, read_result
-from zeromon.units import printable
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 
-The parts add up: compute + exposed communication + exposed copies + idle = span. Exposed time is not
-hidden by compute. A truncated file is analysed as far as it is complete, with a note. Exit code 2 when a
-file is not a trace.
+FILE is a Kineto trace, plain or gzip, or a folder with one a rank. The parts add up: compute + exposed
+communication + exposed copies + idle = span. Exposed time is not hidden by compute. Details are of the
+rank with the most exposed communication, or of --rank. A truncated file is analysed as far as it is
+complete, with a note. Exit code 2 when a file is not a trace.
 """
 
 CAPTURE = """Records exactly the next steps of a live run with torch.profiler, and analyses them.
@@ -93,7 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description=ANALYZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip")
+    sub.add_argument(
+        "files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder"
+    )
+    sub.add_argument("--rank", type=int, metavar="N", help="the rank of the details")
+    for name, text in SECTIONS.items():
+        sub.add_argument(f"--{name}", action="store_true", help=text)
     sub.add_argument("--json", action="store_true", help="print JSON")
     add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
@@ -127,17 +136,32 @@ def differences(options: argparse.Namespace) -> int:
 
 def _samples(path: Path) -> list[Sample]:
     """The steps of all ranks of a trace; raises :class:`TraceError` without any."""
-    files = sorted(path.glob("*.json*")) if path.is_dir() else [path]
-    found: list[Sample] = []
-    for number, file in enumerate(file for file in files if file.name != RESULT_FILE):
-        with working(f"reading {printable(str(file))}, {number + 1} of {len(files)}"):
-            found += samples_of(read(file))
+    found = [sample for data in _read([path]) for sample in samples_of(data)]
     if not found:
         raise TraceError(
             f"{path} has no step with device events, operators or collectives",
             "zeromon trace capture takes a trace that has them.",
         )
     return found
+
+
+def _read(paths: Sequence[Path]) -> Iterator[TraceData]:
+    """Reads one trace after another, of files and folders, with a progress bar."""
+    files = []
+    for path in paths:
+        inside = path.glob("*.json*") if path.is_dir() else (path,)
+        files += sorted(file for file in inside if file.name != RESULT_FILE)
+    for number, file in enumerate(files, 1):
+        size = file.stat().st_size >> 10 if file.is_file() else 0
+        progress = Progress(size, f"KiB, file {number} of {len(files)}")
+
+        def told(nbytes: int, progress: Progress = progress) -> None:
+            progress.add(nbytes >> 10)
+
+        try:
+            yield read(file, told)
+        finally:
+            progress.end()
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -188,21 +212,25 @@ def _await(source: LiveSource, number: int) -> Capture:
 
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
-    traces, ranks = [], []
     refuse_format(options.html, ".html")
-    for number, file in enumerate(options.files):
-        with working(f"analysing {printable(file)}, {number + 1} of {len(options.files)}"):
-            data = read(Path(file))
-            traces.append(data)
-            ranks.append(analyze(data, _rank_of(data, number)))
-    ranks = _with_waits(traces, ranks)
+    ranks, orders, drawn = [], [], []
+    for number, data in enumerate(_read([Path(file) for file in options.files])):
+        ranks.append(analyze(data, _rank_of(data, number)))
+        orders.append(durations(data))
+        if options.html:
+            drawn.append((f"rank {ranks[-1].rank}", lanes(data)))
+    if not ranks:
+        raise TraceError(f"{' '.join(options.files)} has no trace: a file *.json or *.json.gz")
+    ranks = _told_apart(_with_waits(orders, ranks))
     if options.html:
-        write_html([(r.rank, data) for r, data in zip(ranks, traces, strict=True)], options.html)
-    ranks = _told_apart(ranks)
+        write_html(drawn, options.html)
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
-    else:
-        show(as_text(ranks))
+        return 0
+    if options.rank is not None and options.rank not in [r.rank for r in ranks]:
+        raise TraceError(f"no file is of rank {options.rank}")
+    wanted = [name for name in SECTIONS if getattr(options, name.replace("-", "_"))]
+    show(as_text(ranks, wanted, options.rank))
     return 0
 
 
@@ -226,8 +254,8 @@ def _told_apart(ranks: list[RankTrace]) -> list[RankTrace]:
     return found
 
 
-def _with_waits(traces: list[TraceData], ranks: list[RankTrace]) -> list[RankTrace]:
-    found = waits(traces)
+def _with_waits(orders: list[Durations], ranks: list[RankTrace]) -> list[RankTrace]:
+    found = waits(orders)
     if found is None:
         return ranks
     return [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, found, strict=True)]
@@ -236,13 +264,12 @@ def _with_waits(traces: list[TraceData], ranks: list[RankTrace]) -> list[RankTra
 # ---- output ---------------------------------------------------------------------------------------
 
 
-def write_html(traces: list[tuple[int, TraceData]], path: str) -> None:
+def write_html(rows: list[tuple[str, dict[str, Lane]]], path: str) -> None:
     """A lane a rank and kind."""
     try:
         figures: Any = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
         raise TraceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
-    rows = [(f"rank {rank}", lanes(data)) for rank, data in traces]
     try:
         Path(path).write_text(figures.page(figures.timeline(rows)))
     except OSError as error:

@@ -10,6 +10,7 @@ from zeromon.errors import ExportError
 from zeromon.ring.atomic import replacing
 
 _TELL_SECONDS = 0.2
+_BAR = 20
 
 
 @contextmanager
@@ -43,8 +44,9 @@ class Progress:
             return
         self._told, self._shown = time.monotonic(), True
         share = self._done / max(1, self.total)
+        bar = "#" * round(min(share, 1) * _BAR)
         sys.stderr.write(
-            f"\r\x1b[Kzeromon: {self._done:,} of {self.total:,} {self._unit}, {share:.0%}"
+            f"\r\x1b[Kzeromon: [{bar:<{_BAR}}] {self._done:,} of {self.total:,} {self._unit}"
         )
         sys.stderr.flush()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from zeromon.report.table import table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, What
+from zeromon.traces.idle import IdleTime
 from zeromon.units import (
     human_bytes,
     human_calls,
@@ -18,7 +20,13 @@ from zeromon.units import (
     human_seconds,
 )
 
-_MOST_ROWS = 10
+_MOST_ROWS, _FIRST_ROWS = 10, 6
+
+SECTIONS: Mapping[str, str] = {
+    "kernels": "more families of kernels",
+    "idle": "idle time by cause and the queue of launches, by stream",
+}
+"""What ``zeromon trace analyze`` shows in place of the details of a first look -> help."""
 
 
 def captured(made: Capture, ranks: Sequence[RankTrace]) -> str:
@@ -57,25 +65,39 @@ def checks(made: Capture) -> str:
     return f"The live figures against the trace\n{table(header, rows)}"
 
 
-def as_text(ranks: Sequence[RankTrace]) -> str:
-    """The breakdown by rank, then the details of the rank with the most exposed communication."""
-    header = (
-        "rank",
-        "span",
-        "compute",
-        "exposed",
-        "exposed copy",
-        "idle",
-        "comm",
-        "overlap",
-        "waits",
-    )
+def as_text(
+    ranks: Sequence[RankTrace], sections: Collection[str] = (), rank: int | None = None
+) -> str:
+    """The breakdown by rank, then the *sections* of *rank*: by default what a first look needs.
+
+    Without *rank*, the details are of the one with the most exposed communication.
+    """
+    blocks = [_ranks(ranks)]
+    one = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
+    one = next((r for r in ranks if r.rank == rank), one)
+    if not sections:
+        blocks += [_ops(one)] if one.ops else []
+        blocks += [_units(one)] if one.units else []
+    if "kernels" in sections or not sections:
+        blocks += [_families(one, bool(sections))] if one.families else []
+    if "idle" in sections:
+        blocks.append(_idle(one))
+    notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
+    if notes:
+        blocks.append("Notes\n" + "\n".join(notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _ranks(ranks: Sequence[RankTrace]) -> str:
+    """One row a rank, of many ranks those that compute more or less than the others."""
+    usual = _median(ranks, lambda r: r.compute_seconds)
+    apart = sorted(ranks, key=lambda r: -abs((r.compute_seconds or 0.0) - usual))[:_MOST_ROWS]
     rows = [
         (
             str(r.rank),
             human_seconds(r.span_seconds),
             *(
-                _part(part, r.span_seconds)
+                human_ratio(part / r.span_seconds if r.span_seconds and part is not None else None)
                 for part in (
                     r.compute_seconds, r.exposed_seconds, r.exposed_copy_seconds, r.idle_seconds
                 )
@@ -84,20 +106,111 @@ def as_text(ranks: Sequence[RankTrace]) -> str:
             human_ratio(r.overlap_ratio),
             human_seconds(r.wait_seconds),
         )
-        for r in ranks
+        for r in ranks if r in apart
     ]  # fmt: skip
-    blocks = [f"Where the time of the device went\n{table(header, rows)}"]
-    worst = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
-    if worst.ops:
-        blocks.append(_ops(worst))
-    if worst.units:
-        blocks.append(_units(worst))
-    if worst.families:
-        blocks.append(_families(worst))
-    notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
-    if notes:
-        blocks.append("Notes\n" + "\n".join(notes))
-    return "\n\n".join(blocks) + "\n"
+    header = ("rank", "span", "compute", "exposed", "copies", "idle", "comm", "overlap", "waits")
+    lines = ["Where the time of the device went, shares of the span", table(header, rows)]
+    if len(rows) < len(ranks):
+        lines.append(f"  and {len(ranks) - len(rows)} ranks nearer to the median: --json has all")
+    idlest = max(ranks, key=lambda r: r.idle_seconds or 0.0)
+    if idlest.idle is not None and idlest.idle.seconds:
+        lines.append(f"  idle of rank {idlest.rank}: {_causes(idlest.idle)}")
+    lines += [f"  {sentence}" for sentence in _differences(ranks)]
+    return "\n".join(lines)
+
+
+_CAUSES = (
+    ("host", "until the host launches"), ("kernels", "from kernel to kernel"),
+    ("communication", "for communication"), ("streams", "for another stream"),
+    ("other", "for another cause"), ("unknown", "unknown (launch not recorded)"),
+)  # fmt: skip
+
+
+def _causes(idle: IdleTime) -> str:
+    """The causes of idle time from the largest on."""
+    parts = sorted(((getattr(idle, name), text) for name, text in _CAUSES), reverse=True)
+    return ", ".join(
+        f"{human_ratio(seconds / idle.seconds)} {text}" for seconds, text in parts if seconds
+    )
+
+
+def _median(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
+    known = [value for value in map(of, ranks) if value is not None]
+    return statistics.median(known) if known else 0.0
+
+
+_REASONS: tuple[tuple[str, Callable[[RankTrace], float | None]], ...] = (
+    ("it computes", lambda r: r.compute_seconds),
+    ("its device is idle", lambda r: r.idle_seconds),
+    ("it copies", lambda r: r.exposed_copy_seconds),
+)
+
+
+def _differences(ranks: Sequence[RankTrace]) -> list[str]:
+    """Whom the ranks wait for and why, where they differ by more than a hundredth of the span."""
+    least = _median(ranks, lambda r: r.span_seconds) / 100
+    if len(ranks) < 2 or not least:
+        return []
+    waited = [(r.wait_seconds, r.rank, r) for r in ranks if r.wait_seconds is not None]
+    if waited and max(waited)[0] - min(waited)[0] > least:
+        late = min(waited)[2]
+        others = _median([r for r in ranks if r is not late], lambda r: r.wait_seconds)
+        return [
+            f"rank {late.rank} comes last: it waits {human_seconds(late.wait_seconds)}, "
+            f"the others {human_seconds(others)}{_why(late, ranks, least)}"
+        ]
+    told = [] if waited else ["waits n/a: the files do not have the same collectives"]
+    for text, of in _REASONS:
+        most = max(ranks, key=lambda r: of(r) or 0.0)
+        more = (of(most) or 0.0) - _median(ranks, of)
+        if more > least:
+            told.append(f"rank {most.rank}: {text} {human_seconds(more)} longer than the median")
+    return told or ["the ranks differ by less than 1 % of the span"]
+
+
+def _why(late: RankTrace, ranks: Sequence[RankTrace], least: float) -> str:
+    """What the late rank does longer than the median of the others."""
+    others = [r for r in ranks if r is not late]
+    more, text = max(((of(late) or 0.0) - _median(others, of), text) for text, of in _REASONS)
+    return f"; {text} {human_seconds(more)} longer than they" if more > least else ""
+
+
+def _idle(rank: RankTrace) -> str:
+    """The streams of a rank: why they are idle, and how far the host is ahead."""
+    if not rank.streams:
+        return f"Idle streams of rank {rank.rank}: n/a, the trace has no launches of the host"
+    streams = rank.streams[:_MOST_ROWS]
+    causes = [name for name, _ in _CAUSES if any(getattr(one.idle, name) for one in streams)]
+    shares = [
+        (
+            f"{one.device}/{one.stream}",
+            human_count(one.events),
+            human_ratio(one.idle.seconds / one.span_seconds if one.span_seconds else None),
+            *(
+                human_ratio(
+                    getattr(one.idle, name) / one.idle.seconds if one.idle.seconds else None
+                )
+                for name in causes
+            ),
+        )
+        for one in streams
+    ]
+    queues = [
+        (
+            f"{one.device}/{one.stream}",
+            "n/a" if one.queue_mean is None else f"{one.queue_mean:.1f}",
+            "n/a" if one.queue_most is None else human_count(one.queue_most),
+            human_ratio(one.queue_empty_ratio),
+            human_seconds(one.delay_seconds),
+        )
+        for one in streams
+    ]
+    idle = table(("stream", "events", "idle", *causes), shares)
+    queue = table(("stream", "mean", "most", "empty", "launch to start"), queues)
+    return (
+        f"Idle streams of rank {rank.rank}, and what the next event waited for\n{idle}\n\n"
+        f"Launched and not begun, of rank {rank.rank}\n{queue}"
+    )
 
 
 def as_diff(names: Sequence[str], found: TraceDiff) -> str:
@@ -164,13 +277,6 @@ def _changes(rows: Sequence[Row]) -> str:
     return table(header, cells) + left_out
 
 
-def _part(seconds: float | None, span: float | None) -> str:
-    """A part of the span and its share."""
-    if seconds is None:
-        return human_seconds(None)
-    return f"{human_seconds(seconds)} {human_ratio(seconds / span if span else None)}"
-
-
 def _ops(rank: RankTrace) -> str:
     rows = [
         (
@@ -200,16 +306,15 @@ def _units(rank: RankTrace) -> str:
     return f"FSDP units of rank {rank.rank}\n{table(('unit', 'calls', 'time', 'exposed'), rows)}"
 
 
-def _families(rank: RankTrace) -> str:
+def _families(rank: RankTrace, all_of_them: bool) -> str:
     rows = [
         (
-            one.name if len(one.name) <= 60 else f"{one.name[:57]}...",
-            one.kind,
+            one.name if len(one.name) <= 46 else f"{one.name[:43]}...",
             human_count(one.count),
             human_seconds(one.seconds),
             human_ratio(one.seconds / rank.span_seconds if rank.span_seconds else None),
         )
-        for one in rank.families[:_MOST_ROWS]
+        for one in rank.families[: None if all_of_them else _FIRST_ROWS]
     ]
-    header = ("family", "kind", "calls", "time", "of the span")
+    header = ("family", "calls", "time", "of span")
     return f"Kernels of rank {rank.rank} by family\n{table(header, rows)}"

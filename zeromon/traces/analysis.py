@@ -5,16 +5,19 @@ compute |K| + exposed communication |C - K| + exposed copies |M - K - C| + idle 
 of the first device event to the end of the last.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from zeromon.ring.events import Op
 from zeromon.ring.torch_names import operation_named
 from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
 from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
+from zeromon.traces.idle import IdleTime, StreamTime, idle_by_stream, idle_of_device
 from zeromon.traces.kernels import family
 
 
@@ -84,6 +87,9 @@ class RankTrace:
     """Those that take the most time."""
     families: tuple[KernelTime, ...] = ()
     """The same by family: kernels that differ in tile, types and number."""
+    idle: IdleTime | None = None
+    """Idle time by cause; None where the trace does not have the host's launches."""
+    streams: tuple[StreamTime, ...] = ()
     steps: tuple[StepTime, ...] = ()
     """Profiler steps; empty where the trace has no step annotations."""
     wait_seconds: float | None = None
@@ -128,6 +134,8 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         steps=_steps(data.marks, compute, communication),
         kernels=_kernels(data.device, str),
         families=_kernels(data.device, family),
+        idle=idle_of_device(data),
+        streams=idle_by_stream(data),
         notes=tuple(notes),
     )
 
@@ -259,28 +267,35 @@ def _kernels(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tup
     )
 
 
-def waits(traces: Sequence[TraceData]) -> list[int] | None:
+Durations: TypeAlias = "dict[tuple[str, str], array[int]]"
+"""(operation, group) -> nanoseconds of its collectives, in order."""
+
+
+def durations(data: TraceData) -> Durations:
+    """What :func:`waits` needs of one rank."""
+    found: Durations = {}
+    events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
+    for event in sorted(events, key=lambda e: e.start_ns):
+        spent = min(event.end_ns - event.start_ns, (1 << 63) - 1)
+        found.setdefault(of_collective(event), array("q")).append(spent)
+    return found
+
+
+def waits(orders: Sequence[Durations]) -> list[int] | None:
     """Returns by how many nanoseconds each rank's collectives exceed the shortest of all ranks.
 
     A collective's kernel runs from its rank's arrival to the common end, so the shortest one is the
     transfer and the rest is waiting: no common clock is needed. Collectives are matched by their order
     within an operation and group; None when the ranks do not have the same ones.
     """
-    orders = []
-    for data in traces:
-        lists: dict[tuple[str, str], list[int]] = defaultdict(list)
-        events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
-        for event in sorted(events, key=lambda e: e.start_ns):
-            lists[of_collective(event)].append(event.end_ns - event.start_ns)
-        orders.append(lists)
     if len(orders) < 2 or any({k: len(v) for k, v in o.items()} !=
                               {k: len(v) for k, v in orders[0].items()} for o in orders):  # fmt: skip
         return None
     totals = [0] * len(orders)
     for key in orders[0]:
-        for durations in zip(*(lists[key] for lists in orders), strict=True):
-            shortest = min(durations)
-            for rank, duration in enumerate(durations):
+        for spent in zip(*(lists[key] for lists in orders), strict=True):
+            shortest = min(spent)
+            for rank, duration in enumerate(spent):
                 totals[rank] += duration - shortest
     return totals
 

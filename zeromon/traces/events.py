@@ -100,6 +100,9 @@ class Launches:
         self._places: dict[int, int] = {}
         self._starts, self._lasts, self._threads = array("q"), array("q"), array("i")
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def add(self, correlation: int, launch: Launch) -> None:
         """Adds a launch; the first one of a correlation counts."""
         lasts = launch.end_ns - launch.start_ns

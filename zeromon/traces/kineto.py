@@ -68,7 +68,7 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
 
     A trace without device events is read a second time, for the operators and collectives of the host,
     and so is one with communication kernels of unknown operation, for the calls that launched them.
-    *told*: called with the number of bytes that were read, again and again.
+    *told*: called with the number of bytes that were read, again and again; less than 0: from the start.
     """
     data, unnamed, streams = TraceData(name=path.name), _Unnamed(), dict[Stream, Stream]()
     for event in complete_events(path, data, told):
@@ -83,17 +83,19 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
             f"{path} holds no trace events",
             hint="It should be a Kineto trace: JSON with traceEvents, as torch.profiler exports it.",
         )
+    if data.device and not unnamed:
+        return data
+    told(-path.stat().st_size)
     if not data.device:
-        return _read_host(path)
-    if unnamed:
-        _name_by_launch(path, data, unnamed)
+        return _read_host(path, told)
+    _name_by_launch(path, data, unnamed, told)
     return data
 
 
-def _read_host(path: Path) -> TraceData:
+def _read_host(path: Path, told: Callable[[int], None]) -> TraceData:
     data, host = TraceData(name=path.name), dict[str, list[DeviceEvent]]()
     waits = dict[str, list[int]]()
-    for event in complete_events(path, data):
+    for event in complete_events(path, data, told):
         if event.name.startswith(_WAIT):
             waits.setdefault(str(event.tid), []).append(nanoseconds(event.ts) or 0)
         _keep_on_host(event, data, host)
@@ -101,10 +103,12 @@ def _read_host(path: Path) -> TraceData:
     return data
 
 
-def _name_by_launch(path: Path, data: TraceData, unnamed: _Unnamed) -> None:
+def _name_by_launch(
+    path: Path, data: TraceData, unnamed: _Unnamed, told: Callable[[int], None]
+) -> None:
     """Gives communication kernels the operation of the host's call around their launch."""
     calls, launches = dict[str, list[Call]](), dict[int, tuple[str, int]]()
-    for event in complete_events(path, TraceData()):
+    for event in complete_events(path, TraceData(), told):
         start, thread = nanoseconds(event.ts), str(event.tid)
         if start is None:
             continue

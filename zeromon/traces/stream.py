@@ -62,8 +62,8 @@ def complete_events(
 ) -> Iterator[Event]:
     """Yields the events with a duration (ph X) of the trace in *path*.
 
-    Adds to *data* the numbers of seen and of skipped events, rank and device, and notes on damage. *told*
-    is called with the number of bytes of the file that were read, again and again.
+    Adds to *data* the numbers of seen and of skipped events, rank and device, and notes on damage.
+    *told* is called with the number of bytes of the file that were read, again and again.
     """
     try:
         for chunk in _chunks(_content(path, data, told), data):

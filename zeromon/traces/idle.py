@@ -1,0 +1,168 @@
+"""Why a device is idle, and how far the host is ahead of it. Pure.
+
+A gap is attributed by the event that ends it, as HolisticTraceAnalysis 0.5 does
+(``get_idle_time_breakdown``): *host* where the host began to launch that event after the gap had begun;
+else *kernels* where the gap is shorter than 30 us, as two kernels in turn have (HTA documents 30 ns and
+compares microseconds); else *other*. Of a stream, *other* is divided by the event of another stream that
+ended last in the gap: *communication*, *streams* (another kernel or a copy) or none. A gap of the whole
+device is time in which no stream has an event.
+
+The queue of a stream (``get_queue_length_time_series``) is what the host has launched and the device has
+not begun. HTA's mean weights each change alike; the mean here is over time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from zeromon.traces.events import DeviceEvent, Kind, Launches, Stream, TraceData
+
+GAP_NS = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTime:
+    """Seconds without an event, by cause."""
+
+    host: float = 0.0
+    kernels: float = 0.0
+    communication: float = 0.0
+    streams: float = 0.0
+    other: float = 0.0
+    unknown: float = 0.0
+    """The trace does not have the launch of the event that ends the gap."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return (
+            self.host + self.kernels + self.communication + self.streams + self.other + self.unknown
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTime:
+    """One stream of a device, from its first event to its last."""
+
+    device: int
+    stream: int
+    events: int
+    span_seconds: float
+    idle: IdleTime
+    queue_mean: float | None
+    """Over the time from the first launch to the last start; None without launches, as the next."""
+    queue_most: int | None
+    queue_empty_ratio: float | None
+    """Share of that time in which nothing waits: the host is not ahead."""
+    delay_seconds: float | None
+    """Mean time from the end of the launch to the start of the event."""
+
+
+def idle_by_stream(data: TraceData) -> tuple[StreamTime, ...]:
+    """The streams of a trace, those with the most events first; () without launches."""
+    by_stream: dict[Stream, list[DeviceEvent]] = defaultdict(list)
+    for event in data.device:
+        by_stream[event.stream].append(event)
+    if not data.launches:
+        return ()
+    ends = _Ends(data.device)
+    rows = []
+    for stream, events in by_stream.items():
+        events.sort(key=_start)
+        rows.append(_stream(stream, events, data.launches, ends))
+    return tuple(sorted(rows, key=lambda row: -row.events))
+
+
+def idle_of_device(data: TraceData) -> IdleTime | None:
+    """The time in which no stream has an event, by cause; None without launches."""
+    if not data.launches:
+        return None
+    return _idle(sorted(data.device, key=_start), data.launches, lambda _begin, _event: "other")
+
+
+def _start(event: DeviceEvent) -> int:
+    return event.start_ns
+
+
+def _idle(
+    events: Iterable[DeviceEvent],
+    launches: Launches,
+    released_by: Callable[[int, DeviceEvent], str],
+) -> IdleTime:
+    """The gaps between *events*, which are sorted by start."""
+    found: Counter[str] = Counter()
+    end: int | None = None
+    for event in events:
+        if end is not None and event.start_ns > end:
+            launch = launches.of(event)
+            if launch is None:
+                cause = "unknown"
+            elif launch.start_ns > end:
+                cause = "host"
+            elif event.start_ns - end < GAP_NS:
+                cause = "kernels"
+            else:
+                cause = released_by(end, event)
+            found[cause] += event.start_ns - end
+        end = event.end_ns if end is None else max(end, event.end_ns)
+    return IdleTime(**{cause: ns / 1e9 for cause, ns in found.items()})
+
+
+class _Ends:
+    """The ends of all events, to find what ended last before another began."""
+
+    def __init__(self, events: Sequence[DeviceEvent]) -> None:
+        self._events = sorted(events, key=lambda event: event.end_ns)
+
+    def cause(self, begin: int, event: DeviceEvent) -> str:
+        """What ended last on another stream, between *begin* and the start of *event*."""
+        at = bisect_right(self._events, event.start_ns, key=lambda one: one.end_ns) - 1
+        while at >= 0 and self._events[at].end_ns > begin:
+            if self._events[at].stream != event.stream:
+                communicates = self._events[at].kind is Kind.COMMUNICATION
+                return "communication" if communicates else "streams"
+            at -= 1
+        return "other"
+
+
+def _stream(
+    stream: Stream, events: Sequence[DeviceEvent], launches: Launches, ends: _Ends
+) -> StreamTime:
+    known = [(event, launch) for event in events for launch in (launches.of(event),) if launch]
+    starts = [event.start_ns for event, _ in known]
+    launched = sorted(min(launch.start_ns, event.start_ns) for event, launch in known)
+    mean, most, empty = _queue(launched, starts)
+    delays = sum(max(0, event.start_ns - launch.end_ns) for event, launch in known)
+    return StreamTime(
+        device=stream[0],
+        stream=stream[1],
+        events=len(events),
+        span_seconds=(max(e.end_ns for e in events) - events[0].start_ns) / 1e9,
+        idle=_idle(events, launches, ends.cause),
+        queue_mean=mean,
+        queue_most=most,
+        queue_empty_ratio=empty,
+        delay_seconds=delays / len(known) / 1e9 if known else None,
+    )
+
+
+def _queue(
+    launched: Sequence[int], starts: Sequence[int]
+) -> tuple[float | None, int | None, float | None]:
+    """Mean, largest and empty share of a queue; both sorted, as many of each."""
+    if not launched or starts[-1] == launched[0]:
+        return None, None, None
+    span = starts[-1] - launched[0]
+    waiting, most, empty, at, before = 0, 0, 0, 0, launched[0]
+    for start in starts:
+        while at < len(launched) and launched[at] <= start:
+            empty += 0 if waiting else launched[at] - before
+            before = launched[at]
+            waiting, at = waiting + 1, at + 1
+            most = max(most, waiting)
+        empty += 0 if waiting else start - before
+        waiting, before = waiting - 1, start
+    return (sum(starts) - sum(launched)) / span, most, empty / span
