@@ -1,0 +1,287 @@
+"""What a snapshot of torch's allocator says: who holds the memory now, and who held it at the peak. Pure.
+
+Bytes by stack are those that the program asked for; the allocator rounds them up. The trace begins with
+the oldest event that torch kept, so totals are counted back from the segments of the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from zeromon.traces.allocation_roles import kind_of, role
+from zeromon.traces.allocator import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_GROWS,
+    SEGMENT_SHRINKS,
+    UNKNOWN_STACK,
+    Block,
+    Events,
+    Segment,
+    Snapshot,
+    Stack,
+)
+
+_MOST_OOMS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Memory of one stack and role."""
+
+    role: str
+    nbytes: int
+    count: int
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRow:
+    """The segments of one kind."""
+
+    kind: str
+    count: int
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_bytes: int
+    """Freed, and in use by another stream."""
+    inactive_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The moment of the trace at which most was allocated."""
+
+    event: int
+    events: int
+    seconds: float | None
+    """Since the first event."""
+    nbytes: int
+    reserved_bytes: int
+    untold_bytes: int
+    """What the totals have and no allocation accounts for: 0 in a whole snapshot."""
+    held: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oom:
+    """An allocation that failed."""
+
+    nbytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    seconds: float | None
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The allocator of one device."""
+
+    device: int
+    segments: tuple[SegmentRow, ...]
+    stranded_bytes: int
+    """Inactive in segments that something else keeps: the device does not get it back."""
+    largest_inactive_bytes: int
+    held: tuple[Holding, ...]
+    """Now, the most first."""
+    peak: Peak | None
+    ooms: tuple[Oom, ...]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator has from the device."""
+        return sum(row.reserved_bytes for row in self.segments)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the program has from the allocator."""
+        return sum(row.allocated_bytes for row in self.segments)
+
+
+def roles_of(held: Iterable[Holding]) -> dict[str, int]:
+    """Role -> bytes, the most first."""
+    found: dict[str, int] = defaultdict(int)
+    for one in held:
+        found[one.role] += one.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def devices_of(snapshot: Snapshot) -> tuple[DeviceMemory, ...]:
+    """What each device of *snapshot* holds."""
+    known = {segment.device for segment in snapshot.segments} | set(snapshot.traces)
+    return tuple(
+        _device(
+            number,
+            [segment for segment in snapshot.segments if segment.device == number],
+            snapshot.traces.get(number, Events()),
+            snapshot.stacks,
+        )
+        for number in sorted(known)
+    )
+
+
+def _device(
+    number: int, segments: list[Segment], events: Events, stacks: Sequence[Stack]
+) -> DeviceMemory:
+    kinds = [kind_of(stack) for stack in stacks]
+    active = {b.address: b for segment in segments for b in segment.blocks if b.active}
+    now = [(block.requested, block.stack, None) for block in active.values()]
+    idle = [(s, b) for s in segments for b in s.blocks if not b.active]
+    walk = _Walk(events, active, segments)
+    peak = _live_at(walk.most_at, events, active) if ALLOC in events.actions else None
+    return DeviceMemory(
+        device=number,
+        segments=_rows(segments),
+        stranded_bytes=sum(b.nbytes for s, b in idle if any(o.active for o in s.blocks)),
+        largest_inactive_bytes=max((block.nbytes for _, block in idle), default=0),
+        held=_holdings(now, kinds, stacks),
+        peak=None
+        if peak is None
+        else Peak(
+            event=walk.most_at,
+            events=len(events.actions),
+            seconds=_seconds(events, walk.most_at),
+            nbytes=walk.most,
+            reserved_bytes=walk.reserved_at_most,
+            untold_bytes=walk.most - sum(size for size, _, _ in peak),
+            held=_holdings(peak, kinds, stacks),
+        ),
+        ooms=tuple(
+            Oom(
+                nbytes=events.sizes[at],
+                device_free_bytes=events.addresses[at],
+                allocated_bytes=allocated,
+                seconds=_seconds(events, at),
+                stack=stacks[events.stacks[at]],
+            )
+            for at, allocated in walk.ooms[-_MOST_OOMS:]
+        ),
+    )
+
+
+class _Walk:
+    """The totals over a trace: the most that was allocated, and what failed."""
+
+    def __init__(self, events: Events, active: dict[int, Block], segments: list[Segment]) -> None:
+        allocated = reserved = most = 0
+        self.most_at, self.ooms = -1, list[tuple[int, int]]()
+        reserved_at_most = 0
+        for at, (action, size) in enumerate(zip(events.actions, events.sizes, strict=True)):
+            if action == ALLOC:
+                allocated += size
+                if allocated > most:
+                    most, self.most_at, reserved_at_most = allocated, at, reserved
+            elif action == FREE_COMPLETED:
+                allocated -= size
+            elif action == SEGMENT_GROWS:
+                reserved += size
+            elif action == SEGMENT_SHRINKS:
+                reserved -= size
+            elif action == OOM:
+                self.ooms.append((at, allocated))
+        before = sum(block.requested for block in active.values()) - allocated
+        self.most = before + most
+        self.reserved_at_most = sum(s.nbytes for s in segments) - reserved + reserved_at_most
+        self.ooms = [(at, before + then) for at, then in self.ooms]
+
+
+_Live = tuple[int, int, int | None]
+"""(bytes, number of the stack that made it, that of the one that freed it; None: it lives on)."""
+
+
+def _live_at(moment: int, events: Events, active: dict[int, Block]) -> list[_Live]:
+    """What is allocated right after event *moment*."""
+    live: dict[int, tuple[int, int]] = {}
+    rows = zip(events.actions, events.addresses, events.sizes, events.stacks, strict=True)
+    for action, address, size, stack in islice(rows, moment + 1):
+        if action == ALLOC:
+            live[address] = size, stack
+        elif action == FREE_COMPLETED:
+            live.pop(address, None)
+    ends: dict[int, int | None] = {}
+    for action, address, size, stack in rows:
+        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED) and address not in ends:
+            ends[address] = None if action == ALLOC else stack
+            if action != ALLOC and address not in live:  # it is older than the trace
+                live[address] = size, UNKNOWN_STACK
+    for address, block in active.items():
+        if address not in ends and address not in live:
+            live[address] = block.requested, block.stack
+    return [(size, stack, ends.get(address)) for address, (size, stack) in live.items()]
+
+
+def _holdings(
+    live: Iterable[_Live], kinds: Sequence[str], stacks: Sequence[Stack]
+) -> tuple[Holding, ...]:
+    """Bytes by role and stack, the most first."""
+    sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    for size, made, freed in live:
+        of = role(kinds[made], None if freed is None else kinds[freed])
+        row = sums[of, made]
+        row[0] += size
+        row[1] += 1
+    found = [
+        Holding(role=of, nbytes=nbytes, count=count, stack=stacks[made])
+        for (of, made), (nbytes, count) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.nbytes))
+
+
+def _seconds(events: Events, at: int) -> float | None:
+    """Since the first event; None where torch wrote no times."""
+    first = next(iter(events.times_us), 0)
+    return (events.times_us[max(at, 0)] - first) / 1e6 if first else None
+
+
+def _rows(segments: Iterable[Segment]) -> tuple[SegmentRow, ...]:
+    by_kind: dict[str, list[Segment]] = defaultdict(list)
+    for segment in segments:
+        by_kind[segment.kind].append(segment)
+    rows = []
+    for kind, some in by_kind.items():
+        blocks = [block for segment in some for block in segment.blocks]
+        rows.append(
+            SegmentRow(
+                kind=kind,
+                count=len(some),
+                reserved_bytes=sum(segment.nbytes for segment in some),
+                allocated_bytes=sum(b.nbytes for b in blocks if b.allocated),
+                pending_bytes=sum(b.nbytes for b in blocks if b.active and not b.allocated),
+                inactive_bytes=sum(b.nbytes for b in blocks if not b.active),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """How the memory of one stack differs between two snapshots."""
+
+    role: str
+    before_bytes: int
+    after_bytes: int
+    count: int
+    """More allocations."""
+    stack: Stack
+
+
+def growers(before: Iterable[Holding], after: Iterable[Holding]) -> tuple[Grown, ...]:
+    """The stacks that hold another number of bytes now, those that grew most first."""
+    sums: dict[tuple[str, Stack], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for place, sign, held in ((0, -1, before), (1, 1, after)):
+        for one in held:
+            row = sums[one.role, one.stack]
+            row[place] += one.nbytes
+            row[2] += sign * one.count
+    found = [
+        Grown(role=of, before_bytes=old, after_bytes=new, count=count, stack=stack)
+        for (of, stack), (old, new, count) in sums.items()
+        if old != new
+    ]
+    return tuple(sorted(found, key=lambda one: one.before_bytes - one.after_bytes))

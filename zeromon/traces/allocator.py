@@ -1,0 +1,175 @@
+"""Reads snapshots of torch's CUDA allocator: ``torch.cuda.memory._dump_snapshot`` and ``_snapshot``.
+
+A snapshot has the segments of now with their blocks, and a trace of the last allocations and frees. The
+trace is most of the file: its events become a few numbers each while the file is read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zeromon.errors import TraceError
+from zeromon.traces.plain_pickle import Shared, load
+
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_GROWS, SEGMENT_SHRINKS, OOM = range(1, 7)
+_ACTIONS = {
+    "alloc": ALLOC, "free_requested": FREE_REQUESTED, "free_completed": FREE_COMPLETED,
+    "segment_alloc": SEGMENT_GROWS, "segment_map": SEGMENT_GROWS, "segment_free": SEGMENT_SHRINKS,
+    "segment_unmap": SEGMENT_SHRINKS, "oom": OOM,
+}  # fmt: skip
+UNKNOWN_STACK = 0
+_MOST_STACKS = 200_000
+_MOST_CHARACTERS = 300
+_HINT = "It writes snapshots: torch.cuda.memory._record_memory_history(), _dump_snapshot(FILE)."
+
+Stack = tuple[str, ...]
+"""``file:line:function``, the innermost first."""
+
+
+class Stacks:
+    """Each stack of a file once, by its number."""
+
+    def __init__(self) -> None:
+        self.stacks: list[Stack] = [()]
+        self._numbers: dict[Stack, int] = {(): UNKNOWN_STACK}
+        self._places: dict[int, tuple[str, Any]] = {}
+        self._shared: dict[int, tuple[int, Any]] = {}
+
+    def number(self, frames: Any) -> int:
+        """The number of a stack; :data:`UNKNOWN_STACK` for an empty one, and beyond a limit."""
+        known = self._shared.get(id(frames))
+        if known is not None:
+            return known[0]
+        stack = tuple(map(self._place, frames)) if isinstance(frames, list) else ()
+        number = self._numbers.get(stack)
+        if number is None:
+            if len(self.stacks) > _MOST_STACKS:
+                return UNKNOWN_STACK
+            number = self._numbers[stack] = len(self.stacks)
+            self.stacks.append(stack)
+        if type(frames) is Shared and len(self._shared) < _MOST_STACKS:
+            self._shared[id(frames)] = number, frames  # which keeps its id from another list
+        return number
+
+    def _place(self, frame: Any) -> str:
+        known = self._places.get(id(frame))
+        if known is not None:
+            return known[0]
+        found = frame if isinstance(frame, dict) else {}
+        file, name = (str(found.get(key))[:_MOST_CHARACTERS] for key in ("filename", "name"))
+        place = f"{file}:{found.get('line')}:{name}"
+        if len(self._places) < _MOST_STACKS:
+            self._places[id(frame)] = place, frame
+        return place
+
+
+@dataclass(slots=True)
+class Events:
+    """The trace of one device, oldest first: a number a column and event."""
+
+    actions: array[int] = field(default_factory=lambda: array("B"))
+    addresses: array[int] = field(default_factory=lambda: array("Q"))
+    """Of an OOM: the bytes that the device had free."""
+    sizes: array[int] = field(default_factory=lambda: array("Q"))
+    stacks: array[int] = field(default_factory=lambda: array("I"))
+    times_us: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, items: list[dict[str, Any]], number: Callable[[Any], int]) -> None:
+        """Adds events as torch writes them."""
+        self.actions.extend([_ACTIONS.get(item["action"], 0) for item in items])
+        self.addresses.extend([item.get("addr", item.get("device_free", 0)) for item in items])
+        self.sizes.extend([item.get("size", 0) for item in items])
+        self.stacks.extend([number(item.get("frames")) for item in items])
+        self.times_us.extend([item.get("time_us", 0) for item in items])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment."""
+
+    address: int
+    nbytes: int
+    requested: int
+    active: bool
+    allocated: bool
+    """Not for one that is freed and still in use by another stream."""
+    stack: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that the allocator has from the device."""
+
+    device: int
+    kind: str
+    nbytes: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The content of a file."""
+
+    name: str
+    segments: tuple[Segment, ...]
+    traces: dict[int, Events]
+    """Device -> its events; without devices that have none."""
+    stacks: list[Stack]
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Reads a file in pieces; raises :class:`TraceError` for any other file."""
+    stacks, traces = Stacks(), dict[int, tuple[list[Any], Events]]()
+
+    def taken(owner: list[Any], items: list[Any]) -> bool:
+        if type(items[0]) is not dict or "action" not in items[0]:
+            return False
+        _, events = traces.setdefault(id(owner), (owner, Events()))
+        events.add(items, stacks.number)
+        return True
+
+    try:
+        with path.open("rb") as file:
+            content = load(file, path.name, taken)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    if isinstance(content, list):  # of an old torch, or _snapshot()["segments"]
+        content = {"segments": content}
+    try:
+        if "segments" not in content:
+            raise KeyError
+        devices = enumerate(content.get("device_traces") or ())
+        return Snapshot(
+            path.name,
+            tuple(_segment(row, stacks) for row in content["segments"]),
+            {n: traces[id(one)][1] for n, one in devices if id(one) in traces},
+            stacks.stacks,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise TraceError(f"{path} is no snapshot of torch's memory", _HINT) from None
+
+
+def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
+    found, at = [], int(row["address"])
+    for block in row["blocks"]:
+        state, nbytes = block["state"], int(block["size"])
+        older = next(iter(block.get("history") or ()), {})  # of torch before 2.1
+        found.append(
+            Block(
+                address=int(block.get("address", at)),
+                nbytes=nbytes,
+                requested=int(block.get("requested_size", nbytes)),
+                active=state != "inactive",
+                allocated=state == "active_allocated",
+                stack=stacks.number(block.get("frames") or older.get("frames")),
+            )
+        )
+        at += nbytes
+    kind = str(row.get("segment_type", ""))[:_MOST_CHARACTERS]
+    if any(pool := row.get("segment_pool_id") or ()):
+        kind += f", pool {pool[0]:d}.{pool[1]:d}"
+    return Segment(int(row.get("device", 0)), kind, int(row["total_size"]), tuple(found))

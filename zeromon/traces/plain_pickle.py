@@ -1,0 +1,242 @@
+"""Reads pickles of plain data, piece by piece: numbers, text, bytes, lists, tuples, dictionaries.
+
+A pickle is a program for a stack machine. This machine has no instruction that names, calls or builds
+anything of Python, so it runs no code of a file, whatever that says; it refuses the file instead. What
+it keeps is bounded. A file of gigabytes has one long list: its items are handed over in batches and
+forgotten (decision 090).
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import struct
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from zeromon.errors import TraceError
+
+Taken = Callable[[list[Any], list[Any]], bool]
+"""Gets a list and items to append to it; True where they were used and are to be forgotten."""
+
+_CHUNK = 1 << 18
+_MARGIN = 300
+"""No instruction of the main loop is longer."""
+_BEHIND = b"\xff" * 2 * _MARGIN
+_MOST_ITEMS = 8_000_000
+"""Of all lists and dictionaries together, without what was handed over."""
+_MOST_BYTES = 256 << 20
+"""Of all text together."""
+_MOST_SHARED = 200_000
+_MOST_REFERENCES = 64_000_000
+_PUT, _MARK, _APPENDS, _SET_ITEMS, _DICT, _LIST, _END = b"\x94(eu}]."
+_GET, _LONG_GET, _LONG, _INT, _FLOAT, _APPEND, _SET_ITEM, _TUPLE = b"hj\x8aJGast"
+_REFERENCES = re.compile(rb"\x94\(((?:h.|j....)+)e(?!\()", re.DOTALL)
+"""A list of nothing but references, from its place in the memo to its end."""
+_REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
+_SMALL = {0x4B: 1, 0x4D: 2, _INT: 4}
+"""Instruction of a number -> its bytes."""
+_SIZES = {0x8C: "B", 0x58: "<I", 0x8D: "<Q", 0x43: "B", 0x42: "<I", 0x8E: "<Q"}
+"""Instruction of text or of bytes -> the form of its length."""
+_BYTES = b"CB\x8e"
+_PUTS = {0x71: "B", 0x72: "<I"}
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
+_TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
+_SKIPPED = {0x80: 1, 0x95: 8}
+"""The version, and what says how much to read at once."""
+
+
+class Shared(list[Any]):
+    """A list that comes again and again in a file: one object, which may not be changed."""
+
+
+def load(file: BinaryIO, name: str, taken: Taken | None = None) -> Any:
+    """Returns the content of the pickle *file*; raises :class:`TraceError` for any other file."""
+    try:
+        return _Machine(file, taken).run()
+    except _Refused as error:
+        raise TraceError(f"{name}: {error}", HINT) from None
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error):
+        raise TraceError(f"{name} is damaged, or no pickle", HINT) from None
+
+
+HINT = "zeromon reads what torch writes: lists, dictionaries, text and numbers, and nothing else."
+
+
+class _Refused(Exception):
+    """The file is complete and understood, and is not read."""
+
+
+class _Machine:
+    """The state of the stack machine."""
+
+    def __init__(self, file: BinaryIO, taken: Taken | None) -> None:
+        self._file = file
+        self._taken = taken or (lambda _, __: False)
+        self._data = b""
+        self._at = 0
+        self._stack: list[Any] = []
+        self._marks: list[tuple[int, int]] = []
+        self._memo: list[Any] = []
+        self._shared: dict[bytes, Shared] = {}
+        self._items = self._bytes = 0
+
+    def run(self) -> Any:
+        """Executes the file up to its end."""
+        self._more()
+        if self._data[:1] != b"\x80":
+            raise ValueError
+        while not self._step():
+            self._more()
+        return self._stack.pop()
+
+    def _more(self, least: int = 0) -> None:
+        """Reads on, *least* bytes or more; behind the end of the file comes no instruction."""
+        if max(len(self._stack), self._items) > _MOST_ITEMS or self._bytes > _MOST_BYTES:
+            raise _Refused("the pickle has too much to keep beside its events")
+        if len(self._memo) > _MOST_REFERENCES:
+            raise _Refused(f"the pickle has more than {_MOST_REFERENCES:,} objects")
+        new = self._file.read(_CHUNK + least)
+        if len(new) < least or not (new or self._data):
+            raise _Refused("the pickle is truncated")
+        self._data, self._at = self._data[self._at :] + (new or _BEHIND), 0
+
+    def _step(self) -> bool:
+        """Executes instructions until more data are needed; True at the end of the pickle."""
+        data, at, stack, memo = self._data, self._at, self._stack, self._memo
+        marks, end, small = self._marks, len(data) - _MARGIN, _SMALL
+        while at < end:
+            code = data[at]
+            if code == _GET:
+                stack.append(memo[data[at + 1]])
+                at += 2
+            elif code == _LONG_GET:
+                stack.append(memo[int.from_bytes(data[at + 1 : at + 5], "little")])
+                at += 5
+            elif code == _LONG:
+                last = at + 2 + data[at + 1]
+                stack.append(int.from_bytes(data[at + 2 : last], "little", signed=True))
+                at = last
+            elif code == _PUT:
+                memo.append(stack[-1])
+                at += 1
+            elif code == _MARK:
+                marks.append((len(stack), len(memo)))
+                at += 1
+            elif code in small:
+                last = at + 1 + small[code]
+                stack.append(int.from_bytes(data[at + 1 : last], "little", signed=code == _INT))
+                at = last
+            elif code == _LIST:
+                at = self._list(data, at + 1)
+            elif code == _DICT:
+                stack.append({})
+                at += 1
+            elif code == _SET_ITEMS:
+                self._set_items(*marks.pop())
+                at += 1
+            elif code == _END:
+                return True
+            else:
+                self._at = at + 1
+                self._rare(code)
+                data, at = self._data, self._at
+                end = len(data) - _MARGIN
+        self._at = at
+        return False
+
+    def _rare(self, code: int) -> None:
+        """Executes the instruction *code*, which lies before the current place."""
+        stack, data, at = self._stack, self._data, self._at
+        if code == _FLOAT:
+            stack.append(struct.unpack_from(">d", data, at)[0])
+            self._at += 8
+        elif code in _SIZES:
+            stack.append(self._text(code))
+        elif code == _APPENDS:
+            self._append(*self._marks.pop())
+        elif code == _APPEND:
+            self._append(len(stack) - 1, len(self._memo))
+        elif code == _SET_ITEM:
+            self._set_items(len(stack) - 2, 0)
+        elif code in _CONSTANTS:
+            stack.append(_CONSTANTS[code])
+        elif code in _TUPLES or code == _TUPLE:
+            begin = self._marks.pop()[0] if code == _TUPLE else len(stack) - _TUPLES[code]
+            stack[begin:] = [tuple(stack[begin:])]
+        elif form := _PUTS.get(code):
+            if struct.unpack_from(form, data, at)[0] != len(self._memo):
+                raise _Refused("the pickle numbers its objects in a way that torch does not")
+            self._memo.append(stack[-1])
+            self._at += struct.calcsize(form)
+        elif code in _SKIPPED:
+            self._at += _SKIPPED[code]
+        else:
+            known = pickletools.code2op.get(chr(code))
+            if known is None:
+                raise _Refused("the pickle is truncated or damaged")
+            raise _Refused(f"the pickle has {known.name}, which no plain data need")
+
+    def _text(self, code: int) -> str | bytes:
+        """The text or the bytes at the current place."""
+        form = _SIZES[code]
+        length = struct.unpack_from(form, self._data, self._at)[0]
+        self._at += struct.calcsize(form)
+        self._bytes += length
+        end = self._at + length
+        if end > len(self._data) - _MARGIN:
+            self._more(min(length, _MOST_BYTES))
+            end = length
+        content = self._data[end - length : end]
+        self._at = end
+        return content if code in _BYTES else content.decode(errors="replace")
+
+    def _list(self, data: bytes, at: int) -> int:
+        """A new list, or the same as before where it has the same references; where it ends."""
+        found = _REFERENCES.match(data, at)
+        if found is None:
+            self._stack.append([])
+            return at
+        known = self._shared.get(found[1])
+        if known is None:
+            known = Shared(
+                self._memo[int.from_bytes(short or long, "little")]
+                for short, long in _REFERENCE.findall(found[1])
+            )
+            self._items += len(known)
+            if len(self._shared) < _MOST_SHARED:
+                self._shared[found[1]] = known
+        self._stack.append(known)
+        self._memo.append(known)
+        return found.end()
+
+    def _set_items(self, begin: int, _: int) -> None:
+        """Sets all keys and values from *begin* on in the dictionary below them."""
+        stack = self._stack
+        items = stack[begin:]
+        del stack[begin:]
+        keys = items[::2]
+        "".join(keys)  # raises for a key that is no text: only the hash of text is random
+        owner = stack[-1]
+        if type(owner) is not dict:
+            raise ValueError
+        owner.update(zip(keys, items[1::2], strict=True))
+        self._items += len(items)
+
+    def _append(self, begin: int, remembered: int) -> None:
+        """Appends all items from *begin* on to the list below them, unless they are handed over."""
+        stack, memo = self._stack, self._memo
+        items = stack[begin:]
+        del stack[begin:]
+        owner = stack[-1]
+        if type(owner) is not list:
+            raise ValueError
+        if not self._taken(owner, items):
+            owner += items
+            self._items += len(items)
+            return
+        self._items -= sum(2 * len(item) for item in items)
+        gone = set(map(id, items))
+        for place in range(remembered, len(memo)):
+            if id(memo[place]) in gone:
+                memo[place] = None
