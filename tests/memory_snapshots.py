@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ class Writer:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._frame = bytearray()
-        self._known: dict[int, tuple[int, Any]] = {}
+        self._known: dict[int, tuple[bytes, Any]] = {}
         self._lists: list[int] = []
         self._count = 0
 
@@ -47,15 +48,14 @@ class Writer:
             self._flush()
         frame = self._frame
         if id(value) in self._known and not isinstance(value, int | None):
-            index = self._known[id(value)][0]
-            frame += bytes((0x68, index)) if index < 256 else b"j" + struct.pack("<I", index)
+            frame += self._known[id(value)][0]
         elif value is None or isinstance(value, int | float):
             # a frame of its own length, and no memo: as pickle has it
             frame += pickle.dumps(value, 3)[2:-1]
         elif isinstance(value, str):
             data = value.encode()
             short = len(data) < 256
-            frame += (b"\x8c" + bytes((len(data),)) if short else b"X" + struct.pack("<I", len(data)))
+            frame += b"\x8c" + bytes((len(data),)) if short else b"X" + struct.pack("<I", len(data))
             frame += data
             self._memoize(value, keep)
         elif isinstance(value, tuple):
@@ -75,7 +75,9 @@ class Writer:
     def _memoize(self, value: Any, keep: bool) -> None:
         self._frame += b"\x94"
         if keep:
-            self._known[id(value)] = (self._count, value)
+            index = self._count
+            get = bytes((0x68, index)) if index < 256 else b"j" + struct.pack("<I", index)
+            self._known[id(value)] = get, value
             if isinstance(value, list):
                 self._lists.append(id(value))
         self._count += 1
@@ -89,6 +91,11 @@ class Writer:
             self._frame += b"u" if len(pairs) > 1 else b"s"
 
     def _items(self, items: list[Any]) -> None:
+        if len(items) > 1 and isinstance(items[0], dict) and "line" in items[0]:
+            with suppress(KeyError):  # a stack of known frames, at once
+                known = [self._known[id(item)][0] for item in items]
+                self._frame += b"(" + b"".join(known) + b"e"
+                return
         if len(items) == 1:
             self._save(items[0])
             self._frame += b"a"
@@ -117,7 +124,11 @@ MIB = 1 << 20
 
 def frames(*places: str) -> list[Frame]:
     """``file:line:function``, the innermost first; the same dictionary for the same place."""
-    return [_FRAMES.setdefault(place, _frame(place)) for place in places]
+    if places not in _STACKS:
+        for place in set(places) - set(_FRAMES):
+            _FRAMES[place] = _frame(place)
+        _STACKS[places] = [_FRAMES[place] for place in places]
+    return list(_STACKS[places])
 
 
 def _frame(place: str) -> Frame:
@@ -127,6 +138,7 @@ def _frame(place: str) -> Frame:
 
 
 _FRAMES: dict[str, Frame] = {}
+_STACKS: dict[tuple[str, ...], list[Frame]] = {}
 _CPP = tuple(
     f"??:0:{name}"
     for name in (
@@ -136,8 +148,14 @@ _CPP = tuple(
     )
 )  # fmt: skip
 _MAIN = ("train.py:120:main", "train.py:140:<module>")
-_CALL = ("torch/nn/modules/module.py:1787:_call_impl", "torch/nn/modules/module.py:1776:_wrapped_call_impl")
+_CALL = (
+    "torch/nn/modules/module.py:1787:_call_impl",
+    "torch/nn/modules/module.py:1776:_wrapped_call_impl",
+)
 _STEP = ("torch/optim/optimizer.py:517:wrapper", *_MAIN)
+_ADAM = ("torch/optim/adam.py:617:_multi_tensor_adam", *_STEP)
+_FSDP = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+_GATHER = (f"{_FSDP}:181:foreach_all_gather", *_CALL, *_MAIN)
 _ENGINE = tuple(
     f"??:0:{name}"
     for name in (
@@ -172,21 +190,20 @@ class Training:
         """All events, oldest first."""
         layers = range(self.layers)
         for n in layers:
-            yield from self._alloc("parameter", 2 * MIB, n, "torch/nn/modules/module.py:1355:convert",
+            yield from self._alloc("parameters", 2 * MIB, n, "torch/nn/modules/module.py:1355:convert",
                                    "torch/nn/modules/module.py:942:_apply", *_MAIN)  # fmt: skip
         for step in range(self.steps):
             held = []
             for n in layers:
-                gathered = yield from self._kept("communication", 4 * MIB, n, "torch/distributed/fsdp/"
-                    "_fully_shard/_fsdp_collectives.py:181:foreach_all_gather", *_CALL, *_MAIN)  # fmt: skip
-                kept = yield from self._kept("activation", 6 * MIB, n, *self._forward(n))
+                gathered = yield from self._kept("communication buffers", 4 * MIB, n, *_GATHER)
+                kept = yield from self._kept("activations", 6 * MIB, n, *self._forward(n))
                 scratch = yield from self._kept("temporary", 3 * MIB, n, *self._forward(n))
                 yield from self._freed(scratch, *self._forward(n))
                 yield from self._freed(gathered, *_CALL, *_MAIN)
                 held.append(kept)
             gradients = []
             for n in reversed(layers):
-                yield from self._alloc("gradient", 2 * MIB, n, *_CPP, *_ENGINE)
+                yield from self._alloc("gradients", 8 * MIB, n, *_CPP, *_ENGINE)
                 gradients.append(self._newest)
                 scratch = yield from self._kept("temporary", MIB, n, *_CPP, *_ENGINE)
                 yield from self._freed(scratch, *_ENGINE)
@@ -195,8 +212,7 @@ class Training:
                 if step == 0:
                     yield from self._alloc("optimizer state", 4 * MIB, n,
                                            "torch/optim/adamw.py:185:_init_group", *_STEP)  # fmt: skip
-                scratch = yield from self._kept("temporary", MIB, n,
-                                                "torch/optim/adam.py:617:_multi_tensor_adam", *_STEP)  # fmt: skip
+                scratch = yield from self._kept("temporary", MIB, n, *_ADAM)
                 yield from self._freed(scratch, *_STEP)
             for address in gradients:
                 yield from self._freed(address, "torch/optim/optimizer.py:1030:zero_grad", *_MAIN)

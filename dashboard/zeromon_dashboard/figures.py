@@ -1,11 +1,17 @@
-"""Figures for files: the memory plan and the timeline of a trace. Pure."""
+"""Figures for files: the memory plan, the timeline of a trace, memory by stack. Pure."""
 
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
-from zeromon.units import human_seconds
-from zeromon_dashboard.charts import COLOURS, GIB, MIB
+from zeromon.traces.allocation_roles import ROLES, UNKNOWN
+from zeromon.traces.allocations import Holding
+from zeromon.traces.stacks import NO_STACK, frame_text, told
+from zeromon.units import human_bytes, human_seconds
+from zeromon_dashboard.charts import COLOURS, GIB, MIB, layout
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -109,6 +115,44 @@ def timeline(ranks: list[tuple[str, dict[str, Lane]]]) -> go.Figure:
         height=max(360, 60 + 44 * 4 * len(ranks)),
     )  # fmt: skip
     return figure
+
+
+_MOST_STACKS = 400
+_DEEPEST = 40
+_ROLE_COLOURS = {
+    role: "rgba({}, {}, {}, 0.45)".format(*bytes.fromhex(colour[1:]))
+    for role, colour in zip(ROLES, (*COLOURS[:6], COLOURS[-1]), strict=True)
+}
+"""So pale that text is legible on them, on a light and on a dark page."""
+
+
+def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
+    """Memory by role, then by stack from the outermost frame to the innermost, as an icicle."""
+    nodes: dict[tuple[str, ...], int] = defaultdict(int)
+    for number, one in enumerate(held):
+        frames = [frame_text(frame) for frame in reversed(told(one.stack))][-_DEEPEST:]
+        if number >= _MOST_STACKS:
+            frames = ["other stacks"]
+        path = (one.role, *(frames or [NO_STACK]))
+        for depth in range(len(path) + 1):
+            nodes[path[:depth]] += one.nbytes
+    numbers = {path: str(number) for number, path in enumerate(nodes)}
+    icicle = {
+        "type": "icicle", "branchvalues": "total", "tiling": {"orientation": "v"},
+        "ids": list(numbers.values()),
+        "parents": [numbers[path[:-1]] if path else "" for path in nodes],
+        "labels": [escape(path[-1]) if path else "all" for path in nodes],
+        "values": list(nodes.values()),
+        "text": [human_bytes(nbytes) for nbytes in nodes.values()],
+        "marker": {"colors": [_ROLE_COLOURS[path[0] if path else UNKNOWN] for path in nodes]},
+        "hovertemplate": "%{label}<br>%{text}, %{percentRoot} of all<extra></extra>",
+        "textinfo": "label+text", "sort": False,
+    }  # fmt: skip
+    deep = max((len(path) for path in nodes), default=0)
+    return {
+        "data": [icicle],
+        "layout": {**layout(title, 120 + 28 * deep), "margin": {"t": 48, "l": 8, "r": 8, "b": 8}},
+    }
 
 
 def page(figure: go.Figure) -> str:

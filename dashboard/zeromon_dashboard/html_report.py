@@ -18,8 +18,10 @@ from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import finding_text, run_state
 from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.traces.allocations import DeviceMemory
 from zeromon_dashboard import charts, snapshot_figures
 from zeromon_dashboard.charts import MOST_POINTS, Chart, Series
+from zeromon_dashboard.figures import flame
 
 _SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
 
@@ -86,6 +88,19 @@ def compare_page(found: Comparison, text: str) -> str:
     title = ", ".join(names)
     figure = _figure(chart.figure(), still=False) if top else ""
     return _page(title, [f"<h1>{escape(title)}</h1>", figure], text)
+
+
+def memory_page(name: str, devices: Sequence[DeviceMemory], text: str) -> str:
+    """A snapshot of torch's allocator as flame graphs; *text*: the same for the terminal."""
+    drawn = [
+        flame(f"Device {device.device} {when}, bytes by role and stack", held)
+        for device in devices
+        for when, held in (("at the peak", device.peak and device.peak.held), ("now", device.held))
+        if held
+    ]
+    return _page(
+        name, [f"<h1>{escape(name)}</h1>", *(_figure(f, still=False) for f in drawn)], text
+    )
 
 
 def _page(title: str, parts: Sequence[str], text: str) -> str:

@@ -8,6 +8,7 @@ zeromon trace analyze trace.json --idle             why streams are idle, and th
 zeromon trace analyze rank*.json --json             for scripts
 zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
 zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
+zeromon trace memory snapshot.pickle                who held torch's memory at its peak
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import msgspec
 from zeromon.cli import positive
 from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.terminal import show
+from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
 from zeromon.readout.text import capture_text
@@ -107,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
     _add_diff(verbs)
+    add_actions(verbs)
 
 
 def _add_diff(verbs: Any) -> None:

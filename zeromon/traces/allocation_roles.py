@@ -13,6 +13,7 @@ from functools import lru_cache
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
 ACTIVATION, TEMPORARY, COMMUNICATION = "activations", "temporary", "communication buffers"
 UNKNOWN = "unknown"
+ROLES = PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, TEMPORARY, COMMUNICATION, UNKNOWN
 
 _FORWARD, _BACKWARD, _OPTIMIZER, _ZERO_GRAD = "forward", "backward", "optimizer", "zero_grad"
 
@@ -26,8 +27,8 @@ _RULES = (
     (COMMUNICATION, r"_fsdp_collectives\.py|distributed_c10d\.py|_functional_collectives\.py|c10d::"
                     r"|:\w*(?:all_?gather|reduce_scatter|allreduce|unsharded|ipg_buffer|bucket)\w*$"
                     r"|ProcessGroup(?:NCCL|Gloo|UCC|XCCL)|deepspeed/comm/|ncclMemAlloc"),
-    (PARAMETER, _MODULES + r"(?:__init__|reset_parameters|_apply|convert|to|cuda|to_empty|load_state_dict"
-                r"|_load_from_state_dict)$|nn/init\.py:|nn/parameter\.py:|:from_pretrained$"
+    (PARAMETER, _MODULES + r"(?:__init__|reset_parameters|_apply|convert|to|cuda|to_empty"
+                r"|load_state_dict|_load_from_state_dict)$|nn/init\.py:|nn/parameter\.py:|:from_pretrained$"
                 r"|_fsdp_param\.py:\d+:_init_sharded_param|_flat_param\.py:\d+:\w*(?:init|flatten)\w*$"
                 r"|zero/partition_parameters\.py:"),
     (_BACKWARD, r"autograd::Engine|_engine_run_backward|torch/_tensor\.py:\d+:backward"

@@ -1,4 +1,4 @@
-"""What a snapshot of torch's allocator says: who holds the memory now, and who held it at the peak. Pure.
+"""What a snapshot of torch's allocator says: who holds memory now, and who held it at the peak. Pure.
 
 Bytes by stack are those that the program asked for; the allocator rounds them up. The trace begins with
 the oldest event that torch kept, so totals are counted back from the segments of the end.
@@ -26,6 +26,7 @@ from zeromon.traces.allocator import (
     Snapshot,
     Stack,
 )
+from zeromon.traces.stacks import told
 
 _MOST_OOMS = 20
 
@@ -204,12 +205,17 @@ def _live_at(moment: int, events: Events, active: dict[int, Block]) -> list[_Liv
             live[address] = size, stack
         elif action == FREE_COMPLETED:
             live.pop(address, None)
-    ends: dict[int, int | None] = {}
+    ends: dict[int, int] = {}
+    latest = UNKNOWN_STACK
     for action, address, size, stack in rows:
+        if action == ALLOC:
+            latest = stack
         if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED) and address not in ends:
-            ends[address] = None if action == ALLOC else stack
             if action != ALLOC and address not in live:  # it is older than the trace
                 live[address] = size, UNKNOWN_STACK
+            # without a stack of its own a free has that of its allocation, or none
+            is_told = stack and stack != live.get(address, (0, 0))[1]
+            ends[address] = stack if is_told else latest
     for address, block in active.items():
         if address not in ends and address not in live:
             live[address] = block.requested, block.stack
@@ -272,11 +278,11 @@ class Grown:
 
 
 def growers(before: Iterable[Holding], after: Iterable[Holding]) -> tuple[Grown, ...]:
-    """The stacks that hold another number of bytes now, those that grew most first."""
+    """The stacks of Python that hold another number of bytes now, those that grew most first."""
     sums: dict[tuple[str, Stack], list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, sign, held in ((0, -1, before), (1, 1, after)):
         for one in held:
-            row = sums[one.role, one.stack]
+            row = sums[one.role, tuple(told(one.stack))]
             row[place] += one.nbytes
             row[2] += sign * one.count
     found = [

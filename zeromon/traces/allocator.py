@@ -157,7 +157,7 @@ def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
     found, at = [], int(row["address"])
     for block in row["blocks"]:
         state, nbytes = block["state"], int(block["size"])
-        older = next(iter(block.get("history") or ()), {})  # of torch before 2.1
+        older: Any = next(iter(block.get("history") or ()), {})  # of torch before 2.1
         found.append(
             Block(
                 address=int(block.get("address", at)),
@@ -171,5 +171,5 @@ def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
         at += nbytes
     kind = str(row.get("segment_type", ""))[:_MOST_CHARACTERS]
     if any(pool := row.get("segment_pool_id") or ()):
-        kind += f", pool {pool[0]:d}.{pool[1]:d}"
+        kind += ", pool " + ".".join(str(int(part)) for part in pool[:2])
     return Segment(int(row.get("device", 0)), kind, int(row["total_size"]), tuple(found))

@@ -42,6 +42,7 @@ _BYTES = b"CB\x8e"
 _PUTS = {0x71: "B", 0x72: "<I"}
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
+_NAMES = {ord(one.code): one.name for one in pickletools.opcodes}
 _SKIPPED = {0x80: 1, 0x95: 8}
 """The version, and what says how much to read at once."""
 
@@ -172,10 +173,9 @@ class _Machine:
         elif code in _SKIPPED:
             self._at += _SKIPPED[code]
         else:
-            known = pickletools.code2op.get(chr(code))
-            if known is None:
-                raise _Refused("the pickle is truncated or damaged")
-            raise _Refused(f"the pickle has {known.name}, which no plain data need")
+            name = _NAMES.get(code)
+            what = f"has {name}, which no plain data need" if name else "is truncated or damaged"
+            raise _Refused(f"the pickle {what}")
 
     def _text(self, code: int) -> str | bytes:
         """The text or the bytes at the current place."""

@@ -1,0 +1,100 @@
+"""``zeromon trace memory`` and ``zeromon trace flight``: what torch has written about a run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.cli.output import add_page_argument, refuse_format, write
+from zeromon.cli.terminal import show, working
+from zeromon.errors import TraceError
+from zeromon.report.memory_snapshot import as_growth, as_text
+from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
+from zeromon.traces.allocator import read_snapshot
+from zeromon.units import printable
+
+MEMORY = """Who holds the memory of a device, and who held it at its peak, by role and stack.
+
+FILE is a snapshot by torch.cuda.memory._dump_snapshot. It has the segments of the allocator; the peak,
+the stacks and the allocations that failed are in it after torch.cuda.memory._record_memory_history().
+With a second FILE: the stacks that hold more there, or less. Nothing of a file is executed. Exit code 2
+when a file is no snapshot.
+"""
+
+
+def add_actions(verbs: Any) -> None:
+    """The actions of ``zeromon trace`` that read files of torch."""
+    sub = verbs.add_parser(
+        "memory",
+        help="who holds the memory, in snapshots of torch's allocator",
+        description=MEMORY,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("file", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
+    sub.add_argument("later", nargs="?", metavar="FILE", help="what grew until this one")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    add_page_argument(sub, "write a flame graph as HTML (needs plotly)")
+    sub.set_defaults(call=memory)
+
+
+def memory(options: argparse.Namespace) -> int:
+    """Reads one or two snapshots, and prints who holds what."""
+    refuse_format(options.html, ".html")
+    names = [options.file, *([options.later] if options.later else [])]
+    read = [_devices(name) for name in names]
+    grown = {
+        device.device: growers(before.held, device.held)
+        for device in read[-1]
+        for before in read[0]
+        if len(read) > 1 and before.device == device.device
+    }
+    text = "\n".join(
+        as_text(Path(name).name, found) for name, found in zip(names, read, strict=True)
+    )
+    for rows in grown.values():
+        text += "\n" + as_growth(names, rows)
+    if options.html:
+        _write_page(names[-1], read[-1], text, options.html)
+    if options.json:
+        content = {
+            "files": [
+                {"file": name, "devices": [_as_json(device) for device in found]}
+                for name, found in zip(names, read, strict=True)
+            ],
+            "grown": grown,
+        }
+        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    else:
+        show(text)
+    return 0
+
+
+def _devices(name: str) -> tuple[DeviceMemory, ...]:
+    with working(f"reading {printable(name)}"):
+        return devices_of(read_snapshot(Path(name)))
+
+
+def _as_json(device: DeviceMemory) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.to_builtins(device)
+    roles = {"now": roles_of(device.held)}
+    if device.peak is not None:
+        roles["peak"] = roles_of(device.peak.held)
+    return {
+        **content,
+        "reserved_bytes": device.reserved_bytes,
+        "allocated_bytes": device.allocated_bytes,
+        "roles": roles,
+    }
+
+
+def _write_page(name: str, devices: tuple[DeviceMemory, ...], text: str, path: str) -> None:
+    try:
+        pages: Any = importlib.import_module("zeromon_dashboard.html_report")
+    except ImportError as error:
+        raise TraceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
+    write(pages.memory_page(Path(name).name, devices, text), path)

@@ -1,0 +1,129 @@
+"""Snapshots of torch's allocator as text: who holds the memory, and who held it at the peak. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zeromon.report.table import table
+from zeromon.traces.allocations import DeviceMemory, Grown, Holding, roles_of
+from zeromon.traces.stacks import origin
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+
+_MOST_ROWS = 10
+
+
+def as_text(name: str, devices: Sequence[DeviceMemory]) -> str:
+    """One file: for each device its segments, roles, the peak, and allocations that failed."""
+    blocks = [block for device in devices for block in _device(name, device)]
+    return "\n\n".join(blocks or [f"{name} holds no memory"]) + "\n"
+
+
+def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
+    """The stacks that hold more in the second file, and those that hold less."""
+    heads = [f"{letter}  {name}" for letter, name in zip("AB", names, strict=True)]
+    if not rows:
+        return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
+    total = sum(row.after_bytes - row.before_bytes for row in rows)
+    cells = [
+        (
+            origin(row.stack),
+            row.role,
+            f"{row.count:+,}",
+            human_bytes(row.before_bytes),
+            human_bytes(row.after_bytes),
+            _signed(row.after_bytes - row.before_bytes),
+        )
+        for row in (*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:])
+    ]
+    header = ("where", "role", "allocations", "A", "B", "difference")
+    return "\n".join([*heads, "", f"{_signed(total)} in all", table(header, cells)]) + "\n"
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'-' if nbytes < 0 else '+'}{human_bytes(abs(nbytes))}"
+
+
+def _device(name: str, device: DeviceMemory) -> list[str]:
+    reserved = device.reserved_bytes
+    inactive = sum(row.inactive_bytes for row in device.segments)
+    head = (
+        f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
+        f"{human_bytes(reserved)} reserved"
+    )
+    rows = [
+        (
+            row.kind or "-",
+            human_count(row.count),
+            *map(human_bytes, (row.reserved_bytes, row.allocated_bytes, row.pending_bytes)),
+            human_bytes(row.inactive_bytes),
+        )
+        for row in device.segments
+    ]
+    header = ("segments", "count", "reserved", "allocated", "awaits free", "inactive")
+    share = human_ratio(device.stranded_bytes / reserved if reserved else None)
+    fragments = (
+        f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) are inactive in "
+        f"segments in use, {human_bytes(inactive - device.stranded_bytes)} in free ones; the largest "
+        f"free block has {human_bytes(device.largest_inactive_bytes)}"
+    )
+    blocks = [f"{head}\n{table(header, rows)}\n{fragments}", _roles(device)]
+    if device.peak is None:
+        why = "the file has no history of allocations: torch.cuda.memory._record_memory_history()"
+        blocks.append(f"The peak is n/a: {why}\n{_holdings(device.held)}")
+    else:
+        blocks.append(f"{_peak(device)}\n{_holdings(device.peak.held)}")
+    if device.ooms:
+        blocks.append(_ooms(device))
+    return blocks
+
+
+def _peak(device: DeviceMemory) -> str:
+    peak = device.peak
+    assert peak is not None
+    when = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
+    text = (
+        f"The peak: {human_bytes(peak.nbytes)} allocated, {human_bytes(peak.reserved_bytes)} reserved, "
+        f"at event {peak.event + 1:,} of {peak.events:,}{when}"
+    )
+    if peak.untold_bytes:
+        text += (
+            f"\n  {human_bytes(abs(peak.untold_bytes))} of it belong to no allocation of the file"
+        )
+    return text
+
+
+def _roles(device: DeviceMemory) -> str:
+    now = roles_of(device.held)
+    most = roles_of(device.peak.held) if device.peak is not None else {}
+    rows = [
+        (role, human_bytes(most.get(role, 0)) if most else "n/a", human_bytes(now.get(role, 0)))
+        for role in dict.fromkeys([*most, *now])
+    ]
+    return f"By role, as far as stacks tell\n{table(('role', 'at the peak', 'now'), rows)}"
+
+
+def _holdings(held: Sequence[Holding]) -> str:
+    rows = [
+        (origin(one.stack), one.role, human_count(one.count), human_bytes(one.nbytes))
+        for one in held[:_MOST_ROWS]
+    ]
+    text = table(("where", "role", "allocations", "bytes"), rows)
+    if len(held) > _MOST_ROWS:
+        rest = held[_MOST_ROWS:]
+        text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"
+    return text
+
+
+def _ooms(device: DeviceMemory) -> str:
+    rows = [
+        (
+            origin(oom.stack),
+            human_seconds(oom.seconds),
+            human_bytes(oom.nbytes),
+            human_bytes(oom.allocated_bytes),
+            human_bytes(oom.device_free_bytes),
+        )
+        for oom in device.ooms
+    ]
+    header = ("where", "after", "asked for", "allocated", "free on the device")
+    return f"Allocations that failed\n{table(header, rows)}"
