@@ -22,6 +22,7 @@ NAMES = (
     "bench_step.py",
     "bench_stragglers.py",
     "bench_traces.py",
+    "bench_snapshot.py",
     "bench_attach.py",
 )
 

@@ -17,6 +17,7 @@ from builders import full_run, summary
 from fuzz.mutation import CORPUS, DIVIDED
 from fuzz.targets import KEY
 from kineto_traces import event, host
+from memory_snapshots import Training, write
 from prometheus_client.parser import text_string_to_metric_families
 
 from zeromon.collector.cluster import KnownNode, Leader, LeaderReply, NodeInfo, NodeReport
@@ -121,7 +122,7 @@ def stores(scratch: Path, run: RunSnapshot, state: RankState) -> None:
 
 
 def traces() -> None:
-    """Kineto traces of a device and of a host."""
+    """Kineto traces of a device and of a host, and a snapshot of an allocator."""
     nccl = {"Collective name": "allreduce", "Process Group Name": "0", "In msg nelems": 9,
             "dtype": "Float", "Group size": 2}  # fmt: skip
     device = [
@@ -144,6 +145,8 @@ def traces() -> None:
         put("trace", f"{name}.json", json.dumps(content))
         put("trace", f"{name}-lines.json", json.dumps(content, indent=1))
     put("trace", "packed.json", gzip.compress(json.dumps({"traceEvents": cpu}).encode(), mtime=0))
+    (CORPUS / "memory_snapshot").mkdir(parents=True, exist_ok=True)
+    write(CORPUS / "memory_snapshot" / "training.pickle", Training(layers=2, steps=1))
 
 
 def configurations() -> None:

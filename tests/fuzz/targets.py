@@ -44,6 +44,7 @@ from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.verdict import verdict
+from zeromon.report.memory_snapshot import as_text as memory_as_text
 from zeromon.report.render import render
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode
@@ -53,6 +54,8 @@ from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.storage import run_store, snapshot_log, step_history
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
+from zeromon.traces.allocations import devices_of, growers
+from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import analyze, durations, lanes, waits
 from zeromon.traces.kineto import read
 from zeromon_agents.runtime.rendezvous import node_of
@@ -265,6 +268,15 @@ def trace(data: bytes, folder: Path) -> None:
     waits([durations(content)] * 2)
 
 
+def memory_snapshot(data: bytes, folder: Path) -> None:
+    """A snapshot of torch's allocator."""
+    path = folder / "s.pickle"
+    path.write_bytes(data)
+    devices = devices_of(read_snapshot(path))
+    memory_as_text("s", devices)
+    growers((), [one for device in devices for one in device.held])
+
+
 def _checked(data: bytes, path: Path) -> None:
     path.write_bytes(data)
     as_text(check([str(path)]))
@@ -451,7 +463,8 @@ TARGETS = (
     Target(ring_file, 130), Target(ring_records, 40), Target(ring_names, 5),
     Target(store_snapshot, 60), Target(store_record, 60), Target(store_log, 50), Target(store_steps, 70),
     Target(store_history, 3), Target(store_parquet, 6), Target(store_totals, 60),
-    Target(trace, 100), Target(config_json, 60), Target(config_yaml, 30), Target(config_script, 30),
+    Target(trace, 70), Target(memory_snapshot, 30),
+    Target(config_json, 60), Target(config_yaml, 30), Target(config_script, 30),
     Target(config_launch, 40), Target(node_card, 60), Target(node_message, 60), Target(node_reply, 40),
     Target(http, 86), Target(prometheus, 10),
 )  # fmt: skip

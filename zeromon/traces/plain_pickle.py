@@ -185,7 +185,7 @@ class _Machine:
         self._bytes += length
         end = self._at + length
         if end > len(self._data) - _MARGIN:
-            self._more(min(length, _MOST_BYTES))
+            self._more(max(0, end - len(self._data)))
             end = length
         content = self._data[end - length : end]
         self._at = end
