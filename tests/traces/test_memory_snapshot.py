@@ -330,7 +330,7 @@ def test_what_is_handed_over_is_forgotten() -> None:
         seen.extend(items)
         return True
 
-    machine = plain_pickle._Machine(io.BytesIO(pickle.dumps(rows)), taken)
+    machine = plain_pickle._Machine(io.BytesIO(pickle.dumps(rows)).read, taken)
     assert machine.run() == []
     assert seen == rows
     assert not any(isinstance(kept, dict) for kept in machine._memo)

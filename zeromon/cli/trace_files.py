@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from zeromon.cli.output import add_page_argument, refuse_format, write
-from zeromon.cli.terminal import show, working
+from zeromon.cli.terminal import show
 from zeromon.errors import TraceError
+from zeromon.export.files import Progress
 from zeromon.report.memory_snapshot import as_growth, as_text
 from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
 from zeromon.traces.allocator import read_snapshot
-from zeromon.units import printable
 
 MEMORY = """Who holds the memory of a device, and who held it at its peak, by role and stack.
 
@@ -75,8 +75,12 @@ def memory(options: argparse.Namespace) -> int:
 
 
 def _devices(name: str) -> tuple[DeviceMemory, ...]:
-    with working(f"reading {printable(name)}"):
-        return devices_of(read_snapshot(Path(name)))
+    path = Path(name)
+    progress = Progress(path.stat().st_size >> 10 if path.is_file() else 0, "KiB")
+    try:
+        return devices_of(read_snapshot(path, lambda nbytes: progress.add(nbytes >> 10)))
+    finally:
+        progress.end()
 
 
 def _as_json(device: DeviceMemory) -> dict[str, Any]:

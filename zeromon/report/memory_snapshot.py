@@ -35,7 +35,7 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
         )
         for row in (*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:])
     ]
-    header = ("where", "role", "allocations", "A", "B", "difference")
+    header = ("where", "role", "count", "A", "B", "difference")
     return "\n".join([*heads, "", f"{_signed(total)} in all", table(header, cells)]) + "\n"
 
 
@@ -107,7 +107,7 @@ def _holdings(held: Sequence[Holding]) -> str:
         (origin(one.stack), one.role, human_count(one.count), human_bytes(one.nbytes))
         for one in held[:_MOST_ROWS]
     ]
-    text = table(("where", "role", "allocations", "bytes"), rows)
+    text = table(("where", "role", "count", "bytes"), rows)
     if len(held) > _MOST_ROWS:
         rest = held[_MOST_ROWS:]
         text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"

@@ -121,8 +121,11 @@ class Snapshot:
     stacks: list[Stack]
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Reads a file in pieces; raises :class:`TraceError` for any other file."""
+def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> Snapshot:
+    """Reads a file in pieces; raises :class:`TraceError` for any other file.
+
+    *told* is called with the number of bytes that were read, again and again.
+    """
     stacks, traces = Stacks(), dict[int, tuple[list[Any], Events]]()
 
     def taken(owner: list[Any], items: list[Any]) -> bool:
@@ -134,7 +137,13 @@ def read_snapshot(path: Path) -> Snapshot:
 
     try:
         with path.open("rb") as file:
-            content = load(file, path.name, taken)
+
+            def read(most: int) -> bytes:
+                data = file.read(most)
+                told(len(data))
+                return data
+
+            content = load(read, path.name, taken)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     if isinstance(content, list):  # of an old torch, or _snapshot()["segments"]

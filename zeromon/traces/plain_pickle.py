@@ -12,10 +12,12 @@ import pickletools
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from zeromon.errors import TraceError
 
+Read = Callable[[int], bytes]
+"""Returns the next bytes of a file, no more than so many; none at its end."""
 Taken = Callable[[list[Any], list[Any]], bool]
 """Gets a list and items to append to it; True where they were used and are to be forgotten."""
 
@@ -51,10 +53,10 @@ class Shared(list[Any]):
     """A list that comes again and again in a file: one object, which may not be changed."""
 
 
-def load(file: BinaryIO, name: str, taken: Taken | None = None) -> Any:
-    """Returns the content of the pickle *file*; raises :class:`TraceError` for any other file."""
+def load(read: Read, name: str, taken: Taken | None = None) -> Any:
+    """Returns the content of the pickle *name*; raises :class:`TraceError` for any other file."""
     try:
-        return _Machine(file, taken).run()
+        return _Machine(read, taken).run()
     except _Refused as error:
         raise TraceError(f"{name}: {error}", HINT) from None
     except (IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error):
@@ -71,8 +73,8 @@ class _Refused(Exception):
 class _Machine:
     """The state of the stack machine."""
 
-    def __init__(self, file: BinaryIO, taken: Taken | None) -> None:
-        self._file = file
+    def __init__(self, read: Read, taken: Taken | None) -> None:
+        self._read = read
         self._taken = taken or (lambda _, __: False)
         self._data = b""
         self._at = 0
@@ -97,7 +99,7 @@ class _Machine:
             raise _Refused("the pickle has too much to keep beside its events")
         if len(self._memo) > _MOST_REFERENCES:
             raise _Refused(f"the pickle has more than {_MOST_REFERENCES:,} objects")
-        new = self._file.read(_CHUNK + least)
+        new = self._read(_CHUNK + least)
         if len(new) < least or not (new or self._data):
             raise _Refused("the pickle is truncated")
         self._data, self._at = self._data[self._at :] + (new or _BEHIND), 0
