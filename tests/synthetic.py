@@ -18,7 +18,7 @@ class Synthetic:
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         name = folder / f"rank{rank}.{os.getpid()}.ring"
-        self.ring = RingWriter(name, rank=rank, capacity=1 << 14)
+        self.ring = RingWriter(name, rank=rank)
         facts = {"rank": rank, "local_rank": rank, "world_size": world, "strategy": "fsdp2"}
         self.ring.name(NameKind.META, facts)
         ranks = list(range(world))

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from builders import MS, collective, folded, host, span, state, step
 
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold, fold_records
 from zeromon.fold.observed import Observed
 from zeromon.fold.overhead import measured
+from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.text import overhead_text
 from zeromon.ring.events import (
@@ -43,6 +44,8 @@ from zeromon.ring.events import (
     Untimed,
     decode,
     float_bits,
+    head,
+    place,
     typed,
 )
 from zeromon.snapshot import Halt, RankSnapshot
@@ -322,10 +325,13 @@ def test_host_memory_peaks_by_step() -> None:
 
 
 def test_records_of_the_future_are_skipped() -> None:
-    """Unknown kinds and values are None, not an exception."""
-    assert decode((1, 2, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
-    assert decode((1, 2, 1, 99, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
-    assert decode((1, 2, 6, 77, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)) is None
+    """Unknown kinds and values are None and counted, not an exception."""
+    words = [head(200), head(Kind.ISSUED, 99), head(Kind.DONE, 1, 99), head(Kind.UNIT, 77)]
+    records = [(1, 2, word, 0, 0, 0, 0, 1) for word in words]
+    assert [decode(record) for record in records] == [None] * 4
+    state = RankState()
+    fold_records(state, records)
+    assert (state.dropped, state.last_event_ns, state.ops, state.traffic) == (4, 0, {}, {})
 
 
 # ---- DeepSpeed ----------------------------------------------------------------------------------
@@ -428,17 +434,11 @@ def test_malformed_settings_are_left_out() -> None:
 
 def test_the_new_records_keep_their_values_through_the_ring() -> None:
     """Floats travel as their bits; dtype and engine share a field."""
-    raw = RECORD.unpack(
-        RECORD.pack(
-            1, 9, Kind.PRECISION, 0, 0, 0, 2, 0,
-            float_bits(-0.1), 3, float_bits(math.inf), 1, 0, 0,
-        )
-    )  # fmt: skip
-    assert decode(raw) == Precision(9, 2, -0.1, 3, math.inf)
-    raw = RECORD.unpack(
-        RECORD.pack(1, 9, Kind.COUNTED, 1, 1, 0, 2, 0, 5, 6, 1, typed(Dtype.INT8, 3), 0, 0)
-    )
-    counted = decode(raw)
+    bits = float_bits(-0.1), 3, float_bits(math.inf), 1
+    raw = 1, 9, head(Kind.PRECISION) | place(2) << 32, *bits, 1
+    assert decode(RECORD.unpack(RECORD.pack(*raw))) == Precision(9, 2, -0.1, 3, math.inf)
+    raw = 1, 9, head(Kind.COUNTED, 1, 1) | place(2) << 32, 5, 6, 1, typed(Dtype.INT8, 3), 1
+    counted = decode(RECORD.unpack(RECORD.pack(*raw)))
     assert isinstance(counted, Counted)
     assert (counted.dtype, counted.engine, counted.calls) == (Dtype.INT8, 3, 5)
 

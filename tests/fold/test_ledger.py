@@ -199,7 +199,8 @@ def test_exposed_time_is_split_by_dimension_and_by_the_rank_that_was_waited_for(
     rank.groups[1] = {"label": "mesh_tp", "size": 2}
     row = stats_row(rank, Op.ALL_REDUCE, 1, Phase.FORWARD, 0)
     row.exposed_ns = 40 * MS
-    row.blamed(3, 15 * MS, 20 * MS)
+    row.matched_ns += 20 * MS
+    row.waited_for(3, 15 * MS)
     fold(rank, span(Phase.FORWARD, 100, 190))
     fold(rank, step(1, 100, 200))
     rank.history[-1] = replace(

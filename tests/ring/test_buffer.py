@@ -14,7 +14,7 @@ import pytest
 
 from zeromon.errors import RingError, RingVersionError
 from zeromon.ring.buffer import HEADER_SIZE, NameKind, RingReader, RingWriter, needs_crc
-from zeromon.ring.events import Kind, Op, head, place
+from zeromon.ring.events import Kind, Op, head, of_call, place
 
 WRITER = """
 import sys, time
@@ -47,10 +47,8 @@ def start_writer(
 def is_whole(raw: tuple[int, ...]) -> bool:
     """Whether every field is what the writer above puts into that record."""
     n = raw[0]
-    packed = raw[2] | raw[3] << 8 | raw[4] << 16 | raw[5] << 24
-    where = raw[6] | raw[7] << 16
     expected = (n, n & 0xFFFFFFFF, (n * 7) & 0xFFFFFFFF, n, -n, n * 3, n ^ 0x5555)
-    return (raw[1], packed, where, *raw[8:12]) == expected
+    return (raw[1], raw[2] & 0xFFFFFFFF, raw[2] >> 32, *raw[3:7]) == expected
 
 
 def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -59,7 +57,9 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     writer.write(10, head(Kind.DONE, Op.ALL_GATHER, 2, 3), place(4, 5), 6, -7, 8, 9)
     reader = RingReader(tmp_path / "r.ring")
     (raw,) = reader.read()
-    assert raw[:12] == (1, 10, Kind.DONE, Op.ALL_GATHER, 2, 3, 4, 5, 6, -7, 8, 9)
+    word = head(Kind.DONE, Op.ALL_GATHER, 2, 3) | place(4, 5) << 32
+    assert raw[:7] == (1, 10, word, 6, -7, 8, 9)
+    assert word == of_call(Kind.DONE, Op.ALL_GATHER, 2, 3, 4, 5)
     assert reader.read() == []
     assert (reader.header.rank, reader.header.pid) == (5, os.getpid())
     assert (tmp_path / "r.ring").stat().st_mode & 0o777 == 0o600
@@ -131,6 +131,22 @@ def test_a_record_that_was_never_finished_is_stepped_over(tmp_path: Path) -> Non
     live = RingReader(tmp_path / "r.ring")
     assert [raw[0] for raw in live.read()] == [1]
     assert [raw[0] for raw in live.read(final=True)] == [3, 4, 5]
+    assert live.lost == 1
+
+
+def test_a_hole_at_the_end_of_the_ring_is_seen_from_its_beginning(tmp_path: Path) -> None:
+    """What follows the record in the last slot is in the first slot."""
+    writer = RingWriter(tmp_path / "r.ring", rank=0, capacity=64)
+    live = RingReader(tmp_path / "r.ring")
+    for n in range(60):
+        writer.write(n, 1, 0, 0, 0, 0, 0)
+    assert len(live.read()) == 60
+    for n in range(8):
+        writer.write(n, 1, 0, 0, 0, 0, 0)
+    start = HEADER_SIZE + writer._names_size
+    writer._map[start + 63 * 64 : start + 64 * 64] = bytes(64)  # slot of number 63
+    reads = [[raw[0] for raw in live.read()] for _ in range(5)]
+    assert reads == [[61, 62], [], [], [64, 65, 66, 67, 68], []]
     assert live.lost == 1
 
 

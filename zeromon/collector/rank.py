@@ -2,12 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from zeromon.fold.checkpoint import Checkpoint, restore
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_records
 from zeromon.fold.observed import Vitals
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import vitals
@@ -17,7 +17,7 @@ from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
-from zeromon.ring.events import ExitKind, decode
+from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.snapshot import DETACHED, Disk, ExtensionLock, Halt, HostMemory, Pressure
 from zeromon.storage.step_history import Row, row_of
@@ -70,14 +70,8 @@ class RankFollower:
         was_alive = self.alive
         self.alive = self.process.alive()
         self._learn_names()
-        for raw in self.reader.read(final=not self.alive):
-            if self._earlier is not None:
-                self._restore_at(raw[0])
-            event = decode(raw)
-            if event is None:
-                self.state.dropped += 1
-            else:
-                fold(self.state, event)
+        records = self.reader.records(final=not self.alive)
+        fold_records(self.state, self._restoring(records) if self._earlier else records)
         self._restore_at(self.reader.position)
         self._learn_names()
         self.state.dropped += self.reader.lost
@@ -86,6 +80,12 @@ class RankFollower:
             self._dead_polls += 0 if was_alive else 1
             status_known = self.process.status() is not None
             self.settled = status_known or self._dead_polls >= SETTLING_POLLS
+
+    def _restoring(self, records: Iterable[Raw]) -> Iterator[Raw]:
+        """Yields *records*, and restores the earlier totals before the first that they lack."""
+        for record in records:
+            self._restore_at(record[0])
+            yield record
 
     def _restore_at(self, number: int) -> None:
         """Restores the earlier totals when *number* is the first record that they do not include."""

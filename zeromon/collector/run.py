@@ -320,15 +320,13 @@ class RunFollower:
         local_ranks = {follower.state.rank for follower in followers}
         for follower in followers:
             state = follower.state
-            groups: dict[int, tuple[str, int, int]] = {}
-            while state.arrivals:
-                arrival = state.arrivals.popleft()
-                if arrival.group not in groups:
-                    ranks = state.groups.get(arrival.group, {}).get("ranks", ())
-                    local = len(local_ranks.intersection(ranks))
-                    groups[arrival.group] = group_id(state, arrival.group), local, len(ranks)
-                name, members, size = groups[arrival.group]
-                self._skew.arrived(state.rank, name, members, arrival, size)
+            groups = {}
+            for group in {arrival.group for arrival in state.arrivals}:
+                ranks = state.groups.get(group, {}).get("ranks", ())
+                local = len(local_ranks.intersection(ranks))
+                groups[group] = group_id(state, group), local, len(ranks)
+            self._skew.all_arrived(state.rank, groups, state.arrivals)
+            state.arrivals.clear()
 
     def _summarize(
         self,

@@ -94,28 +94,37 @@ class ArrivalSkew:
         self.joined = False
         """Whether the leader matches collectives that spread over nodes."""
         self.outgoing: deque[PartialArrival] = deque(maxlen=_KEPT_PENDING)
-        self._pending: _Pending = OrderedDict()
-        self._waiting: _Pending = OrderedDict()
+        self._pending: _Pending = {}
+        self._waiting: _Pending = {}
         """Collectives that all ranks of this node are in, until the leader answers."""
 
     def arrived(self, rank: int, group: str, members: int, one: Arrival, size: int = 0) -> None:
         """Records the arrival of *rank*; *members* of the *size* ranks of the group are on this node."""
-        away = self.joined and size > members
-        if members < 2 and not away:
-            return
-        key = group, one.sequence
-        inside = self._pending.get(key)
-        if inside is None:
-            inside = _bounded(self._pending, key)
-        inside[rank] = one
-        if len(inside) == members:
-            del self._pending[key]
-            if away:
-                _bounded(self._waiting, key).update(inside)
-                self.outgoing.append(partial_arrival(group, size, inside))
-            else:
-                whole = partial_arrival(group, size, inside)
-                self._book(inside, matched_collective([whole]))
+        self.all_arrived(rank, {one.group: (group, members, size)}, (one,))
+
+    def all_arrived(
+        self, rank: int, groups: Mapping[int, tuple[str, int, int]], arrivals: Iterable[Arrival]
+    ) -> None:
+        """Records arrivals of *rank*; *groups*: id -> name, members on this node, and in all."""
+        pending = self._pending
+        for one in arrivals:
+            group, members, size = groups[one[0]]
+            away = self.joined and size > members
+            if members < 2 and not away:
+                continue
+            key = group, one[1]
+            inside = pending.get(key)
+            if inside is None:
+                inside = _bounded(pending, key)
+            inside[rank] = one
+            if len(inside) == members:
+                del pending[key]
+                if away:
+                    _bounded(self._waiting, key).update(inside)
+                    self.outgoing.append(partial_arrival(group, size, inside))
+                else:
+                    whole = partial_arrival(group, size, inside)
+                    self._book(inside, matched_collective([whole]))
 
     def book(self, match: MatchedCollective) -> None:
         """Records the leader's answer, whose times are already by this node's clock."""
@@ -137,16 +146,18 @@ class ArrivalSkew:
             match.node_late_ns
         ):  # its end is not known: at most the spread of the node's own arrivals earlier
             skew.node_late[last].add(at - match.node_late_ns, at)
-        transfer = match.transfer_ns
-        for member, one in inside.items():
-            wait = max(0, at - one.start_ns)
-            skew.wait[member].add(one.start_ns, at)
+        transfer, waits = match.transfer_ns, skew.wait
+        for member, (_, _, start, busy, _, timed_step, nbytes, row, blocked) in inside.items():
+            waits[member].add(start, at)
             # a rank whose end was recorded late did not wait all that time
-            waited = max(0, min(wait, one.busy_ns - transfer))
-            one.traffic.matched(one.timed_step, waited, transfer, one.nbytes)
-            end = one.start_ns + one.busy_ns
-            exposed_wait = min(at, end) - max(one.start_ns, end - one.blocked_ns)
-            one.traffic.blamed(last if member != last else -1, exposed_wait, one.blocked_ns)
+            most, waited = busy - transfer, at - start
+            if waited > most:
+                waited = most
+            row.matched(timed_step, waited if waited > 0 else 0, transfer, nbytes)
+            row.matched_ns += blocked
+            if blocked and member != last:
+                end = start + busy
+                row.waited_for(last, min(at, end) - max(start, end - blocked))
 
     def wait_seconds(self, rank: int) -> float | None:
         """Mean seconds a step that *rank* waits for later ranks; None before the first matched step."""
@@ -167,13 +178,13 @@ def _length(of: _ByRank, rank: int) -> int:
     return covered.length if covered else 0
 
 
-_Pending = OrderedDict[tuple[str, int], dict[int, Arrival]]
+_Pending = dict[tuple[str, int], dict[int, Arrival]]
 
 
 def _bounded(pending: _Pending, key: tuple[str, int]) -> dict[int, Arrival]:
     """A new entry of *pending*; removes the oldest entry when there are too many."""
     if len(pending) >= _KEPT_PENDING:
-        pending.popitem(last=False)
+        del pending[next(iter(pending))]
     made: dict[int, Arrival] = {}
     pending[key] = made
     return made
@@ -181,18 +192,14 @@ def _bounded(pending: _Pending, key: tuple[str, int]) -> dict[int, Arrival]:
 
 def partial_arrival(group: str, size: int, inside: dict[int, Arrival]) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    at = before = NEVER
-    first = transfer = 1 << 62
-    last, sequence = -1, 0
-    for member, one in inside.items():
-        if one.start_ns > at:
-            before, at, last = at, one.start_ns, member
-        elif one.start_ns > before:
-            before = one.start_ns
-        first, transfer = min(first, one.start_ns), min(transfer, one.busy_ns)
-        sequence = one.sequence
+    starts = [one.start_ns for one in inside.values()]
+    at = max(starts)
+    last = list(inside)[starts.index(at)]
+    before = sorted(starts)[-2] if len(starts) > 1 else NEVER
+    transfer = min([one.busy_ns for one in inside.values()])
+    sequence = inside[last].sequence
     return PartialArrival(
-        group, sequence, size, len(inside), first, at, last, before, max(1, transfer)
+        group, sequence, size, len(inside), min(starts), at, last, before, max(1, transfer)
     )
 
 

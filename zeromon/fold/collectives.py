@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from zeromon.fold.communication import BUSY, CALLS, EXPOSED, NBYTES, TIMED_BYTES, size_bucket
+from zeromon.fold.communication import (
+    BUSY,
+    CALLS,
+    EXPOSED,
+    NBYTES,
+    TIMED_BYTES,
+    CollectiveStats,
+    size_bucket,
+)
 from zeromon.fold.registry import folds
-from zeromon.fold.state import MOST_IN_FLIGHT, NONE_ISSUED, Arrival, RankState, stats_row
+from zeromon.fold.state import MOST_IN_FLIGHT, NONE_ISSUED, Arrival, Call, RankState, stats_row
 from zeromon.ring.events import (
+    OP,
+    PHASE,
     Counted,
     Done,
     Dtype,
     Flag,
     GroupSequence,
     Issued,
+    Kind,
     Op,
+    Raw,
     Stall,
     Untimed,
+    of_call,
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
@@ -24,104 +37,151 @@ _AHEAD = int(Flag.AHEAD)
 _DEVICE = int(Flag.DEVICE)
 _QUANTIZED = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
 _QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
+_ISSUED, _DONE = int(Kind.ISSUED), int(Kind.DONE)
+_MOST_CALLS = 1 << 14
+_new = tuple.__new__  # a named tuple's own __new__ would be one more Python call a record
 
 
-@folds(Issued)
-def _fold_issued(state: RankState, e: Issued) -> None:
-    if e.flags & _INFERRED:  # counted elsewhere; kept to show a hang
-        state.in_flight[e.group, e.sequence] = e
-        return
-    row = state.traffic.get((e.op, e.group, e.phase, e.unit))
-    if row is None:
-        row = stats_row(state, e.op, e.group, e.phase, e.unit)
+def is_call(record: Raw) -> bool:
+    """Whether *record* says that a collective was issued or has ended."""
+    return record[2] & 255 in (_ISSUED, _DONE)
+
+
+def call_of(state: RankState, word: int) -> Call | None:
+    """Returns what the collectives with this word 2 have in common; None where it is not known."""
+    op, phase, flags = word >> 8 & 255, word >> 16 & 255, word >> 24 & 255
+    group, unit = word >> 32 & 0xFFFF, word >> 48
+    if op >= len(OP) or phase >= len(PHASE):
+        return None
+    is_issue = word & 255 == _ISSUED
+    fold = _fold_issued if is_issue else _fold_done
+    if flags & (_INFERRED if is_issue else _FAILED):
+        fold = _fold_inferred if is_issue else _fold_failed
+        row = CollectiveStats(OP[op], 1, 0)
+    else:
+        row = stats_row(state, OP[op], group, PHASE[phase], unit)
+    if len(state.calls) >= _MOST_CALLS:
+        state.calls.clear()
+    call = state.calls[word] = Call(fold, OP[op], PHASE[phase], group, unit, flags, row)
+    return call
+
+
+def _fold_inferred(state: RankState, call: Call, record: Raw) -> None:
+    """Keeps a collective that is counted elsewhere, to show a hang."""
+    state.in_flight[call.group, record[4]] = record
+
+
+def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
+    _, _, _, nbytes, sequence, dtype, engine, _ = record
+    group, row = call.group, call.row
     totals = row.totals
     totals.count += 1
-    totals.nbytes += e.nbytes
-    if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
-        totals.quantized_bytes += e.nbytes
-    if e.sequence > state.last_issued.get(e.group, NONE_ISSUED)[0]:
-        state.last_issued[e.group] = (e.sequence, e.op, e.nbytes)
-    row.called(e.nbytes)
-    if e.unit and e.unit == state.background_unit:
+    totals.nbytes += nbytes
+    if dtype in _QUANTIZED and call.op in _QUANTIZED_OPS:
+        totals.quantized_bytes += nbytes
+    if sequence > state.last_issued.get(group, NONE_ISSUED)[0]:
+        state.last_issued[group] = sequence, call.op, nbytes
+    if nbytes != row.bucket_of:
+        row.bucket_of, row.bucket = nbytes, size_bucket(nbytes)
+    row.sizes[row.bucket] += 1
+    row.calls += 1
+    row.nbytes += nbytes
+    if call.unit and call.unit == state.background_unit:
         if len(state.background) < MOST_IN_FLIGHT:
-            state.background[e.group, e.sequence] = e
+            state.background[group, sequence] = record
         return
-    if e.engine:
-        engine = state.engines[e.engine]
-        engine.collectives += 1
-        engine.nbytes += e.nbytes
-    state.window.collectives += 1
-    state.window.nbytes += e.nbytes
+    if engine:
+        of_engine = state.engines[engine]
+        of_engine.collectives += 1
+        of_engine.nbytes += nbytes
+    window = state.window
+    window.collectives += 1
+    window.nbytes += nbytes
     now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     now[CALLS] += 1
-    now[NBYTES] += e.nbytes
-    state.phase = e.phase
-    state.unit = e.unit
+    now[NBYTES] += nbytes
+    state.phase = call.phase
+    state.unit = call.unit
     if len(state.in_flight) < MOST_IN_FLIGHT:
-        state.in_flight[e.group, e.sequence] = e
+        state.in_flight[group, sequence] = record
 
 
-@folds(Done)
-def _fold_done(state: RankState, e: Done) -> None:
-    issued = state.in_flight.pop((e.group, e.sequence), None)
-    if e.sequence > state.last_done.get(e.group, 0):
-        state.last_done[e.group] = e.sequence
-    if e.flags & _FAILED:
-        return
-    row = state.traffic.get((e.op, e.group, e.phase, e.unit))
-    if row is None:
-        row = stats_row(state, e.op, e.group, e.phase, e.unit)
+def _fold_failed(state: RankState, call: Call, record: Raw) -> None:
+    group, sequence = call.group, record[6]
+    if sequence > state.last_done.get(group, 0):
+        state.last_done[group] = sequence
+    state.in_flight.pop((group, sequence), None)
+
+
+def _fold_done(state: RankState, call: Call, record: Raw) -> None:
+    _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
+    group, unit, row = call.group, call.unit, call.row
+    issued = state.in_flight.pop((group, sequence), None)
+    if sequence > state.last_done.get(group, 0):
+        state.last_done[group] = sequence
+    duration = t_ns - issued_ns if t_ns > issued_ns else 0
     totals = row.totals
-    duration = e.t_ns - e.issued_ns if e.t_ns > e.issued_ns else 0
     totals.timed += 1
     totals.duration_ns += duration
-    totals.recent_bytes += e.nbytes
+    totals.recent_bytes += nbytes
     totals.recent_ns += duration
-    if e.unit and e.unit == state.background_unit:  # its thread has waited, and no step
-        state.background.pop((e.group, e.sequence), None)
+    if unit and unit == state.background_unit:  # its thread has waited, and no step
+        state.background.pop((group, sequence), None)
         return
-    state.window.timed += 1
-    totals.exposed_ns += e.blocked_ns
-    row.exposed_ns += e.blocked_ns
-    now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
-    now[TIMED_BYTES] += e.nbytes
+    totals.exposed_ns += blocked_ns
+    row.exposed_ns += blocked_ns
+    timed_steps = state.timed_steps
+    now = row.now if row.step == timed_steps else row.at(timed_steps)
+    now[TIMED_BYTES] += nbytes
     now[BUSY] += duration
-    now[EXPOSED] += e.blocked_ns
-    if e.sequence > 0:  # groups do not number sends and receives
-        step = state.step + 1 if e.issued_ns >= state.step_end_ns else state.step
-        state.arrivals.append(
-            Arrival(
-                e.group,
-                e.sequence,
-                e.issued_ns,
-                duration,
-                step,
-                state.timed_steps,
-                e.nbytes,
-                row,
-                e.blocked_ns,
-            )
-        )
-    else:
-        state.pipeline.waited_ns += e.blocked_ns
+    now[EXPOSED] += blocked_ns
     window = state.window
-    window.communication.append((e.issued_ns, e.t_ns))
-    if e.blocked_ns:
-        if e.flags & _DEVICE:  # one stream's waits are disjoint; the host's times of issue are not
-            window.stall_ns += e.blocked_ns
-        else:
-            window.blocked.append((e.t_ns - e.blocked_ns, e.t_ns))
-        window.phase_exposed_ns[e.phase] += e.blocked_ns
-    state.exposed_ns += e.blocked_ns
-    if issued is not None and issued.engine:
-        state.engines[issued.engine].exposed_ns += e.blocked_ns
-    if e.unit:
-        state.unit_totals[e.unit].exposed_ns += e.blocked_ns
-        if e.op is Op.ALL_GATHER and state.gathers:
-            ahead = bool(e.flags & _AHEAD)
-            state.gathers.setdefault(ahead, [0, 0])[1] += e.blocked_ns
-            if not ahead:
-                window.late_ns += e.blocked_ns
+    window.timed += 1
+    window.communication.append((issued_ns, t_ns))
+    if sequence > 0:  # groups do not number sends and receives
+        step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
+        arrival = group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns
+        state.arrivals.append(_new(Arrival, arrival))
+    else:
+        state.pipeline.waited_ns += blocked_ns
+    if blocked_ns:
+        _expose(state, call, issued_ns, t_ns, blocked_ns)
+        if issued is not None and issued[6]:
+            state.engines[issued[6]].exposed_ns += blocked_ns
+    if unit and call.op is Op.ALL_GATHER and state.gathers:
+        ahead = bool(call.flags & _AHEAD)
+        state.gathers.setdefault(ahead, [0, 0])[1] += blocked_ns
+        if not ahead:
+            window.late_ns += blocked_ns
+
+
+def _expose(state: RankState, call: Call, issued_ns: int, t_ns: int, blocked_ns: int) -> None:
+    """Counts the last *blocked_ns* of a collective, for which it blocked its caller."""
+    window = state.window
+    if call.flags & _DEVICE:  # one stream's waits are disjoint; the host's times of issue are not
+        window.stall_ns += blocked_ns
+    else:
+        window.blocked.append((t_ns - blocked_ns, t_ns))
+        if blocked_ns > t_ns - issued_ns:
+            window.began_before = True
+    window.phase_exposed_ns[call.phase] += blocked_ns
+    state.exposed_ns += blocked_ns
+    if call.unit:
+        state.unit_totals[call.unit].exposed_ns += blocked_ns
+
+
+def _fold_event(state: RankState, e: Issued | Done) -> None:
+    """Folds the event of a record as the record itself."""
+    kind = _ISSUED if isinstance(e, Issued) else _DONE
+    word = of_call(kind, e.op, e.phase, e.flags, e.group, e.unit)
+    call = state.calls.get(word) or call_of(state, word)
+    if call is not None:
+        a, b, c, d = e[6:]
+        call.fold(state, call, (0, e.t_ns, word, a, b, c, d, 0))
+
+
+folds(Issued)(_fold_event)
+folds(Done)(_fold_event)
 
 
 @folds(Counted)
@@ -186,10 +246,10 @@ def forget_ended(state: RankState, step_start_ns: int) -> None:
     """
     state.in_flight, state.background = (
         {
-            key: e
-            for key, e in flying.items()
-            if not e.flags & _INFERRED
-            and (e.t_ns >= step_start_ns or e.sequence > state.last_done.get(e.group, 0))
+            (group, sequence): record
+            for (group, sequence), record in flying.items()
+            if not record[2] >> 24 & _INFERRED
+            and (record[1] >= step_start_ns or sequence > state.last_done.get(group, 0))
         }
         for flying in (state.in_flight, state.background)
     )

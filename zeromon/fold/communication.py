@@ -13,11 +13,13 @@ from typing import Any
 from zeromon.ring.events import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow, SizeRow
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.stats.bandwidth import algbw, busbw
+from zeromon.stats.bandwidth import algbw, bus_factor
 from zeromon.stats.intervals import Interval
 
 DECAY = 0.9
 MOST_ROWS = 400
+_FADES = 64
+_FADED = tuple(DECAY**ago for ago in range(_FADES))
 
 Key = tuple[Op, int, Phase, int]
 """Operation, group, phase, unit."""
@@ -31,13 +33,13 @@ class CollectiveStats:
     """The sums of one row: *now* holds those of step number *step*, *past* those of all steps before."""
 
     __slots__ = (
-        "best_busbw", "bucket", "bucket_of", "calls", "exposed_ns", "matched_ns", "nbytes", "now",
-        "op", "past", "size", "sizes", "step", "totals", "waits",
+        "best_busbw", "bucket", "bucket_of", "bus_factor", "calls", "exposed_ns", "matched_ns",
+        "nbytes", "now", "past", "size", "sizes", "step", "totals", "waits",
     )  # fmt: skip
 
     def __init__(self, op: Op, size: int, step: int, totals: Any = None) -> None:
-        self.op = op
         self.size = size
+        self.bus_factor = bus_factor(op, size)
         self.step = step
         self.totals = totals
         """The totals of the same operation and group: they save the fold a second look-up."""
@@ -56,19 +58,13 @@ class CollectiveStats:
         """Exposed nanoseconds of the calls that were matched across ranks."""
         self.best_busbw = 0.0
 
-    def called(self, nbytes: int) -> None:
-        """Counts a call of *nbytes* bytes."""
-        if nbytes != self.bucket_of:
-            self.bucket_of, self.bucket = nbytes, size_bucket(nbytes)
-        self.sizes[self.bucket] += 1
-        self.calls += 1
-        self.nbytes += nbytes
-
     def at(self, step: int) -> list[float]:
         """Returns the sums of *step*, which the caller adds to."""
         if step > self.step:
             self.past, self.now, self.step = self.before(step), [0.0] * _FIELDS, step
-            self.best_busbw = max(self.best_busbw, self.busbw(self.past) or 0.0)
+            bandwidth = self.busbw(self.past)
+            if bandwidth is not None and bandwidth > self.best_busbw:
+                self.best_busbw = bandwidth
         return self.now
 
     def forget(self) -> None:
@@ -77,19 +73,19 @@ class CollectiveStats:
 
     def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
-        if step >= self.step:
+        ago = self.step - step
+        if ago <= 0:
             sums, share = self.at(step), 1.0
         else:
-            sums, share = self.past, DECAY ** (self.step - step)
+            sums, share = self.past, _FADED[ago] if ago < _FADES else DECAY**ago
         sums[WAIT] += share * wait
         sums[TRANSFER] += share * transfer
         sums[MATCHED_BYTES] += share * nbytes
 
-    def blamed(self, last: int, waited_ns: int, exposed_ns: int) -> None:
-        """Adds the exposed time of a matched call, and the wait for rank *last* in it; -1 for none."""
-        self.matched_ns += exposed_ns
-        if last >= 0 and waited_ns > 0:
-            self.waits[last] = self.waits.get(last, 0) + waited_ns
+    def waited_for(self, last: int, exposed_ns: int) -> None:
+        """Adds the exposed time of a matched call until rank *last* arrived; at most 0: none."""
+        if last >= 0 and exposed_ns > 0:
+            self.waits[last] = self.waits.get(last, 0) + exposed_ns
 
     def before(self, step: int) -> list[float]:
         """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""
@@ -106,7 +102,9 @@ class CollectiveStats:
     def busbw(self, sums: list[float]) -> float | None:
         """Bus bandwidth over *sums*, bytes/s; None without bytes."""
         nbytes, busy = moved(sums)
-        return busbw(self.op, nbytes, busy / 1e9, self.size) if nbytes else None
+        if not nbytes or self.bus_factor is None or busy <= 0:
+            return None
+        return nbytes / (busy / 1e9) * self.bus_factor
 
 
 def moved(sums: list[float]) -> tuple[float, float]:

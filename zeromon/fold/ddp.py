@@ -8,7 +8,6 @@ from zeromon.fold.communication import BUSY, CALLS, EXPOSED, NBYTES, TIMED_BYTES
 from zeromon.fold.registry import folds
 from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, RankState, stats_row
 from zeromon.ring.events import BackwardComm, Bucket, Op, Phase
-from zeromon.stats.intervals import intersection, length, union
 
 
 @folds(Bucket)
@@ -34,12 +33,11 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     window.phase_exposed_ns[Phase.BACKWARD] += exposed
     window.timed += e.buckets
     if last is not None and belongs_to_last:
-        communication = union(window.communication)
-        waits = intersection(union(window.blocked), communication)
+        communication_ns, exposed_ns = window.communicated_ns()
         state.history[-1] = replace(
             last,
-            communication_ns=length(communication),
-            exposed_ns=length(waits),
+            communication_ns=communication_ns,
+            exposed_ns=exposed_ns,
             phase_exposed_ns=tuple(window.phase_exposed_ns),
             untimed=max(0, window.collectives - window.timed),
         )

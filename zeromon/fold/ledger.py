@@ -42,7 +42,9 @@ _TRAINS = (*_COMPUTES, Phase.OTHER)
 def add_step(ledger: LedgerSums, step: StepSummary) -> None:
     """Adds a step of which everything is known to the sums of the ledger."""
     timed = step.timed and bool(step.phase_exposed_ns)
-    for phase, spent in zip(Phase, step.phase_ns, strict=False):
+    for phase, spent in enumerate(step.phase_ns):
+        if not spent:
+            continue
         if timed:
             exposed = min(spent, step.phase_exposed_ns[phase])
             ledger.timed_ns[phase] += spent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from zeromon.ring.events import (
     Bucket,
     Exit,
     HostSample,
-    Issued,
     MemoryPeak,
     MemorySample,
     Oom,
@@ -25,6 +25,7 @@ from zeromon.ring.events import (
     Path,
     Phase,
     Precision,
+    Raw,
     Role,
     RoleBytes,
     Scalar,
@@ -34,7 +35,7 @@ from zeromon.ring.events import (
 from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import Interval
+from zeromon.stats.intervals import Interval, intersection, length, union
 
 STEP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0,
@@ -72,6 +73,22 @@ class Arrival(NamedTuple):
 
 
 NONE_ISSUED = (-1, Op.NONE, 0)
+
+
+@dataclass(slots=True)
+class Call:
+    """What the collectives of one kind, operation, phase, group, unit and flags have in common.
+
+    Nine of ten records are of collectives, and few differ in these: each is looked up by one word.
+    """
+
+    fold: Callable[[RankState, Call, Raw], None]
+    op: Op
+    phase: Phase
+    group: int
+    unit: int
+    flags: int
+    row: CollectiveStats
 
 
 class Spent(NamedTuple):
@@ -188,6 +205,14 @@ class Window:
     """Label of a scalar -> its value in the step; None where it is not finite."""
     samples: int = -1
     tokens: int = -1
+    began_before: bool = False
+    """Whether a wait began before its own collective; else all of :attr:`blocked` is communication."""
+
+    def communicated_ns(self) -> tuple[int, int]:
+        """Returns how long communication was under way, and how long of that a caller was blocked."""
+        communication, blocked = union(self.communication), union(self.blocked)
+        exposed = intersection(blocked, communication) if self.began_before else blocked
+        return length(communication), length(exposed)
 
 
 @dataclass(slots=True)
@@ -272,9 +297,12 @@ class RankState:
     unit_totals: defaultdict[int, UnitTotals] = field(
         default_factory=lambda: defaultdict(UnitTotals)
     )
-    in_flight: dict[tuple[int, int], Issued] = field(default_factory=dict)
-    background: dict[tuple[int, int], Issued] = field(default_factory=dict)
+    in_flight: dict[tuple[int, int], Raw] = field(default_factory=dict)
+    """(group, sequence number) -> the record with which it was issued."""
+    background: dict[tuple[int, int], Raw] = field(default_factory=dict)
     """The same of other threads than that of training."""
+    calls: dict[int, Call] = field(default_factory=dict)
+    """Word 2 of a record of a collective -> what such records have in common."""
     background_unit: int = 0
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
     last_done: dict[int, int] = field(default_factory=dict)

@@ -22,10 +22,10 @@ from zeromon.ring.events import (
     StepMark,
 )
 from zeromon.snapshot import StepSummary
-from zeromon.stats.intervals import intersection, length, union
 
 _CONTINUED = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC = int(Flag.ASYNC)
+_IDLE = int(Flag.IDLE)
 
 
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
@@ -111,7 +111,7 @@ def _fold_batch(state: RankState, e: BatchMark) -> None:
 @folds(StepMark)
 def _fold_step(state: RankState, e: StepMark) -> None:
     previous = state.history[-1] if state.history else None
-    continued = bool(e.flags & Flag.CONTINUED) and previous is not None
+    continued = bool(e.flags & _CONTINUED) and previous is not None
     window, state.last_window = state.window, state.window
     state.window = Window()
     start = previous.start_ns if continued and previous else e.start_ns
@@ -166,8 +166,7 @@ def _decay_bandwidths(state: RankState) -> None:
 
 
 def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
-    communication = union(window.communication)
-    exposed = intersection(union(window.blocked), communication)
+    communication_ns, exposed_ns = window.communicated_ns()
     phases = list(window.phase_ns)
     phases[Phase.OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
     memory, host = state.memory, state.host
@@ -175,13 +174,13 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         step=e.step,
         start_ns=start,
         end_ns=e.t_ns,
-        idle=bool(e.flags & Flag.IDLE),
+        idle=bool(e.flags & _IDLE),
         micro_steps=e.micro_steps,
         phase_ns=tuple(phases),
         collectives=window.collectives,
         collective_bytes=window.nbytes,
-        communication_ns=length(communication),
-        exposed_ns=length(exposed) + window.stall_ns,
+        communication_ns=communication_ns,
+        exposed_ns=exposed_ns + window.stall_ns,
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),

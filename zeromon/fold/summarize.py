@@ -24,7 +24,7 @@ from zeromon.fold.state import (
 )
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Flag, Op, Path, Phase
+from zeromon.ring.events import Flag, Issued, Op, Path, Phase, decode
 from zeromon.ring.model_metadata import (
     ModelMetadata,
     compiled_metadata,
@@ -404,7 +404,8 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     """
     # where training stands still, it may wait for a thread that waits for other ranks
     background = state.background if state.meta.get("stack") else {}
-    entries = [*state.in_flight.values(), *background.values()]
+    records = [*state.in_flight.values(), *background.values()]
+    entries = [e for record in records if isinstance(e := decode(record), Issued)]
     inferred = {e.group for e in entries if e.flags & _INFERRED}
     hooked = {e.group for e in entries if not e.flags & _INFERRED}
     by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}

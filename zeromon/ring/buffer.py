@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +51,10 @@ _PACKED = struct.Struct("@nnIInnnnn")
 """RECORD in fewer words, in the native form of x86-64, which Python packs fastest."""
 _BODY = struct.Struct("<QqIIqqqq")
 _TAIL = struct.Struct("<II")
-_CHUNK = 8192
+_CHUNK = 256
 _PATIENCE = 3
+_MOST_THREADS = 64
+"""That write records at the same moment."""
 
 WriteRecord = Callable[[int, int, int, int, int, int, int], None]
 """``write(t_ns, head, place, a, b, c, d)``; *head* and *place* as :mod:`zeromon.ring.events` packs
@@ -286,51 +288,60 @@ class RingReader:
         return max(self._heads[::8].tolist())
 
     def read(self, *, final: bool = False) -> list[Raw]:
-        """All whole records since the last call, in order.
+        """All whole records since the last call, in order; *final* as for :meth:`records`."""
+        return list(self.records(final=final))
+
+    def records(self, *, final: bool = False) -> Iterator[Raw]:
+        """Yields all whole records since the last call, in order; unpacks each when it is asked for.
 
         *final* says that the writer is dead: a record it never finished is stepped over at once
         instead of being waited for.
         """
+        return itertools.chain.from_iterable(self._runs(final=final))
+
+    def _runs(self, *, final: bool) -> Iterator[Iterable[Raw]]:
         capacity = self.header.capacity
-        found: list[Raw] = []
         while True:
             slot = self._next & (capacity - 1)
             count = min(_CHUNK, capacity - slot)
-            whole = self._read_run(slot, count, found)
+            whole = self._whole(slot, count)
+            if whole:
+                yield self._read_run(slot, whole)
             if whole == count:
                 continue
             head = self._heads[(self._next & (capacity - 1)) * 8]
             if head > self._next:
                 self._skip_lapped()
             elif not self._step_over_hole(final=final):
-                return found
+                return
 
-    def _read_run(self, slot: int, count: int, found: list[Raw]) -> int:
-        """Appends the run of whole records at *slot*; returns its length."""
-        first = self._next
-        expected = [n & 0xFFFFFFFF for n in range(first, first + count)]
+    def _whole(self, slot: int, count: int) -> int:
+        """How many of the *count* records at *slot* the writer has finished, without a gap."""
         tails = self._tails[slot * 16 + 14 : (slot + count) * 16 : 16].tolist()
-        if tails != expected:
-            count = next(i for i in range(count) if tails[i] != expected[i])
-        if not count:
-            return 0
+        expected = range(self._next, self._next + count)
+        if tails == list(expected):
+            return count
+        pairs = enumerate(zip(tails, expected, strict=True))
+        return next((i for i, (tail, n) in pairs if tail != n & 0xFFFFFFFF), count)
+
+    def _read_run(self, slot: int, count: int) -> Iterable[Raw]:
+        """Returns the whole records among the *count* at *slot*; the next run begins after them."""
+        first, self._next = self._next, self._next + count
         blob = bytes(self._records[slot * RECORD_SIZE : (slot + count) * RECORD_SIZE])
         heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
         if heads == list(range(first, first + count)) and not self.header.flags & FLAG_CRC:
-            found.extend(RECORD.iter_unpack(blob))
-        else:
-            self._keep_proven(blob, heads, first, found)
-        self._next = first + count
-        return count
+            return RECORD.iter_unpack(blob)
+        return self._proven(blob, heads, first)
 
-    def _keep_proven(self, blob: bytes, heads: list[int], first: int, found: list[Raw]) -> None:
-        crc = bool(self.header.flags & FLAG_CRC)
+    def _proven(self, blob: bytes, heads: list[int], first: int) -> list[Raw]:
+        crc, found = bool(self.header.flags & FLAG_CRC), []
         for i, raw in enumerate(RECORD.iter_unpack(blob)):
             body = blob[i * RECORD_SIZE : (i + 1) * RECORD_SIZE - _TAIL.size]
-            if heads[i] == first + i == raw[0] and (not crc or zlib.crc32(body) == raw[13]):
+            if heads[i] == first + i == raw[0] and (not crc or zlib.crc32(body) == raw[7] >> 32):
                 found.append(raw)
             else:
                 self._lose(first + i, first + i + 1)
+        return found
 
     def _skip_lapped(self) -> None:
         """The writer overtook us: go on a quarter of the ring ahead of where it writes."""
@@ -341,7 +352,7 @@ class RingReader:
 
     def _step_over_hole(self, *, final: bool) -> bool:
         """Passes a record that a thread began and has not finished; False when there is nothing."""
-        if self.newest() <= self._next:
+        if not (self.newest() > self._next if final else self._is_followed()):
             return False
         tries = self._hole[1] + 1 if self._hole[0] == self._next else 1
         self._hole = (self._next, tries)
@@ -350,6 +361,12 @@ class RingReader:
         self._lose(self._next, self._next + 1)
         self._next += 1
         return True
+
+    def _is_followed(self) -> bool:
+        """Whether a thread has begun one of the next records; a live ring is not searched whole."""
+        mask, heads = self.header.capacity - 1, self._heads
+        following = range(self._next + 1, self._next + 1 + _MOST_THREADS)
+        return any(heads[(n & mask) * 8] >= n for n in following)
 
     def _lose(self, first: int, end: int) -> None:
         self.lost += max(0, end - max(first, self.known))

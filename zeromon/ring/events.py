@@ -50,12 +50,12 @@ from zeromon.ring.codes import (
 )
 from zeromon.ring.loading import Loading, LoadingRead
 
-RECORD = struct.Struct("<QqBBBBHHqqqqII")
+RECORD = struct.Struct("<QqQqqqqQ")
 RECORD_SIZE = 64
 assert RECORD.size == RECORD_SIZE
 
-Raw = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""A record as unpacked by :data:`RECORD`."""
+Raw = tuple[int, int, int, int, int, int, int, int]
+"""A record as unpacked by :data:`RECORD`: its eight words."""
 
 
 def head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
@@ -89,6 +89,11 @@ def activity_of(code: int) -> Activity:
 _ACTIVITIES = {int(one): one for one in Activity}
 
 
+def of_call(kind: int, op: int, phase: int, flags: int, group: int, unit: int) -> int:
+    """Returns word 2: what all calls of one kind have in common."""
+    return head(kind, op, phase, flags) | place(group, unit) << 32
+
+
 def typed(dtype: int, engine: int) -> int:
     """Returns dtype and engine as the one field that a COUNTED record has for both."""
     return dtype | engine << 8
@@ -108,8 +113,20 @@ class Event(Protocol):
 _E = TypeVar("_E", bound=Event)
 
 OP, PHASE = tuple(Op), tuple(Phase)
-_WORDS = ("seq", "t", "kind", "op", "phase", "flags", "group", "unit", "a", "b", "c", "d")
-"""Names of the parts of a :data:`Raw` record, in its order."""
+_PARTS = {
+    "seq": "r[0]",
+    "t": "r[1]",
+    "op": "(r[2] >> 8 & 255)",
+    "phase": "(r[2] >> 16 & 255)",
+    "flags": "(r[2] >> 24 & 255)",
+    "group": "(r[2] >> 32 & 65535)",
+    "unit": "(r[2] >> 48)",
+    "a": "r[3]",
+    "b": "r[4]",
+    "c": "r[5]",
+    "d": "r[6]",
+}
+"""Name of a part of a record -> the expression that reads it from the :data:`Raw` record *r*."""
 _LAYOUTS: dict[int, tuple[type, str]] = {}
 _DECODERS: dict[int, Callable[[Raw], Event]] = {}
 
@@ -136,7 +153,7 @@ def _compile(kind: int) -> Callable[[Raw], Event] | None:
     if kind not in _LAYOUTS:
         return None
     event, layout = _LAYOUTS[kind]
-    fields = re.sub(rf"\b({'|'.join(_WORDS)})\b", lambda m: f"r[{_WORDS.index(m[0])}]", layout)
+    fields = re.sub(rf"\b({'|'.join(_PARTS)})\b", lambda m: _PARTS[m[0]], layout)
     names = {**globals(), "event": event, "new": tuple.__new__}
     # a named tuple's own __new__ would be one more Python call a record
     decoder: Callable[[Raw], Event] = eval(f"lambda r: new(event, ({fields},))", names)
@@ -144,9 +161,14 @@ def _compile(kind: int) -> Callable[[Raw], Event] | None:
     return decoder
 
 
+def kind_of(raw: Raw) -> int:
+    """Returns the number of the kind of *raw*."""
+    return raw[2] & 255
+
+
 def decode(raw: Raw) -> Event | None:
     """Returns the event of *raw*; None for a kind or a value that this version does not know."""
-    decoder = _DECODERS.get(raw[2]) or _compile(raw[2])
+    decoder = _DECODERS.get(raw[2] & 255) or _compile(raw[2] & 255)
     if decoder is None:
         return None
     try:

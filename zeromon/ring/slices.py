@@ -11,7 +11,7 @@ from zeromon.errors import RingError
 from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingReader, ring_size
 from zeromon.ring.codes import Kind
-from zeromon.ring.events import Event, Raw, StepMark, decode
+from zeromon.ring.events import Event, Raw, StepMark, decode, kind_of
 
 _MOST_BYTES = 16 * ring_size()
 
@@ -100,7 +100,7 @@ def _last(raws: Sequence[Raw], steps: int) -> Sequence[Raw]:
         return raws
     seen: set[int] = set()
     for at in range(len(raws) - 1, -1, -1):
-        if raws[at][2] == Kind.STEP and isinstance(mark := decode(raws[at]), StepMark):
+        if kind_of(raws[at]) == Kind.STEP and isinstance(mark := decode(raws[at]), StepMark):
             seen.add(mark.step)
             if len(seen) > steps:
                 return raws[at:]

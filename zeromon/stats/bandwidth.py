@@ -31,11 +31,15 @@ def algbw(total_bytes: float, seconds: float) -> float | None:
 
 def busbw(op: Op, total_bytes: float, seconds: float, group_size: int) -> float | None:
     """Returns the bus bandwidth in bytes/s; None for a barrier, no time, or a group of one rank."""
-    factor = BUS_FACTOR.get(op)
+    factor = bus_factor(op, group_size)
     bandwidth = algbw(total_bytes, seconds)
-    if factor is None or bandwidth is None or group_size < 2:
-        return None
-    return bandwidth * factor(group_size)
+    return None if factor is None or bandwidth is None else bandwidth * factor
+
+
+def bus_factor(op: Op, group_size: int) -> float | None:
+    """Returns busbw / algbw; None for a barrier or a group of one rank."""
+    factor = BUS_FACTOR.get(op)
+    return None if factor is None or group_size < 2 else factor(group_size)
 
 
 def overlap_ratio(communication_ns: int, exposed_ns: int) -> float | None:

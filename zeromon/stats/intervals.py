@@ -16,12 +16,19 @@ Interval = tuple[int, int]
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Returns the set that *intervals* cover; they may overlap and have any order."""
     merged: list[Interval] = []
-    for start, end in sorted(i for i in intervals if i[1] > i[0]):
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
+    ordered = sorted(intervals)
+    if not ordered:
+        return merged
+    begin, until = ordered[0][0], ordered[0][0]
+    for start, end in ordered:
+        if start > until:
+            if until > begin:
+                merged.append((begin, until))
+            begin, until = start, start
+        if end > until:
+            until = end
+    if until > begin:
+        merged.append((begin, until))
     return merged
 
 
@@ -35,14 +42,17 @@ def intersection(left: list[Interval], right: list[Interval]) -> list[Interval]:
     common: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
-        start = max(left[i][0], right[j][0])
-        end = min(left[i][1], right[j][1])
-        if start < end:
-            common.append((start, end))
-        if left[i][1] < right[j][1]:
+        a, end = left[i]
+        start, b = right[j]
+        if a > start:
+            start = a
+        if end < b:
             i += 1
         else:
+            end = b
             j += 1
+        if start < end:
+            common.append((start, end))
     return common
 
 
@@ -78,6 +88,11 @@ class Coverage:
         if end <= start:
             return
         starts, ends = self._starts, self._ends
+        if not ends or start > ends[-1]:  # as most come: in order
+            starts.append(start)
+            ends.append(end)
+            self.length += end - start
+            return
         first, after = bisect_left(ends, start), bisect_right(starts, end)
         if first < after:  # these overlap or touch it
             self.length -= sum(ends[first:after]) - sum(starts[first:after])
