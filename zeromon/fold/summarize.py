@@ -403,9 +403,8 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     those from Python. Where C++ has issued some, only the group's numbers can be compared between ranks.
     """
     # where training stands still, it may wait for a thread that waits for other ranks
-    background = state.background if state.meta.get("stack") else {}
-    records = [*state.in_flight.values(), *background.values()]
-    entries = [e for record in records if isinstance(e := decode(record), Issued)]
+    flying = state.in_flight | (state.background if state.meta.get("stack") else {})
+    entries = [e for record in flying.values() if isinstance(e := decode(record), Issued)]
     inferred = {e.group for e in entries if e.flags & _INFERRED}
     hooked = {e.group for e in entries if not e.flags & _INFERRED}
     by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}

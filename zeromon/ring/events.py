@@ -114,18 +114,10 @@ _E = TypeVar("_E", bound=Event)
 
 OP, PHASE = tuple(Op), tuple(Phase)
 _PARTS = {
-    "seq": "r[0]",
-    "t": "r[1]",
-    "op": "(r[2] >> 8 & 255)",
-    "phase": "(r[2] >> 16 & 255)",
-    "flags": "(r[2] >> 24 & 255)",
-    "group": "(r[2] >> 32 & 65535)",
-    "unit": "(r[2] >> 48)",
-    "a": "r[3]",
-    "b": "r[4]",
-    "c": "r[5]",
-    "d": "r[6]",
-}
+    "seq": "r[0]", "t": "r[1]", "op": "(r[2] >> 8 & 255)", "phase": "(r[2] >> 16 & 255)",
+    "flags": "(r[2] >> 24 & 255)", "group": "(r[2] >> 32 & 65535)", "unit": "(r[2] >> 48)",
+    "a": "r[3]", "b": "r[4]", "c": "r[5]", "d": "r[6]",
+}  # fmt: skip
 """Name of a part of a record -> the expression that reads it from the :data:`Raw` record *r*."""
 _LAYOUTS: dict[int, tuple[type, str]] = {}
 _DECODERS: dict[int, Callable[[Raw], Event]] = {}
