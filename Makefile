@@ -85,7 +85,7 @@ test: $(READY)
 	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$together
 
 test-long: $(COMPILED_OP)
-	$(PYTEST) -m long
+	$(UV_ENV) $(PYTEST) -m long
 	ZEROMON_FUZZ_CASES=$(FUZZ) $(PYTEST) tests/fuzz
 
 test-matrix: $(READY)

@@ -17,6 +17,7 @@ from typing import Any
 
 from zeromon.cli import build_parser
 from zeromon.errors import SourceError
+from zeromon.probes.installation import install_hint
 
 _STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
 _PREAMBLE = {
@@ -37,13 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Prints the script, made from the parsers of all verbs."""
+    """Prints the script."""
+    sys.stdout.write(script(options.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """The script for *shell*, made from the parsers of all verbs."""
     try:
         shtab: Any = importlib.import_module("shtab")
     except ImportError as error:
         raise SourceError(
-            "completion needs a package that is not installed: shtab",
-            "pip install 'zeromon[completion]'",
+            "completion needs a package that is not installed: shtab", install_hint("completion")
         ) from error
     parser = build_parser()
     for action in actions(parser):
@@ -53,8 +59,8 @@ def call(options: argparse.Namespace) -> int:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _OF_FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    sys.stdout.write(shtab.complete(parser, options.shell, preamble=_PREAMBLE))
-    return 0
+    made: str = shtab.complete(parser, shell, preamble=_PREAMBLE)
+    return made
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from zeromon.cli import servers
 from zeromon.errors import CollectorError, SourceError
+from zeromon.probes.installation import install_hint
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
 
@@ -72,7 +73,7 @@ def serve(
     except ImportError as error:
         raise SourceError(
             f"the dashboard needs a package that is not installed: {error.name}",
-            "pip install 'zeromon[dashboard]'",
+            install_hint("dashboard"),
         ) from error
     loopback = is_loopback(options.host)
     token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)

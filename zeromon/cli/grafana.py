@@ -17,6 +17,7 @@ from typing import Any
 from zeromon.cli.output import write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus.dashboards import BOARDS
+from zeromon.probes.installation import install_hint
 from zeromon.units import printable
 
 
@@ -36,7 +37,7 @@ def call(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise ExportError(
             f"dashboards need a package that is not installed ({error.name})",
-            "pip install 'zeromon[grafana]'",
+            install_hint("grafana"),
         ) from error
     folder = Path(options.output)
     try:

@@ -26,6 +26,7 @@ from zeromon.errors import ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
+from zeromon.probes.installation import own_folders, training_python
 from zeromon.probes.network import network_peak
 from zeromon.readout.text import lock_text, removal_of
 from zeromon.ring import paths
@@ -41,6 +42,7 @@ _PATIENCE_SECONDS = 120
 
 _ASK_TORCH = """
 import json, sys
+sys.path += FOLDERS
 found = {}
 try:
     import torch
@@ -97,17 +99,20 @@ def zeromon_itself() -> list[Fact]:
     ]
 
 
-def torch_facts(python: str = sys.executable) -> list[Fact]:
+def torch_facts(python: str = "") -> list[Fact]:
     """The versions of torch and NCCL, and the names that the agent needs."""
-    found = ask_torch(python)
+    asked = python or training_python()
+    found = ask_torch(asked)
     if "version" not in found:
         why = found.get("error", "it cannot be imported")
-        hint = "Install zeromon beside the torch of your training, or run doctor with that Python."
+        hint = "Activate the environment of your training, so that the first python of the path has it."
         return [Fact(name="torch", value=f"none here ({why})", severity="note", hint=hint)]
     built = found.get("built") or found.get("type") or "CPU only"
     parts = [str(found["version"]), str(built), f"{found.get('devices', 0)} devices"]
     if found.get("nccl"):
         parts.append(f"NCCL {found['nccl']}")
+    if asked != (python or sys.executable):
+        parts.append(f"of {asked}")
     facts = [Fact(name="torch", value=", ".join(parts))]
     missing = found.get("missing") or []
     if found.get("error"):
@@ -130,11 +135,10 @@ def torch_facts(python: str = sys.executable) -> list[Fact]:
 
 def ask_torch(python: str) -> dict[str, Any]:
     """The result of a separate Python process; empty when it fails."""
-    folder = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"PYTHONPATH": folder, "ZEROMON_RUN_DIR": ""}
+    environment = os.environ | {"ZEROMON_RUN_DIR": ""}
     try:
         done = subprocess.run(
-            [python, "-W", "ignore", "-c", _ASK_TORCH],
+            [python, "-W", "ignore", "-c", f"FOLDERS = {own_folders()}{_ASK_TORCH}"],
             capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False, env=environment,
         )  # fmt: skip
         answer = json.loads(done.stdout.partition("FOUND ")[2])

@@ -35,6 +35,7 @@ from zeromon.cli import say
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp_tools import MOST_BYTES, TOOLS, cut
 from zeromon.errors import ZeromonError
+from zeromon.probes.installation import install_hint
 from zeromon.sources.access import Policy, only_loopback
 from zeromon.sources.asgi import App, guarded
 from zeromon.units import printable_lines
@@ -79,7 +80,7 @@ def server() -> Any:
     except ImportError as error:
         raise ZeromonError(
             f"an assistant's server needs a package that is not installed ({error.name})",
-            "pip install 'zeromon[mcp]'",
+            install_hint("mcp"),
         ) from error
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     tools = []

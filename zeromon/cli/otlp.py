@@ -19,6 +19,7 @@ from typing import Any
 
 from zeromon.cli import say
 from zeromon.errors import ExportError, RunNotFound, SourceError
+from zeromon.probes.installation import install_hint
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, node_runs, runs_at
 
@@ -51,8 +52,7 @@ def call(options: argparse.Namespace) -> int:
         )
     except ImportError as error:
         raise ExportError(
-            f"pushing needs a package that is not installed ({error.name})",
-            "pip install 'zeromon[otlp]'",
+            f"pushing needs a package that is not installed ({error.name})", install_hint("otlp")
         ) from error
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # zeromon reports failures itself
     exporter = exporters.OTLPMetricExporter(

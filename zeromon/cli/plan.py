@@ -45,6 +45,7 @@ from zeromon.memory.models import from_config, from_count, from_units
 from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ModelSpec, ShardPlan
+from zeromon.probes.installation import own_folders, training_python
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes
 
@@ -327,6 +328,14 @@ class Models:
         return self._described[key]
 
 
+_DESCRIBE = """
+import runpy, sys
+sys.path += {}
+runpy.run_module("zeromon_agents.describe", run_name="__main__")
+"""
+"""The folders are last: what the training has of a package counts."""
+
+
 def describe(
     entry: str,
     options: argparse.Namespace | None = None,
@@ -334,7 +343,7 @@ def describe(
     ranks: int = 1,
 ) -> dict[str, Any]:
     """Builds the model in a separate process: the core never imports torch or user code."""
-    command = [sys.executable, "-m", "zeromon_agents.describe", entry]
+    command = [training_python(), "-c", _DESCRIBE.format(own_folders()), entry]
     if options is not None and options.trace and batch is not None:
         command += ["--trace", "--micro-batch", str(batch.sequences)]
         command += ["--length", str(batch.length), "--ranks", str(ranks)]
@@ -350,7 +359,8 @@ def describe(
         raise PlanError(
             f"cannot build {entry}: {reason}",
             hint="A Python entry must be importable from here, and return a torch.nn.Module; torch is "
-            "needed. A config.json must be of a model that the installed transformers has.",
+            "needed, in this Python or in the first one of the path. A config.json must be of a "
+            "model that the installed transformers has.",
         )
     found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
     return found

@@ -15,6 +15,7 @@ from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
+from zeromon.probes.installation import install_hint
 from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import table
 from zeromon.snapshot import Rung
@@ -245,7 +246,7 @@ def write_html(found: dict[str, Any], path: str, figure: str = "plan") -> None:
     try:
         figures = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
-        raise PlanError("-o needs plotly", hint="pip install 'zeromon[dashboard]'") from error
+        raise PlanError("-o needs plotly", hint=install_hint("dashboard")) from error
     try:
         Path(path).write_text(figures.page(getattr(figures, figure)(found)))
     except OSError as error:

@@ -25,6 +25,7 @@ from zeromon.cli.output import refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.probes.installation import install_hint
 from zeromon.report.render import render
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
@@ -94,7 +95,7 @@ def html_report() -> Any:
     try:
         return importlib.import_module("zeromon_dashboard.html_report")
     except ImportError as error:
-        raise SourceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
+        raise SourceError("-o needs plotly", install_hint("dashboard")) from error
 
 
 def write_text(path: str, content: str) -> None:

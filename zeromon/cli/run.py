@@ -27,11 +27,11 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from zeromon.errors import LaunchError, RingError
 from zeromon.probes import tasks
+from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
@@ -244,12 +244,8 @@ def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, 
     shim = str(paths.SHIM)
     kept = os.pathsep.join(p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p != shim)
     child["PYTHONPATH"] = f"{shim}{os.pathsep}{kept}" if kept else shim
-    agents = find_spec("zeromon_agents")
-    if agents is None or agents.origin is None:
-        raise LaunchError("this installation has no zeromon_agents", "Reinstall zeromon.")
     child["ZEROMON_SHIM"] = "1"
-    child["ZEROMON_CORE"] = str(paths.CORE)
-    child["ZEROMON_AGENTS"] = str(Path(agents.origin).resolve().parents[1])
+    child["ZEROMON_CORE"], child["ZEROMON_AGENTS"] = own_folders()
     child["ZEROMON_RUN_DIR"] = str(folder)
     child["ZEROMON_PYTHON"] = sys.executable
     return child

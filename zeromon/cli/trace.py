@@ -31,6 +31,7 @@ from zeromon.cli.terminal import show
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
+from zeromon.probes.installation import install_hint
 from zeromon.readout.text import capture_text
 from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
@@ -272,7 +273,7 @@ def write_html(rows: list[tuple[str, dict[str, Lane]]], path: str) -> None:
     try:
         figures: Any = importlib.import_module("zeromon_dashboard.figures")
     except ImportError as error:
-        raise TraceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
+        raise TraceError("-o needs plotly", install_hint("dashboard")) from error
     try:
         Path(path).write_text(figures.page(figures.timeline(rows)))
     except OSError as error:

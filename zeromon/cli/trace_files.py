@@ -14,6 +14,7 @@ from zeromon.cli.output import add_page_argument, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.errors import TraceError
 from zeromon.export.files import Progress
+from zeromon.probes.installation import install_hint
 from zeromon.report.memory_snapshot import as_growth, as_text
 from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
 from zeromon.traces.allocator import read_snapshot
@@ -100,5 +101,5 @@ def _write_page(name: str, devices: tuple[DeviceMemory, ...], text: str, path: s
     try:
         pages: Any = importlib.import_module("zeromon_dashboard.html_report")
     except ImportError as error:
-        raise TraceError("-o needs plotly", "pip install 'zeromon[dashboard]'") from error
+        raise TraceError("-o needs plotly", install_hint("dashboard")) from error
     write(pages.memory_page(Path(name).name, devices, text), path)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from zeromon.errors import NotifyError
+from zeromon.probes.installation import install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
@@ -80,7 +81,7 @@ def _services(url: str) -> Any:
         apprise: Any = importlib.import_module("apprise")
     except ImportError as error:
         name = f"alerts need a package that is not installed ({error.name})"
-        raise NotifyError(name, "pip install 'zeromon[notify]'") from error
+        raise NotifyError(name, install_hint("notify")) from error
     pictures = {"image_url_mask": "", "image_url_logo": ""}  # from a host that nobody named
     asset = apprise.AppriseAsset(app_id="zeromon", service_timeout=_SERVICE_SECONDS, **pictures)
     found = apprise.Apprise(asset=asset)

@@ -9,12 +9,6 @@ from functools import lru_cache
 from rich.style import Style
 from textual.theme import Theme
 
-LETTERS = {
-    "forward": "F", "backward": "B", "optimizer": "O", "cpu_optimizer": "C", "exposed": "x",
-    "data_wait": "d", "evaluation": "E", "checkpoint": "K", "garbage_collection": "G",
-    "compile": "M", "generation": "g", "other": "-", "hidden": "=",
-}  # fmt: skip
-"""The letters of the parts of a step, for screens without colour."""
 HEAT_LEVELS = 8
 
 _DARK = {

@@ -4,10 +4,15 @@ import re
 
 from zeromon.readout.breakdown import PARTS
 from zeromon.tui.line import Line, Span, merged
-from zeromon.tui.styles import LETTERS
 
 TONES = ("", *PARTS, "hidden")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
+LETTERS = {
+    "forward": "F", "backward": "B", "optimizer": "O", "cpu_optimizer": "C", "exposed": "x",
+    "data_wait": "d", "evaluation": "E", "checkpoint": "K", "garbage_collection": "G",
+    "compile": "M", "generation": "g", "other": "-", "hidden": "=",
+}  # fmt: skip
+"""The letters of the parts of a step, for screens without colour."""
 NUMBERS = {tone: number for number, tone in enumerate(TONES)}
 ALIKE = re.compile(rb"(.)\1*", re.DOTALL)
 """Runs of equal bytes."""

@@ -18,10 +18,10 @@ from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import stacked
 from zeromon.tui.draw.chart import charted
+from zeromon.tui.draw.half_blocks import LETTERS
 from zeromon.tui.line import Line, clean, cut, fit, length
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View
-from zeromon.tui.styles import LETTERS
 from zeromon.tui.tables import RANKS, mark
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel

@@ -1,0 +1,70 @@
+"""Adds to the wheel what shells and ``man`` read, made from the parser of the command line.
+
+An editable installation gets none of it: its parser may change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PLACES = {
+    "bash": "share/bash-completion/completions/zeromon",
+    "zsh": "share/zsh/site-functions/_zeromon",
+    "fish": "share/fish/vendor_completions.d/zeromon.fish",
+    "man": "share/man/man1/zeromon.1",
+}
+"""Shell, or ``man``, and its file below the prefix of an installation."""
+
+
+class Hook(BuildHookInterface[Any]):
+    """Run by hatchling, which names it in pyproject.toml, before it writes a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Makes the files in a folder of their own, and adds them to the wheel's data."""
+        if version == "editable":
+            return
+        os.environ["COLUMNS"] = "74"  # with the indent of a manual page within 80
+        sys.path[:0] = [self.root, str(Path(self.root, "agents"))]
+        from zeromon.cli import build_parser, completion
+
+        made = {shell: completion.script(shell) for shell in ("bash", "zsh", "fish")}
+        made["man"] = manual(build_parser(), self.metadata.version)
+        self.folder = Path(mkdtemp(prefix="zeromon-build-"))
+        for name, text in made.items():
+            (self.folder / name).write_text(text)
+            build_data["shared_data"][str(self.folder / name)] = PLACES[name]
+
+    def finalize(self, version: str, *_: Any) -> None:
+        """Removes that folder; the wheel has its files."""
+        if version != "editable":
+            rmtree(self.folder)
+
+
+def manual(parser: argparse.ArgumentParser, version: str) -> str:
+    """The manual page: the help of the command and of every verb, as they print it."""
+    title = f'.TH ZEROMON 1 "" "zeromon {version}" "User Commands"'
+    parts = [title, ".SH NAME", rf"zeromon \- {parser.description}"]
+    for one in parsers(parser):
+        text = one.format_help().rstrip().replace("\\", r"\e").replace("-", r"\-")
+        text = re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
+        parts += [f".SH {one.prog.upper()}", ".nf", text, ".fi"]
+    return "\n".join(parts) + "\n"
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """*parser* and those of its verbs."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from parsers(sub)
