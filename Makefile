@@ -11,6 +11,7 @@ SLOWEST := --durations 20 --durations-min 1
 # The files that have a test which must be alone: collecting all others takes ten seconds.
 ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
 READY  := $(VENV)/.ready
+SITE   := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 COMPILED_OP := $(VENV)/.compiled
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # uv installs in half a minute what takes pip five. It reads no configuration of pip: what that says of
@@ -32,7 +33,7 @@ FUZZ ?= 1000000
 PROGRAMS ?= $(CURDIR)/.programs
 ONLY     ?=
 
-.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs recordings bench clean
+.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs recordings bench docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -48,6 +49,8 @@ help:
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
+	@echo "make docs      the documentation as a site, in build/site; a broken link is an error"
+	@echo "make release   the checks of a release, then dist/; nothing is uploaded"
 
 # torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA.
 # DeepSpeed's setup imports torch, and what it imports besides is in the `dev` extra.
@@ -73,6 +76,10 @@ static: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=agents:dashboard $(BIN)/lint-imports
+	$(SITE)
+
+docs: $(READY)
+	$(SITE)
 
 check: static
 	$(PYTEST) tests -m "$(HERE) and not alone and not trains" --ignore tests/agents --ignore tests/runs --ignore tests/nodes \
@@ -128,6 +135,16 @@ recordings: $(READY)
 
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py
+
+# The version is that of zeromon/__init__.py; the changelog has a part for it.
+release: $(READY)
+	@[ -z "$$(git status --porcelain)" ] || { echo "there are changes that are not committed" >&2; exit 2; }
+	@grep "^## $$($(BIN)/zeromon --version | cut -d' ' -f2)" CHANGELOG.md || { echo "no part of this version in CHANGELOG.md" >&2; exit 2; }
+	$(MAKE) --no-print-directory test
+	$(UV_ENV) $(PYTEST) -m long tests/test_wheel.py
+	rm -rf dist
+	$(UV_ENV) $(BIN)/uv build --out-dir dist
+	$(UV_ENV) $(BIN)/uv tool run twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) .programs .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

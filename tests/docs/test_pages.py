@@ -23,13 +23,6 @@ ATTRIBUTES = {"zeromon.run", "zeromon.node"}
 MODULE = re.compile(r"`(zeromon(?:_agents|_dashboard)?(?:\.[a-z_]+)+)`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_relative_link_leads_to_a_file(page: Path) -> None:
-    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
-    missing = [link for link in links if not (page.parent / link).exists()]
-    assert missing == []
-
-
 @pytest.mark.parametrize(
     "page",
     [p for p in PAGES if p.name != "CHANGELOG.md"],
