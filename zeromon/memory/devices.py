@@ -130,6 +130,7 @@ def device_named(text: str) -> Device | None:
 
 
 _HALVES = ("bfloat16", "float16")
+_BEFORE_AMPERE = (DEVICES["v100"], DEVICES["v100-16"], DEVICES["t4"])
 
 
 def peak_flops(device: str, dtype: str) -> float | str:
@@ -137,8 +138,10 @@ def peak_flops(device: str, dtype: str) -> float | str:
     known = device_named(device) if device else None
     if known is None:
         return f"no peak is known of {device or 'the device'}"
-    if dtype == "bfloat16" and known in (DEVICES["v100"], DEVICES["v100-16"], DEVICES["t4"]):
-        return f"{device} has no bf16"
+    if dtype in ("bfloat16", "tf32") and known in _BEFORE_AMPERE:
+        return f"{device} has no {dtype.replace('bfloat', 'bf')}"
+    if dtype == "tf32":  # by the data sheets of all of these
+        return known.half_flops / 2
     if dtype not in (*_HALVES, "float32"):
         return f"no peak of {device} is known for {dtype or 'the unknown dtype of the model'}"
     return known.half_flops if dtype in _HALVES else known.single_flops

@@ -11,6 +11,7 @@ from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, What
 from zeromon.traces.idle import IdleTime
+from zeromon.traces.products import overall
 from zeromon.units import (
     human_bytes,
     human_calls,
@@ -24,6 +25,7 @@ _MOST_ROWS, _FIRST_ROWS = 10, 6
 
 SECTIONS: Mapping[str, str] = {
     "kernels": "more families of kernels",
+    "gemm": "matrix products and attention by shape, against a roofline",
     "idle": "idle time by cause and the queue of launches, by stream",
 }
 """What ``zeromon trace analyze`` shows in place of the details of a first look -> help."""
@@ -80,6 +82,8 @@ def as_text(
         blocks += [_units(one)] if one.units else []
     if "kernels" in sections or not sections:
         blocks += [_families(one, bool(sections))] if one.families else []
+    if "gemm" in sections:
+        blocks.append(_products(one))
     if "idle" in sections:
         blocks.append(_idle(one))
     notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
@@ -173,6 +177,47 @@ def _why(late: RankTrace, ranks: Sequence[RankTrace], least: float) -> str:
     others = [r for r in ranks if r is not late]
     more, text = max(((of(late) or 0.0) - _median(others, of), text) for text, of in _REASONS)
     return f"; {text} {human_seconds(more)} longer than they" if more > least else ""
+
+
+def _products(rank: RankTrace) -> str:
+    """Matrix products and attention: what they reach of the peak and of the roofline."""
+    title = f"Matrix products of rank {rank.rank}"
+    if not rank.products:
+        return f"{title}: n/a, the trace has no operators, or none that launched a kernel"
+    speed, peak, roofline = overall(rank.products)
+    seconds = sum(one.seconds for one in rank.products)
+    share = human_ratio(seconds / rank.span_seconds if rank.span_seconds else None)
+    rows = [
+        (
+            one.op.replace("_attention", "").replace("_backward", " bwd"),
+            one.shape or "n/a",
+            _DTYPES.get(one.dtype, one.dtype) or "n/a",
+            human_count(one.count),
+            human_seconds(one.seconds),
+            _tera(one.flops / one.seconds if one.flops and one.seconds else None),
+            human_ratio(one.peak_ratio),
+            human_ratio(one.roofline_ratio),
+        )
+        for one in rank.products[:_MOST_ROWS]
+    ]
+    header = ("operator", "MxNxK", "type", "calls", "time", "TFLOP/s", "peak", "roof")
+    lines = [
+        f"{title}, {human_seconds(seconds)}, {share} of the span",
+        f"  on {rank.device_name or 'an unknown device'}: {_tera(speed)} TFLOP/s, "
+        f"{human_ratio(peak)} of the peak, {human_ratio(roofline)} of the roofline",
+        table(header, rows),
+    ]
+    if len(rank.products) > _MOST_ROWS:
+        lines.append(f"  and {human_count(len(rank.products) - _MOST_ROWS)} more: --json has all")
+    lines += [f"  n/a: {why}" for why in dict.fromkeys(p.unknown for p in rank.products) if why]
+    return "\n".join(lines)
+
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def _tera(flops: float | None) -> str:
+    return "n/a" if flops is None else f"{flops / 1e12:.1f}"
 
 
 def _idle(rank: RankTrace) -> str:

@@ -19,6 +19,7 @@ from zeromon.stats.intervals import Interval, intersection, length, subtract, un
 from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
 from zeromon.traces.idle import IdleTime, StreamTime, idle_by_stream, idle_of_device
 from zeromon.traces.kernels import family
+from zeromon.traces.products import ProductTime, products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,9 @@ class RankTrace:
     idle: IdleTime | None = None
     """Idle time by cause; None where the trace does not have the host's launches."""
     streams: tuple[StreamTime, ...] = ()
+    products: tuple[ProductTime, ...] = ()
+    """Matrix products and attention, by shape; () where the trace has none with their launches."""
+    device_name: str = ""
     steps: tuple[StepTime, ...] = ()
     """Profiler steps; empty where the trace has no step annotations."""
     wait_seconds: float | None = None
@@ -136,6 +140,8 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         families=_kernels(data.device, family),
         idle=idle_of_device(data),
         streams=idle_by_stream(data),
+        products=products(data),
+        device_name=data.device_name,
         notes=tuple(notes),
     )
 

@@ -122,6 +122,17 @@ class Launches:
         return Launch(start, start + self._lasts[at], self._threads[at])
 
 
+class Product(NamedTuple):
+    """What a matrix product or an attention of one shape computes."""
+
+    op: str
+    shape: str
+    dtype: str
+    flops: int | None
+    """None where the trace does not have the shapes."""
+    nbytes: int
+
+
 @dataclass(slots=True)
 class TraceData:
     """The events of one trace file that the analysis needs."""
@@ -136,7 +147,9 @@ class TraceData:
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
     launches: Launches = field(default_factory=Launches)
+    products: dict[int, list[tuple[int, int, Product]]] = field(default_factory=dict)
+    """Thread -> (start, end, product) of its operators, in nanoseconds."""
     threads: dict[str, int] = field(default_factory=dict)
-    """Thread of the host -> its number in the launches."""
+    """Thread of the host -> its number in the launches and products."""
     kinds: dict[str, tuple[str, Kind]] = field(default_factory=dict)
     """Name of an event -> (shared string of the name, kind): a trace has few names and many events."""

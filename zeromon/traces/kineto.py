@@ -20,11 +20,13 @@ from zeromon.traces.events import (
     Kind,
     Launch,
     Mark,
+    Product,
     Stream,
     TraceData,
     classify,
     classify_on_host,
 )
+from zeromon.traces.products import OPERATORS, product_of
 from zeromon.traces.stream import UNREADABLE, Event, complete_events
 
 _SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
@@ -59,8 +61,17 @@ class _Args(msgspec.Struct):
     stream: Any = None
 
 
+class _Operands(msgspec.Struct):
+    """The arguments of an operator, as the profiler records them."""
+
+    dims: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+    values: Any = msgspec.field(default=None, name="Concrete Inputs")
+
+
 _ARGS = msgspec.json.Decoder(_Args)
 _NO_ARGS = _Args()
+_OPERANDS = msgspec.json.Decoder(_Operands)
 
 
 def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
@@ -71,6 +82,7 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
     *told*: called with the number of bytes that were read, again and again; less than 0: from the start.
     """
     data, unnamed, streams = TraceData(name=path.name), _Unnamed(), dict[Stream, Stream]()
+    known = dict[Product, Product]()
     for event in complete_events(path, data, told):
         if event.cat in _DEVICE:
             _keep_device(event, data, unnamed, streams)
@@ -78,6 +90,8 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
             _keep_mark(event, data)
         elif event.cat.endswith(_RUNTIME):
             _keep_launch(event, data)
+        elif event.name in OPERATORS:
+            _keep_product(event, data, known)
     if not data.events_seen:
         raise TraceError(
             f"{path} holds no trace events",
@@ -203,8 +217,24 @@ def _keep_launch(event: Event, data: TraceData) -> None:
         _whole(_args(event).correlation, -1), nanoseconds(event.ts), nanoseconds(event.dur)
     )  # fmt: skip
     if correlation >= 0 and start is not None and duration is not None and duration >= 0:
-        thread = data.threads.setdefault(str(event.tid), len(data.threads))
-        data.launches.add(correlation, Launch(start, start + duration, thread))
+        data.launches.add(correlation, Launch(start, start + duration, _thread(event, data)))
+
+
+def _keep_product(event: Event, data: TraceData, known: dict[Product, Product]) -> None:
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if start is None or duration is None or duration < 0:
+        return
+    try:
+        operands = _OPERANDS.decode(event.args) if event.args else _Operands()
+    except UNREADABLE:
+        operands = _Operands()
+    product = product_of(event.name, operands)
+    kept = start, start + duration, known.setdefault(product, product)
+    data.products.setdefault(_thread(event, data), []).append(kept)
+
+
+def _thread(event: Event, data: TraceData) -> int:
+    return data.threads.setdefault(str(event.tid), len(data.threads))
 
 
 def _whole(number: Any, otherwise: int = 0) -> int:
