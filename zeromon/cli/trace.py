@@ -5,6 +5,8 @@ zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
 zeromon trace analyze trace.json.gz                 one file
 zeromon trace analyze traces/                       all ranks of a job: a file each
 zeromon trace analyze trace.json --idle             why streams are idle, and their queues
+zeromon trace analyze trace.json --gemm             matrix products against a roofline
+zeromon trace analyze trace.json --critical-path    what each moment of a step waited for
 zeromon trace analyze rank*.json --json             for scripts
 zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
 zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
@@ -18,8 +20,9 @@ import importlib
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,10 @@ from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
 from zeromon.traces.analysis import Durations, Lane, RankTrace, analyze, durations, lanes, waits
+from zeromon.traces.critical import HostStep, critical_path
 from zeromon.traces.diff import Sample, diff, samples_of
 from zeromon.traces.events import TraceData
-from zeromon.traces.kineto import read
+from zeromon.traces.kineto import read, read_step
 from zeromon.traces.results import RESULT_FILE, encode_result, read_result
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
@@ -106,6 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub.add_argument("--rank", type=int, metavar="N", help="the rank of the details")
     for name, text in SECTIONS.items():
         sub.add_argument(f"--{name}", action="store_true", help=text)
+    text = "what each moment of a step waited for (default: the step of median length)"
+    sub.add_argument("--critical-path", nargs="?", type=int, const=-1, metavar="STEP", help=text)
     sub.add_argument("--json", action="store_true", help="print JSON")
     add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
@@ -140,7 +146,7 @@ def differences(options: argparse.Namespace) -> int:
 
 def _samples(path: Path) -> list[Sample]:
     """The steps of all ranks of a trace; raises :class:`TraceError` without any."""
-    found = [sample for data in _read([path]) for sample in samples_of(data)]
+    found = [sample for data, _ in _read([path]) for sample in samples_of(data)]
     if not found:
         raise TraceError(
             f"{path} has no step with device events, operators or collectives",
@@ -149,8 +155,11 @@ def _samples(path: Path) -> list[Sample]:
     return found
 
 
-def _read(paths: Sequence[Path]) -> Iterator[TraceData]:
-    """Reads one trace after another, of files and folders, with a progress bar."""
+def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | None], HostStep]]]:
+    """Reads one trace after another, of files and folders, with a progress bar.
+
+    Yields with each what reads the host's part of a step of it.
+    """
     files = []
     for path in paths:
         inside = path.glob("*.json*") if path.is_dir() else (path,)
@@ -163,7 +172,8 @@ def _read(paths: Sequence[Path]) -> Iterator[TraceData]:
             progress.add(nbytes >> 10)
 
         try:
-            yield read(file, told)
+            data = read(file, told)
+            yield data, partial(read_step, file, data, told)
         finally:
             progress.end()
 
@@ -218,8 +228,12 @@ def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
     refuse_format(options.html, ".html")
     ranks, orders, drawn = [], [], []
-    for number, data in enumerate(_read([Path(file) for file in options.files])):
-        ranks.append(analyze(data, _rank_of(data, number)))
+    step = None if options.critical_path == -1 else options.critical_path
+    for number, (data, again) in enumerate(_read([Path(file) for file in options.files])):
+        one = analyze(data, _rank_of(data, number))
+        if options.critical_path is not None:
+            one = replace(one, critical_path=critical_path(data, again(step)))
+        ranks.append(one)
         orders.append(durations(data))
         if options.html:
             drawn.append((f"rank {ranks[-1].rank}", lanes(data)))
@@ -233,7 +247,8 @@ def call(options: argparse.Namespace) -> int:
         return 0
     if options.rank is not None and options.rank not in [r.rank for r in ranks]:
         raise TraceError(f"no file is of rank {options.rank}")
-    wanted = [name for name in SECTIONS if getattr(options, name.replace("-", "_"))]
+    wanted = [name for name in SECTIONS if getattr(options, name)]
+    wanted += ["critical-path"] if options.critical_path is not None else []
     show(as_text(ranks, wanted, options.rank))
     return 0
 

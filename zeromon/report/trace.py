@@ -9,6 +9,7 @@ from pathlib import Path
 from zeromon.report.table import table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
+from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, What
 from zeromon.traces.idle import IdleTime
 from zeromon.traces.products import overall
@@ -86,6 +87,8 @@ def as_text(
         blocks.append(_products(one))
     if "idle" in sections:
         blocks.append(_idle(one))
+    if "critical-path" in sections and one.critical_path is not None:
+        blocks.append(_critical_path(one.rank, one.critical_path))
     notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
     if notes:
         blocks.append("Notes\n" + "\n".join(notes))
@@ -256,6 +259,36 @@ def _idle(rank: RankTrace) -> str:
         f"Idle streams of rank {rank.rank}, and what the next event waited for\n{idle}\n\n"
         f"Launched and not begun, of rank {rank.rank}\n{queue}"
     )
+
+
+def _critical_path(rank: int, path: CriticalPath) -> str:
+    """What the moments of a step waited for, by kind, then by name."""
+
+    def share(seconds: float) -> str:
+        return human_ratio(seconds / path.seconds if path.seconds else None)
+
+    kinds = ", ".join(f"{share(seconds)} {kind}" for kind, seconds in path.kinds.items())
+    rows = [
+        (
+            part.name if len(part.name) <= 34 else f"{part.name[:31]}...",
+            part.kind,
+            human_count(part.count),
+            human_seconds(part.seconds),
+            share(part.seconds),
+        )
+        for part in path.parts[:_MOST_ROWS]
+    ]
+    lines = [
+        f"Critical path of step {path.step} of rank {rank}, {human_seconds(path.seconds)}",
+        f"  {kinds}",
+        table(("name", "what", "parts", "time", "share"), rows),
+    ]
+    if path.inferred:
+        lines.append(
+            f"  {human_count(path.inferred)} waits for another stream are inferred: the trace has no "
+            "cuda_sync events (enable_cuda_sync_events)"
+        )
+    return "\n".join(lines)
 
 
 def as_diff(names: Sequence[str], found: TraceDiff) -> str:

@@ -16,6 +16,7 @@ from zeromon.ring.events import Op
 from zeromon.ring.torch_names import operation_named
 from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
 from zeromon.traces.idle import IdleTime, StreamTime, idle_by_stream, idle_of_device
 from zeromon.traces.kernels import family
@@ -94,6 +95,8 @@ class RankTrace:
     products: tuple[ProductTime, ...] = ()
     """Matrix products and attention, by shape; () where the trace has none with their launches."""
     device_name: str = ""
+    critical_path: CriticalPath | None = None
+    """None unless it was asked for."""
     steps: tuple[StepTime, ...] = ()
     """Profiler steps; empty where the trace has no step annotations."""
     wait_seconds: float | None = None

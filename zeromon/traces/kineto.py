@@ -14,7 +14,9 @@ import msgspec
 from zeromon.errors import TraceError
 from zeromon.ring.torch_names import ITEM_BYTES
 from zeromon.traces.analysis import launching_call, operation
+from zeromon.traces.critical import Blocking, HostStep, Sync
 from zeromon.traces.events import (
+    STEP_MARK,
     Call,
     DeviceEvent,
     Kind,
@@ -40,6 +42,9 @@ _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
 _RUNTIME = ("runtime", "Runtime", "driver")
 _LAUNCH = re.compile(r"Launch|[mM]em(?:cpy|set)|job_prep_and_submit")
 """Calls that put work on a device: CUDA, HIP, Level Zero, MTIA."""
+_SYNC = "cuda_sync"
+_ON_HOST = frozenset(("cpu_op", "Operator", "user_annotation"))
+_WAITS = re.compile(r"(?P<record>EventRecord|StreamWaitEvent)|Synchronize|(?P<copy>Memcpy)|Free$")
 _WAIT = "_c10d_functional::wait_tensor"
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 
@@ -61,6 +66,16 @@ class _Args(msgspec.Struct):
     stream: Any = None
 
 
+class _Sync(msgspec.Struct):
+    """The arguments of a synchronization."""
+
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+    waits_on: Any = msgspec.field(default=None, name="wait_on_stream")
+    record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+
+
 class _Operands(msgspec.Struct):
     """The arguments of an operator, as the profiler records them."""
 
@@ -72,6 +87,7 @@ class _Operands(msgspec.Struct):
 _ARGS = msgspec.json.Decoder(_Args)
 _NO_ARGS = _Args()
 _OPERANDS = msgspec.json.Decoder(_Operands)
+_SYNCS = msgspec.json.Decoder(_Sync)
 
 
 def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
@@ -141,6 +157,63 @@ def _name_by_launch(
         if call:
             index = unnamed[correlation]
             data.device[index] = data.device[index]._replace(collective=call.collective)
+
+
+def read_step(
+    path: Path, data: TraceData, told: Callable[[int], None], step: int | None
+) -> HostStep:
+    """Returns what the host did in *step* of the trace in *path*, whose *data* were read before.
+
+    Without *step*: in that of the median length. Raises :class:`TraceError` where there is none.
+    """
+    found = [
+        HostStep(int(match.group(1)), mark.start_ns, mark.end_ns)
+        for mark in data.marks for match in (STEP_MARK.match(mark.name),)
+        if match and not mark.on_device and step in (None, int(match.group(1)))
+    ]  # fmt: skip
+    if not found:
+        what = "no profiler step" if step is None else f"no profiler step {step}"
+        raise TraceError(f"{path} has {what}: torch.profiler marks them at step()")
+    host = sorted(found, key=lambda one: one.end_ns - one.start_ns)[len(found) // 2]
+    told(-path.stat().st_size)
+    for event in complete_events(path, TraceData(), told):
+        if event.cat in _ON_HOST or event.cat == _SYNC or event.cat.endswith(_RUNTIME):
+            _keep_of_step(event, data, host)
+    return host
+
+
+def _keep_of_step(event: Event, data: TraceData, host: HostStep) -> None:
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if start is None or duration is None or not 0 <= duration < 1 << 63:
+        return
+    end, thread = start + duration, _thread(event, data)
+    if event.cat == _SYNC:
+        host.syncs.append(_sync(event))
+    elif start >= host.end_ns or end <= host.start_ns:
+        return
+    elif event.name == f"ProfilerStep#{host.step}":
+        host.thread = thread
+    elif event.cat == "user_annotation":
+        host.marks[thread].append((start, end, sys.intern(event.name)))
+    else:
+        host.operators[thread].append((start, end, sys.intern(event.name)))
+        waits = _WAITS.search(event.name)
+        if waits:
+            correlation = _whole(_args(event).correlation, -1)
+            if waits["record"]:
+                host.moments[correlation] = start
+            else:
+                host.calls.append(Blocking(start, end, thread, correlation, bool(waits["copy"])))
+
+
+def _sync(event: Event) -> Sync:
+    try:
+        args = _SYNCS.decode(event.args)
+    except UNREADABLE:
+        args = _Sync()
+    device, on, record = _whole(args.device), _whole(args.stream, -1), _whole(args.record, -1)
+    waits_on = device, _whole(args.waits_on, -1)
+    return Sync(event.name, _whole(args.correlation, -1), (device, on), waits_on, record)
 
 
 # ---- events ---------------------------------------------------------------------------------------

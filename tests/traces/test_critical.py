@@ -1,0 +1,211 @@
+"""The critical path: of programs that are simulated forwards, made by hand, and recorded on GPUs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_traces import NCCL, event, host, launched_by, real, write
+
+from zeromon.cli import main
+from zeromon.errors import TraceError
+from zeromon.traces.critical import CriticalPath, critical_path
+from zeromon.traces.kineto import read, read_step
+
+Spent = Counter[tuple[str, str]]
+
+
+def path_of(file: Path, step: int | None = None) -> CriticalPath:
+    data = read(file)
+    return critical_path(data, read_step(file, data, lambda _: None, step))
+
+
+def microseconds(found: CriticalPath) -> dict[tuple[str, str], int]:
+    return {(part.kind, part.name): round(part.seconds * 1e6) for part in found.parts}
+
+
+class Program:
+    """A program of one thread and two streams that runs forwards, with the path to each moment."""
+
+    def __init__(self, seed: int) -> None:
+        self.chooser = random.Random(seed)
+        self.events: list[dict[str, Any]] = []
+        self.now, self.path, self.number = 0, Spent(), 0
+        self.free: dict[int, tuple[int, Spent]] = {}
+        """Stream -> end of its last kernel, and the path to it."""
+        self.last: tuple[int, int, Spent] = (0, 0, Spent())
+        """End of the kernel that ends last, its stream, its path."""
+        self.depends: dict[int, list[tuple[int, Spent]]] = {7: [], 8: []}
+
+    def spend(self, kind: str, name: str, long: int) -> None:
+        self.path[kind, name] += long
+        self.now += long
+
+    def call(self, name: str, long: int, **args: Any) -> None:
+        made = host(name, self.now, long, 1, "cuda_runtime")
+        self.events.append({**made, "args": {"correlation": self.number, **args}})
+
+    def launch(self) -> None:
+        """An operator of 9 us that calls cudaLaunchKernel after 3 of them."""
+        self.number += 1
+        stream, long = self.chooser.choice((7, 8)), self.chooser.choice((2, 20, 60))
+        self.events.append(host(f"aten::op{stream}", self.now, 9, 1))
+        self.spend("host", f"aten::op{stream}", 3)
+        before = [*self.depends[stream], *([self.free[stream]] if stream in self.free else [])]
+        self.depends[stream] = []
+        free, path = max(before, key=lambda one: one[0], default=(0, Spent()))
+        start = max(self.now + 5, free + 1)
+        name = self.chooser.choice(("gemm", NCCL))
+        short = "gemm" if name == "gemm" else "ncclDevKernel_AllGather_RING_LL"
+        if free <= self.now:
+            path = self.path + Spent({("launch", short): start - self.now})
+        else:
+            path = path + Spent({("kernel to kernel", short): start - free})
+        path = path + Spent({("compute" if name == "gemm" else "communication", short): long})
+        self.free[stream] = start + long, path
+        self.last = max(self.last, (start + long, stream, path), key=lambda one: one[0])
+        self.events.append(event(name, start, long, stream, correlation=self.number))
+        self.call("cudaLaunchKernel", 4)
+        self.spend("host", "cudaLaunchKernel", 4)
+        self.spend("host", f"aten::op{stream}", 2)
+
+    def wait(self) -> None:
+        """One stream waits for what the other has until now."""
+        source, target = self.chooser.choice(((7, 8), (8, 7)))
+        if source not in self.free:
+            return
+        self.depends[target].append(self.free[source])
+        for name in ("cudaEventRecord", "cudaStreamWaitEvent"):
+            self.number += 1
+            self.call(name, 1)
+            self.spend("host", name, 1)
+        self.recorded("Stream Wait Event", target, source, self.number - 1)
+
+    def recorded(self, name: str, stream: int, source: int = -1, record: int = -1) -> None:
+        args = {
+            "correlation": self.number, "wait_on_stream": source,
+            "wait_on_cuda_event_record_corr_id": record,
+        }  # fmt: skip
+        self.events.append(event(name, self.now, 0, stream, cat="cuda_sync", **args))
+
+    def synchronize(self) -> None:
+        """The host waits for one stream, or for all."""
+        self.number += 1
+        stream = self.chooser.choice((7, 8, None))
+        if stream is not None and stream not in self.free:
+            return
+        end, _, path = (
+            self.last if stream is None else (*self.free[stream][:1], 0, self.free[stream][1])
+        )
+        name = "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize"
+        long = max(2, end + 3 - self.now)
+        self.call(name, long)
+        self.recorded("Context Sync" if stream is None else "Stream Sync", stream or 0)
+        if end > self.now:
+            self.path, self.now = (
+                path + Spent({("host", name): self.now + long - end}),
+                self.now + long,
+            )
+        else:
+            self.spend("host", name, long)
+
+    def run(self) -> tuple[int, Spent]:
+        """(end of the step, the path to it)."""
+        for _ in range(80):
+            chosen = self.chooser.choices((self.launch, self.wait, self.synchronize), (8, 2, 1))[0]
+            chosen()
+            self.spend("between operators", "(no operator)", self.chooser.choice((1, 7)))
+        self.events.append(host("ProfilerStep#3", 0, self.now, 1, "user_annotation"))
+        end, _, path = self.last
+        return (end, path) if end >= self.now else (self.now, self.path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_path_backwards_is_the_path_forwards(tmp_path: Path, seed: int) -> None:
+    """To the microsecond, by kind and name, and by what released each kernel and each wait."""
+    program = Program(seed)
+    end, path = program.run()
+    found = path_of(write(tmp_path, program.events))
+    assert microseconds(found) == {key: ns for key, ns in path.items() if ns}
+    assert round(found.seconds * 1e6) == end == sum(path.values())
+    assert found.inferred == 0
+
+
+def test_without_records_of_synchronization_a_long_wait_is_for_another_stream(
+    tmp_path: Path,
+) -> None:
+    """A kernel that was launched at 8 us begins at 101 us, when communication has ended at 100 us."""
+    path = write(tmp_path, [
+        host("ProfilerStep#1", 0, 20, 1, "user_annotation"),
+        *launched_by(2, event(NCCL, 10, 90, 9, correlation=1)),
+        *launched_by(8, event("gemm", 101, 10, 7, correlation=2)),
+    ])  # fmt: skip
+    found = path_of(path)
+    assert (found.inferred, round(found.seconds * 1e6)) == (1, 111)
+    assert {kind: round(s * 1e6) for kind, s in found.kinds.items()} == {
+        "communication": 90, "compute": 10, "launch": 8, "between operators": 2,
+        "kernel to kernel": 1,
+    }  # fmt: skip
+
+
+def test_the_script_waits_for_the_thread_of_autograd(tmp_path: Path) -> None:
+    """The forward ends at 10, autograd works from 14 to 60, the optimizer from 65 on."""
+    path = write(tmp_path, [
+        host("ProfilerStep#1", 0, 80, 1, "user_annotation"),
+        host("backward", 9, 53, 1, "user_annotation"),
+        host("aten::forward", 0, 10, 1), host("aten::backward", 14, 46, 2),
+        host("aten::mm", 20, 30, 2), host("aten::adam", 65, 15, 1),
+        event("gemm", 1, 5),
+    ])  # fmt: skip
+    assert microseconds(path_of(path)) == {
+        ("host", "aten::forward"): 10, ("host", "aten::backward"): 16, ("host", "aten::mm"): 30,
+        ("host", "aten::adam"): 15, ("between operators", "(no operator)"): 3 + 4,
+        ("between operators", "backward"): 2,
+    }  # fmt: skip
+
+
+def test_a_copy_that_ends_in_its_call_is_waited_for(tmp_path: Path) -> None:
+    """The host waits in cudaMemcpyAsync from 10 to 60 for a copy, which waits for a kernel."""
+    call = host("cudaMemcpyAsync", 10, 50, 1, "cuda_runtime")
+    found = path_of(write(tmp_path, [
+        host("ProfilerStep#1", 0, 70, 1, "user_annotation"),
+        *launched_by(0, event("gemm", 5, 40, correlation=1)),
+        {**call, "args": {"correlation": 2}},
+        event("Memcpy DtoH", 47, 10, cat="gpu_memcpy", correlation=2),
+    ]))  # fmt: skip
+    assert {kind: round(s * 1e6) for kind, s in found.kinds.items()} == {
+        "compute": 40, "copy": 10, "between operators": 10, "launch": 5, "host": 3,
+        "kernel to kernel": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["two_rank_ddp_rank1.json.gz", "eight_rank_dlrm_rank3.json.gz"])
+def test_each_step_of_a_real_trace_adds_up(name: str) -> None:
+    file = real(name)
+    data = read(file)
+    for mark in data.marks[-2:]:
+        step = int(mark.name.partition("#")[2])
+        found = critical_path(data, read_step(file, data, lambda _: None, step))
+        assert sum(found.kinds.values()) == pytest.approx(found.seconds)
+        assert found.seconds >= (mark.end_ns - mark.start_ns) / 1e9
+        assert "unknown" not in found.kinds
+
+
+def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Program(1)
+    end, _ = program.run()
+    name = str(write(tmp_path, program.events))
+    assert main(["trace", "analyze", name, "--critical-path", "3"]) == 0
+    text = capsys.readouterr().out
+    assert f"Critical path of step 3 of rank 0, {end / 1000:.1f} ms" in text
+    assert main(["trace", "analyze", name, "--critical-path", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["ranks"][0]["critical_path"]
+    assert sum(found["kinds"].values()) == pytest.approx(found["seconds"])
+    assert main(["trace", "analyze", name, "--critical-path", "99"]) == 2
+    assert "no profiler step 99" in capsys.readouterr().err
+    with pytest.raises(TraceError, match="no profiler step: torch"):
+        path_of(write(tmp_path, [event("gemm", 0, 5)]))
