@@ -32,8 +32,10 @@ FUZZ ?= 1000000
 # What the programs of others need besides, over what is installed here.
 PROGRAMS ?= $(CURDIR)/.programs
 ONLY     ?=
+# Where the libraries of experiment trackers are installed for their tests.
+TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs recordings bench docs release clean
+.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers recordings bench docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -45,6 +47,7 @@ help:
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
 	@echo "make test-matrix the core on each Python here, with its oldest and newest dependencies: 10 minutes"
 	@echo "make test-programs Trainer, accelerate, trl, Lightning, torchtune with and without zeromon: ONLY=\"hf trl\""
+	@echo "make test-trackers a live run in W&B, MLflow and TensorBoard, read back by their own libraries"
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
@@ -112,6 +115,15 @@ test-torch: $(READY)
 test-programs: $(COMPILED_OP)
 	$(COMPILED) $(BIN)/python tests/programs/others/run.py --environment "$(PROGRAMS)" $(ONLY)
 
+# 260 MB over what is installed here, where mlflow would replace other packages.
+test-trackers: $(READY)
+	$(BIN)/python -m venv --without-pip $(TRACKERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > "$$(echo $(TRACKERS)/lib/python3*/site-packages)/project.pth"
+	$(UV_ENV) $(BIN)/uv pip install --quiet --python $(TRACKERS)/bin/python 'wandb>=0.20' 'mlflow-skinny>=2.10' tensorboard
+	$(TRACKERS)/bin/python -m pytest -m 'long or not long' tests/export/test_live_trackers.py tests/export/test_exports.py \
+	  tests/agents/observe/test_trackers.py tests/runs/test_tracked.py $(SLOWEST)
+
 # A machine with a GPU may have no network: then its own Python runs the suite, with the wheels that travel.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_SITE   = $(CURDIR)/build/gpu-site
@@ -147,4 +159,4 @@ release: $(READY)
 	$(UV_ENV) $(BIN)/uv tool run twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) .programs .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) .programs .trackers .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from typing import Any, cast
 
 from aiosmtpd.controller import Controller
@@ -40,7 +41,7 @@ class Webhook:
 
 
 @contextmanager
-def webhook(host: str = "127.0.0.1") -> Iterator[Webhook]:
+def webhook(host: str = "127.0.0.1", tls: SSLContext | None = None) -> Iterator[Webhook]:
     kept = Webhook()
 
     class Handler(BaseHTTPRequestHandler):
@@ -56,6 +57,8 @@ def webhook(host: str = "127.0.0.1") -> Iterator[Webhook]:
             pass
 
     server = ThreadingHTTPServer((host, 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     kept.port = server.server_port
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

@@ -7,9 +7,7 @@ import gzip
 import json
 import os
 import stat
-import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +19,7 @@ from builders import MS, rank, run, summary
 from hypothesis import given, strategies as st
 from support import ROOT
 from trace_format import checked
+from wandb_files import wandb_history
 
 from zeromon.errors import ExportError
 from zeromon.export import chrome_trace, tables, trackers
@@ -291,7 +290,11 @@ def test_tensorboard_reads_back_what_was_written(kept: list[pl.LazyFrame], tmp_p
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is missing"
     )
     for force in (False, True):  # the second replaces the first
-        trackers.write_tensorboard(kept, tmp_path / "tb", QUIET, force=force)
+        trackers.write_tensorboard(snapshot(), kept, tmp_path / "tb", QUIET, force=force)
+    job = accumulator.EventAccumulator(str(tmp_path / "tb" / "job"))
+    job.Reload()
+    for tag, value in trackers.ledger_scalars(snapshot()).items():
+        assert [(e.step, round(e.value, 4)) for e in job.Scalars(tag)] == [(STEPS, round(value, 4))]
     for number in range(2):
         found = accumulator.EventAccumulator(str(tmp_path / "tb" / f"rank{number}"))
         found.Reload()
@@ -302,44 +305,21 @@ def test_tensorboard_reads_back_what_was_written(kept: list[pl.LazyFrame], tmp_p
         assert len(found.Scalars("memory/allocated_bytes")) == STEPS - 4
         assert len(found.Scalars("communication/exposed_share")) == STEPS - STEPS // 8
     with pytest.raises(ExportError, match="holds an export already"):
-        trackers.write_tensorboard(kept, tmp_path / "tb", QUIET, force=False)
-
-
-def records(data: bytes) -> Iterator[bytes]:
-    """The records of a log in LevelDB's format, which is what an offline run of wandb is."""
-    at, whole = 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):
-            yield whole
-            whole = b""
+        trackers.write_tensorboard(snapshot(), kept, tmp_path / "tb", QUIET, force=False)
 
 
 def test_wandb_keeps_an_offline_run_with_every_step(
     kept: list[pl.LazyFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is missing")
-    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     monkeypatch.setattr(trackers, "_SCALARS", trackers._SCALARS[:2])
     for force in (False, True):
         trackers.write_wandb(snapshot(), kept, tmp_path / "wb", QUIET, force=force)
     (path,) = (tmp_path / "wb").glob("wandb/offline-run-*-train-1/*.wandb")
-    history = []
-    for content in records(path.read_bytes()):
-        record = proto.Record()
-        record.ParseFromString(content)
-        if record.WhichOneof("record_type") == "history":
-            history.append(
-                {
-                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                    for item in record.history.item
-                }
-            )
+    history = wandb_history(path)
+    ledger = trackers.ledger_scalars(snapshot())
+    assert {key: history[-1].get(key) for key in ledger} == pytest.approx(ledger)
+    assert history.pop()["step"] == STEPS
     assert [values["step"] for values in history] == list(range(1, STEPS + 1))
     assert all(values["rank1/time/step_seconds"] == 0.1 for values in history)
     with pytest.raises(ExportError, match="holds an export already"):
@@ -359,7 +339,7 @@ def test_what_is_not_installed_is_said_with_the_way_out(
         if package == "wandb":
             trackers.write_wandb(snapshot(), [], tmp_path / "out", QUIET, force=False)
         else:
-            trackers.write_tensorboard([], tmp_path / "out", QUIET, force=False)
+            trackers.write_tensorboard(snapshot(), [], tmp_path / "out", QUIET, force=False)
     assert caught.value.hint == f"pip install {package}"
     assert not (tmp_path / "out").exists()
 

@@ -24,6 +24,9 @@ from nodes.hosts import OUTSIDE, TOKEN, Hosts, possible, train
 from receivers import Webhook, webhook
 from support import PROGRAMS
 
+from zeromon.sources.live import LiveSource
+from zeromon.sources.new_steps import NewSteps
+
 MISSING = possible()
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing")]
 
@@ -128,6 +131,24 @@ def test_clocks_are_compared_within_the_error_that_is_stated(trained: Trained) -
         assert node["clock_error_seconds"] < 0.01
         off = abs(node["clock_offset_seconds"] - 1000 * number)
         assert off <= node["clock_error_seconds"]
+
+
+def test_the_steps_of_all_nodes_are_read_by_asking_the_first(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `zeromon track` does; from each later step on, each once."""
+    monkeypatch.setenv("ZEROMON_TOKEN", TOKEN)
+    steps = NewSteps(LiveSource(f"{trained.hosts.hosts[0].address}:9417", trained.run))
+    assert [rank.rank for rank in steps.run().ranks] == list(range(6))
+    first = steps.rows()
+    steps.kept()
+    trained.until(0, lambda p: p["ranks"][0]["step"] > first[-1]["step"] + 10)
+    steps.run()
+    rows = [(row["rank"], row["step"]) for row in (*first, *steps.rows())]
+    assert len(rows) == len(set(rows))
+    for rank in range(6):
+        mine = sorted(step for number, step in rows if number == rank)
+        assert mine == list(range(1, len(mine) + 1))
 
 
 def test_a_late_rank_is_named_on_every_node(trained: Trained) -> None:

@@ -68,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
         "discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; again for more",
     )  # fmt: skip
+    parser.add_argument(
+        "--track", action="append", default=[], metavar="NAME",
+        help="send step times, communication, memory and ledger of all nodes to the tracker whose "
+        "run the script opens: wandb, mlflow or tensorboard; to kubeflow progress; again for more",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
@@ -84,6 +89,7 @@ def call(options: argparse.Namespace) -> int:
     _check_settings()
     name = _run_id(options.name, command)
     targets = _targets(options.notify)
+    _check_trackers(options.track)
     for warning in warnings_for(command):
         say(warning)
     folder: Path | None = None
@@ -131,6 +137,57 @@ def _targets(urls: list[str]) -> Sequence[tuple[str, str]]:
     return [target(url) for url in dict.fromkeys(urls)]
 
 
+def _check_trackers(names: list[str]) -> None:
+    """Refuses what nothing could be sent to."""
+    if names:
+        from zeromon.export.live_trackers import TRACKERS, check
+
+        for name in names:
+            if name not in TRACKERS:
+                raise LaunchError(f"{name!r} is no tracker", f"One of {', '.join(TRACKERS)}.")
+            check(name)
+
+
+def _start_tracking(names: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Starts a process for each tracker, once for all tasks of a launcher."""
+    own = _without_shim(environment, folder.parent)
+    own["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
+    for name in dict.fromkeys(names):
+        with suppress(FileExistsError):
+            (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
+            words = ["track", "--to", name, "--of", str(folder)]
+            with open(os.devnull, "r+b") as null:
+                subprocess.run(
+                    [sys.executable, "-c", _IN_BACKGROUND, *words],
+                    cwd="/",
+                    env=own,
+                    stdin=null,
+                    stdout=null,
+                    stderr=null,
+                    timeout=_LAUNCH_SECONDS,
+                    check=False,
+                )
+
+
+_IN_BACKGROUND = """
+import os
+from zeromon.collector.daemon import go_to_background
+go_to_background()
+os.nice(10)
+from zeromon.cli import main
+main()
+"""
+
+
+def _without_shim(environment: dict[str, str], root: Path) -> dict[str, str]:
+    """The environment of a process of zeromon's own beside the command."""
+    own = dict(environment, ZEROMON_DIR=str(root))
+    core, agents = environment["ZEROMON_CORE"], environment["ZEROMON_AGENTS"]
+    own["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
+    own.pop("ZEROMON_SHIM")
+    return own
+
+
 def _prepare(
     name: str, command: list[str], options: argparse.Namespace, targets: Sequence[tuple[str, str]]
 ) -> tuple[Path, dict[str, str]]:
@@ -149,6 +206,7 @@ def _prepare(
     if options.sd_file is not None:
         environment["ZEROMON_SD_FILE"] = str(options.sd_file.absolute())
     address = start_collector(root, environment)
+    _start_tracking(options.track, folder, environment)
     if not options.quiet:
         where = f"http://{address}/metrics" if address else "the collector is still starting"
         say(f"watching run {folder.name} ({where}); look at it with: zeromon attach")
@@ -256,15 +314,11 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
 
     The command waits for it, but not long: where it does not come, the agents start it again.
     """
-    collector = dict(environment, ZEROMON_DIR=str(root))
-    core, agents = environment["ZEROMON_CORE"], environment["ZEROMON_AGENTS"]
-    collector["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
-    collector.pop("ZEROMON_SHIM")
     with open(os.devnull, "r+b") as null, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, "-m", "zeromon.collector", "--daemon"],
             cwd="/",
-            env=collector,
+            env=_without_shim(environment, root),
             stdin=null,
             stdout=null,
             stderr=null,

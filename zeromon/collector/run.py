@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ _RUN_FILES = (
     NOTE,
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
-    TOLD, f".{TOLD}.*",
+    TOLD, f".{TOLD}.*", f"{paths.TRACK}*", f".{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
@@ -385,9 +385,16 @@ class RunFollower:
         return next((str(name) for name in given if name), "")
 
     def _note(self) -> str:
-        if self.bad_rings or self.alerts.note:
-            return "; ".join(filter(None, [*self.bad_rings.values(), self.alerts.note]))
+        said = [*self.bad_rings.values(), self.alerts.note, *self._tracked()]
+        if any(said):
+            return "; ".join(filter(None, said))
         return "" if self.ranks or not self.ended else _NO_RANK
+
+    def _tracked(self) -> Iterator[str]:
+        """What the processes of ``zeromon run --track`` cannot send."""
+        for path in sorted(self.folder.glob(f"{paths.TRACK}*")):
+            with suppress(OSError):
+                yield printable(path.read_text(errors="replace")[:200])
 
     # ---- keeping -------------------------------------------------------------------------------
 

@@ -68,7 +68,9 @@ def _chrome_trace(export: Export) -> str:
 
 
 def _tensorboard(export: Export) -> str:
-    trackers.write_tensorboard(export.steps, export.path, export.progress, force=export.force)
+    trackers.write_tensorboard(
+        export.run, export.steps, export.path, export.progress, force=export.force
+    )
     return ""
 
 

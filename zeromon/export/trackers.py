@@ -1,6 +1,7 @@
-"""Exports a run to TensorBoard and to Weights & Biases: the scalars of each step and rank.
+"""A run for TensorBoard and for Weights & Biases: the scalars of each step and rank, and the ledger.
 
-Both are used only when they are installed, and neither is asked to reach a network.
+Both are used only when they are installed, and an export asks neither to reach a network. What a live
+run gets (:mod:`zeromon.export.live_trackers`) has the same figures under the same names.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from zeromon.errors import ExportError
 from zeromon.readout.breakdown import PHASES
+from zeromon.readout.ledger import job_ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import NOT_TIMED
 
@@ -38,9 +41,14 @@ _SCALARS = (
 """Tag of a scalar and its column."""
 _ONLY_TIMED = ("exposed_us", "communication_us")
 _SUFFIX = ".zeromon"
+MOST_RANKS = 64
+"""Of more ranks a live tracker gets the largest and the median of each scalar."""
+
+Row = dict[str, Any]
+"""A row of the step history by the names of its columns."""
 
 
-def scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars(row: Row) -> Iterator[tuple[str, float]]:
     """(tag, value) of a row, in seconds and bytes; what is unknown is left out."""
     untimed = row["flags"] & NOT_TIMED
     for tag, column in _SCALARS:
@@ -52,7 +60,18 @@ def scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield "communication/exposed_share", row["exposed_us"] / row["duration_us"]
 
 
-def _needed(module: str, package: str) -> Any:
+def ledger_scalars(run: RunSnapshot) -> dict[str, float]:
+    """Goodput and the seconds of each cause, of all ranks and attempts up to now."""
+    whole = job_ledger([run])
+    found = {} if whole.goodput is None else {"ledger/goodput_share": whole.goodput}
+    for row in whole.rows:
+        tag = f"ledger/{row.cause}_seconds"
+        found[tag] = found.get(tag, 0.0) + row.seconds
+    return found
+
+
+def needed(module: str, package: str) -> Any:
+    """Imports *module*; raises :class:`ExportError` where *package* is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -63,38 +82,72 @@ def _needed(module: str, package: str) -> Any:
 # ---- TensorBoard -----------------------------------------------------------------------------------
 
 
-def write_tensorboard(
-    pieces: Sequence[pl.LazyFrame], folder: Path, progress: Progress, *, force: bool
-) -> None:
-    """Writes an event file for each rank, in a folder of its own, which TensorBoard shows as a run."""
-    events = _needed("tensorboard.compat.proto.event_pb2", "tensorboard")
-    summaries = _needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
-    writing = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
-    _make_room(folder, [*folder.glob(f"rank*/events.*{_SUFFIX}")], force=force)
-    writers: dict[int, Any] = {}
-    try:
-        for piece in pieces:
-            for row in piece.collect().iter_rows(named=True):
-                progress.add(1)
-                writer = writers.get(row["rank"])
-                if writer is None:
-                    name = str(folder / f"rank{row['rank']}")
-                    writer = writing.EventFileWriter(name, filename_suffix=_SUFFIX)
-                    writers[row["rank"]] = writer
-                values = [
-                    summaries.Summary.Value(tag=tag, simple_value=value)
-                    for tag, value in scalars(row)
-                ]
-                writer.add_event(
-                    events.Event(
-                        wall_time=(row["start_us"] + row["duration_us"]) / 1e6,
-                        step=row["step"],
-                        summary=summaries.Summary(value=values),
-                    )
-                )
-    finally:
-        for writer in writers.values():
+class EventFiles:
+    """An event file for each rank and one for the job, each in a folder: a run of TensorBoard.
+
+    TensorBoard follows one file of a folder at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events = needed("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summaries = needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._writing = needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._writers: dict[str, Any] = {}
+
+    def add_row(self, row: Row) -> None:
+        """Adds the scalars of a step of a rank."""
+        wall = (row["start_us"] + row["duration_us"]) / 1e6
+        self.add(f"rank{row['rank']}", wall, row["step"], scalars(row))
+
+    def add(self, name: str, wall: float, step: int, values: Iterable[tuple[str, float]]) -> None:
+        """Adds *values* to the file in the folder *name*."""
+        if name not in self._writers:
+            where = str(self._folder / name)
+            self._writers[name] = self._writing.EventFileWriter(where, filename_suffix=_SUFFIX)
+        value = self._summaries.Summary.Value
+        summary = self._summaries.Summary(value=[value(tag=t, simple_value=v) for t, v in values])
+        self._writers[name].add_event(
+            self._events.Event(wall_time=wall, step=step, summary=summary)
+        )
+
+    def flush(self) -> None:
+        """Writes what was added."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        """Ends the files."""
+        for writer in self._writers.values():
             writer.close()
+
+
+def write_tensorboard(
+    run: RunSnapshot,
+    pieces: Sequence[pl.LazyFrame],
+    folder: Path,
+    progress: Progress,
+    *,
+    force: bool,
+) -> None:
+    """Writes the event files of a run."""
+    files, step = EventFiles(folder), 0
+    ours = [*folder.glob(f"rank*/events.*{_SUFFIX}"), *folder.glob(f"job/events.*{_SUFFIX}")]
+    _make_room(folder, ours, force=force)
+    try:
+        for row in _rows(pieces, progress):
+            files.add_row(row)
+            step = max(step, row["step"])
+        files.add("job", run.taken_wall, step, ledger_scalars(run).items())
+    finally:
+        files.close()
+
+
+def _rows(pieces: Sequence[pl.LazyFrame], progress: Progress) -> Iterator[Row]:
+    for piece in pieces:
+        for row in piece.collect().iter_rows(named=True):
+            progress.add(1)
+            yield row
 
 
 def _make_room(folder: Path, ours: Sequence[Path], *, force: bool) -> None:
@@ -119,17 +172,25 @@ def write_wandb(
     force: bool,
 ) -> None:
     """Writes an offline run for ``wandb sync``, with the step as x-axis and metrics by rank."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no word of this to anybody
-    wandb = _needed("wandb", "wandb")
-    name = wandb_id(run.run)
+    wandb, name = needed("wandb", "wandb"), wandb_id(run.run)
     _make_room(folder, [*folder.glob(f"wandb/offline-run-*-{name}")], force=force)
+    board = open_wandb(
+        run, id=name, name=run.run, project="zeromon", dir=str(folder), mode="offline"
+    )
+    step = 0
+    for step, values in by_step(pieces, progress):
+        board.log({"step": step, **values})
+    board.log({"step": step, **ledger_scalars(run)})
+    board.finish()
+    wandb.teardown()  # only then the last of it is in the file
+
+
+def open_wandb(run: RunSnapshot, settings: Row | None = None, **where: Any) -> Any:
+    """Opens a run of W&B that has scalars alone over the step; *where*: as wandb.init has it."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no word of this to anybody
+    wandb = needed("wandb", "wandb")
     first = run.ranks[0] if run.ranks else None
     board = wandb.init(
-        project="zeromon",
-        id=name,
-        name=run.run,
-        dir=str(folder),
-        mode="offline",
         config={
             "node": run.node,
             "strategy": first.strategy if first else "",
@@ -143,14 +204,13 @@ def write_wandb(
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
+            **settings or {},
         ),
+        **where,
     )
     board.define_metric("step")
     board.define_metric("*", step_metric="step")
-    for step, values in by_step(pieces, progress):
-        board.log({"step": step, **values})
-    board.finish()
-    wandb.teardown()  # only then the last of it is in the file
+    return board
 
 
 def wandb_id(run: str) -> str:
@@ -163,15 +223,42 @@ def by_step(
     pieces: Sequence[pl.LazyFrame], progress: Progress
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the scalars of all ranks by step, in the order in which the steps began."""
-    step, values, seen = -1, dict[str, float](), set[int]()
-    for piece in pieces:
-        for row in piece.collect().iter_rows(named=True):
-            progress.add(1)
-            if seen and (row["step"] != step or row["rank"] in seen):
-                yield step, values
-                values, seen = {}, set()
-            step = row["step"]
-            seen.add(row["rank"])
-            values |= {f"rank{row['rank']}/{tag}": value for tag, value in scalars(row)}
-    if seen:
-        yield step, values
+    for step, rows in _grouped(_rows(pieces, progress)):
+        yield step, named(rows)
+
+
+def live_steps(rows: Iterable[Row], ranks: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """The same of new *rows* of a run of so many *ranks*; of many ranks the largest and the median."""
+    ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
+    for step, together in _grouped(ordered):
+        yield step, named(together) if ranks <= MOST_RANKS else _reduced(together)
+
+
+def _grouped(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+    together: list[Row] = []
+    seen = set[int]()
+    for row in rows:
+        if together and (row["step"] != together[0]["step"] or row["rank"] in seen):
+            yield together[0]["step"], together
+            together, seen = [], set()
+        together.append(row)
+        seen.add(row["rank"])
+    if together:
+        yield together[0]["step"], together
+
+
+def named(rows: Iterable[Row]) -> dict[str, float]:
+    """``rank0/time/step_seconds`` and the other scalars of *rows*, which are of different ranks."""
+    return {f"rank{row['rank']}/{tag}": value for row in rows for tag, value in scalars(row)}
+
+
+def _reduced(rows: Iterable[Row]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for tag, value in scalars(row):
+            values.setdefault(tag, []).append(value)
+    return {
+        f"{name}/{tag}": of(found)
+        for tag, found in values.items()
+        for name, of in (("max", max), ("median", median))
+    }

@@ -32,6 +32,7 @@ from zeromon.ring.model_metadata import (
     loader_metadata,
     model_metadata,
     process_metadata,
+    trackers_metadata,
 )
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -198,6 +199,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
             _facts_of(state, "process") | _facts_of(state, "initial") | _facts_of(state, "clipping")
         ),
         compiled=compiled_metadata(state.meta.get("compiled")),
+        trackers=trackers_metadata(state.meta),
         models=models,
         planned=model_metadata(state.meta.get("planned")),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
@@ -236,9 +238,8 @@ def _models(state: RankState) -> tuple[ModelMetadata, ...]:
     """The models of the rank: those of torch, then those of DeepSpeed's engines."""
     of_torch = state.meta.get("models")
     raw = list(of_torch) if isinstance(of_torch, list) else []
-    for key in sorted(state.meta):
-        if key.startswith("engine") and isinstance(state.meta[key], dict):
-            raw.append(state.meta[key].get("model"))
+    engines = (key for key in sorted(state.meta) if key.startswith("engine"))
+    raw += [_facts_of(state, key).get("model") for key in engines]
     return tuple(model for one in raw if (model := model_metadata(one)))
 
 
@@ -277,15 +278,14 @@ def _finite(value: float | None) -> float | None:
 
 def _settings(state: RankState) -> tuple[Setting, ...]:
     """Returns the settings of all DeepSpeed engines; leaves out malformed rows."""
-    settings = []
+    settings: list[Setting] = []
     numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
     for number in sorted(numbers):
         for row in _engine_facts(state, number).get("settings", ()):
             if isinstance(row, list) and len(row) == 3:
                 name, effective, written = (str(part) for part in row)
-                settings.append(
-                    Setting(engine=number, name=name, effective=effective, written=written)
-                )
+                one = Setting(engine=number, name=name, effective=effective, written=written)
+                settings.append(one)
     return tuple(settings)
 
 

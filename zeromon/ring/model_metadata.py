@@ -145,6 +145,26 @@ class CompiledMetadata(TypedDict, total=False):
     """The same of the guards that failed."""
 
 
+class TrackersMetadata(TypedDict, total=False):
+    """The runs of experiment trackers that a rank has open; none of the values is a secret."""
+
+    wandb: dict[str, str]
+    """``id``, ``project``, ``entity``, ``base_url``, ``mode``, ``folder``, ``name``, ``group``."""
+    mlflow: dict[str, str]
+    """``run_id``, ``tracking_uri``."""
+    tensorboard: dict[str, str]
+    """``folder`` of the first SummaryWriter."""
+
+
+def without_secrets(url: str) -> str:
+    """*url* without user, password and query; also of a database."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+
+
 class ProcessMetadata(TypedDict, total=False):
     """What is set in the process of a rank. A key that an agent does not know is absent."""
 
@@ -225,6 +245,11 @@ def compiled_metadata(raw: Any) -> CompiledMetadata:
     return cast(CompiledMetadata, _valid(raw, _COMPILED))
 
 
+def trackers_metadata(raw: Any) -> TrackersMetadata:
+    """The same of the runs of trackers that it has open."""
+    return cast(TrackersMetadata, _valid(raw, _TRACKERS))
+
+
 def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         return {}
@@ -247,3 +272,4 @@ _LOADER = get_type_hints(LoaderMetadata)
 _PROCESS = get_type_hints(ProcessMetadata)
 _GOAL = get_type_hints(GoalMetadata)
 _COMPILED = get_type_hints(CompiledMetadata)
+_TRACKERS = get_type_hints(TrackersMetadata)

@@ -25,6 +25,8 @@ SHIM = CORE / "zeromon" / "attach" / "payload"
 """The folder that ``zeromon run`` puts first on the PYTHONPATH of a training command."""
 NOTIFY = "notify.json"
 """The file of a run's folder that has the URLs for its alerts."""
+TRACK = "track-"
+"""The beginning of the names of files that say what `zeromon track` cannot send."""
 _ROOM_FOR_RINGS = 64
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 

@@ -12,6 +12,7 @@ from zeromon.ring.model_metadata import (
     LoaderMetadata,
     ModelMetadata,
     ProcessMetadata,
+    TrackersMetadata,
 )
 from zeromon.ring.strategy import Strategy
 from zeromon.ring.text_enum import TextEnum
@@ -147,6 +148,8 @@ class RankSnapshot:
     """What is set in the process: variables, threads, autocast; empty where unknown."""
     compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
     """What torch.compile has done; empty where nothing was compiled, and on earlier versions."""
+    trackers: TrackersMetadata = field(default_factory=TrackersMetadata)
+    """The runs of W&B, MLflow and TensorBoard that the script has open; empty without one."""
     models: tuple[ModelMetadata, ...] = ()
     planned: ModelMetadata = field(default_factory=ModelMetadata)
     """The model of a DeepSpeed engine that is being made."""

@@ -46,6 +46,7 @@ from zeromon_agents.observe.stall_detector import StallDetector
 from zeromon_agents.observe.step import Steps, process_start_ns
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
+from zeromon_agents.observe.trackers import Trackers
 from zeromon_agents.observe.trials import Trials
 from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
 from zeromon_agents.runtime.collector_process import ensure_collector
@@ -131,7 +132,7 @@ class Agent:
         self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
-        self._compiled = Compiled()
+        self._compiled, self._trackers = Compiled(), Trackers()
         self._describe_from, self._wrote_process = 0, False
         self._device_index: int | None = None
         self._hang_written_of = self._census_of = -1
@@ -312,6 +313,10 @@ class Agent:
             self._metadata = metadata
             self.context.add_metadata(**metadata)
 
+    def _write_trackers(self) -> None:
+        for tracker, facts in self._trackers.news().items():
+            self.context.add_metadata(**{tracker: facts})
+
     # ---- every step ---------------------------------------------------------------------------
 
     def _before_step_mark(self, step: int) -> None:
@@ -361,6 +366,7 @@ class Agent:
         self._write_loading()
         self.imports.sweep()
         self._write_device_metadata(training=False)
+        self.guard.guarded(self._write_trackers)()
         stalled = self.stall_detector.check()
         if self.attachment is None:
             self._write_hang_of_control_step()

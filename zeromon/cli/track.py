@@ -1,0 +1,177 @@
+"""Sends the figures of a live run to an experiment tracker, until the run has ended.
+
+{trackers}
+
+RUN is a run id or its beginning, the pid of a rank, or host:port of a collector; the default is the
+only live run of this node. `zeromon run --track NAME -- ...` starts it with the run. It is a process of
+its own on the node of rank 0, reads the collectors of all nodes, and asks nothing of the training
+processes. What it sends has the names and figures of `zeromon export`. The run that the script has
+opened is found by the agent; without one nothing is sent, which the run's note reports.
+docs/trackers.md has the details.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from zeromon.cli import least, say
+from zeromon.cli.attach import again
+from zeromon.errors import RunNotFound, SourceError, ZeromonError
+from zeromon.export.live_trackers import TRACKERS, LiveTracker, OpenRun, check, opened
+from zeromon.readout.alerts import leads
+from zeromon.ring import paths
+from zeromon.ring.atomic import replace_file
+from zeromon.snapshot import RunSnapshot
+from zeromon.sources.live import LiveSource, collector_address, find, only
+from zeromon.sources.new_steps import NewSteps
+from zeromon.storage.run_store import Store
+
+_TEXTS = {
+    "wandb": "a run beside that of the script, in its project; needs wandb",
+    "mlflow": "the script's own run; needs mlflow, or mlflow-skinny",
+    "tensorboard": "runs below the folder of the script's SummaryWriter; needs tensorboard",
+    "kubeflow": "progress and metrics in the status of a TrainJob of Kubeflow Trainer",
+}
+__doc__ = (__doc__ or "").format(
+    trackers="\n".join(f"  zeromon track --to {name:<13}{text}" for name, text in _TEXTS.items())
+)
+_START_SECONDS = 60.0
+_GONE_SECONDS = 20.0
+"""A collector that does not answer for so long is gone: its record is read to the end."""
+_LAST_SECONDS = 60.0
+"""How long the end of a run may take to be sent."""
+_SETTLING_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``zeromon track [RUN] --to NAME [--every SECONDS]``"""
+    parser.add_argument("run", nargs="?", metavar="RUN", help="default: the only one that is live")
+    parser.add_argument("--to", required=True, choices=tuple(TRACKERS), help="the tracker")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=least(1.0), default=5.0, help="default 5"
+    )
+    parser.add_argument("--of", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Follows the run to its end; returns 1 where something was not sent."""
+    check(options.to)
+    source = _source(options.run) if options.of is None else _source_of(options.of)
+    tracking = _Tracking(options.to, source, options.of)
+    try:
+        return tracking.follow(options.every)
+    except KeyboardInterrupt:
+        tracking.close()
+        raise
+
+
+def _source(target: str | None) -> LiveSource:
+    return only(find(target)).open()
+
+
+def _source_of(folder: Path) -> LiveSource:
+    """The run of *folder*, which `zeromon run` has made just now."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        address = collector_address(folder.parent)
+        with suppress(SourceError, RunNotFound):
+            if address is not None:
+                source = LiveSource(address, folder.name)
+                source.latest()
+                return source
+        if time.monotonic() > deadline:
+            raise RunNotFound(f"no collector follows {folder.name}")
+        time.sleep(0.5)
+
+
+class _Tracking:
+    """One run on its way to one tracker."""
+
+    def __init__(self, name: str, source: LiveSource, folder: Path | None) -> None:
+        self._name, self._run, self._folder = name, source.run, folder
+        self._steps = NewSteps(source)
+        self._tracker: LiveTracker | None = None
+        self._facts: OpenRun | None = None
+        self._said = ""
+
+    def follow(self, every: float) -> int:
+        """Sends what is new every so many seconds; less often while it is not taken."""
+        heard, pause = time.monotonic(), every
+        while True:
+            try:
+                run = self._steps.run()
+                self._run = run.run
+                if run.ended:
+                    time.sleep(_SETTLING_SECONDS)  # the last steps of other nodes
+                    run = self._steps.run()
+                if leads(run):
+                    pause = every if self._send(run) else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                elif len(run.nodes) > 1:
+                    return 0  # the node of rank 0 sends
+                if run.ended or not self._steps.first.live:
+                    return self.close() or int(bool(self._said))
+                heard = time.monotonic()
+            except ZeromonError:
+                over = any(one.run == self._run and one.ended for one in Store().manifests())
+                gone = over or time.monotonic() - heard > _GONE_SECONDS
+                source = again(self._run, gone)  # on another port, or the record
+                if source is None and gone:
+                    self.close()
+                    return 1
+                self._steps.first = source or self._steps.first
+            time.sleep(pause)
+
+    def _send(self, run: RunSnapshot) -> bool:
+        """Whether all is well; raises what a source raises."""
+        facts = opened(self._name, run)
+        if facts is None:
+            if any(rank.step for rank in run.ranks):
+                self._say(f"the script has no run of {self._name} open, so nothing is tracked")
+            return True
+        rows = self._steps.rows()
+        try:
+            if facts != self._facts:  # the script has opened another one
+                self.close()
+            tracker = self._tracker or TRACKERS[self._name](run, facts)
+            self._tracker, self._facts = tracker, facts
+            tracker.push(run, rows)
+        except Exception as error:  # what libraries raise; its text may have a secret
+            self._say(f"{self._name} does not take the figures: {type(error).__name__}")
+            return False
+        self._steps.kept()
+        self._say("")
+        return True
+
+    def close(self) -> int:
+        """Ends what is open; returns 1 where that fails. A server that hangs is not waited for."""
+        tracker, self._tracker = self._tracker, None
+        if tracker is None:
+            return 0
+        limit = threading.Timer(_LAST_SECONDS, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
+        try:
+            tracker.close()
+        except Exception as error:
+            self._say(f"{self._name} does not take the end: {type(error).__name__}")
+            return 1
+        finally:
+            limit.cancel()
+        return 0
+
+    def _say(self, text: str) -> None:
+        """Says *text* once: to the user, or by the run's note; "": all is well again."""
+        if text == self._said:
+            return
+        self._said = text
+        if self._folder is None:
+            say(text or "the figures are accepted again")
+            return
+        with suppress(OSError):
+            replace_file(self._folder / f"{paths.TRACK}{self._name}", text)
