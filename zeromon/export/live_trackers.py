@@ -27,6 +27,7 @@ from zeromon.export.trackers import (
     scalars,
     wandb_id,
 )
+from zeromon.probes.installation import install_hint
 from zeromon.readout.throughput import progress
 from zeromon.readout.verdict import Health, verdict
 from zeromon.ring.model_metadata import without_secrets
@@ -174,17 +175,17 @@ TRACKERS: dict[str, Callable[[RunSnapshot, OpenRun], LiveTracker]] = {
     "wandb": _Wandb, "mlflow": _Mlflow, "tensorboard": _TensorBoard, "kubeflow": _Kubeflow
 }  # fmt: skip
 """Name after ``--to`` and ``--track`` -> what sends to it."""
-_PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
+_LIBRARIES = ("wandb", "mlflow", "tensorboard")
 
 
 def check(name: str) -> None:
     """Raises :class:`ExportError` where nothing can be sent to the tracker *name* from here."""
-    if name in _PACKAGES:
+    if name in _LIBRARIES:
         from importlib.util import find_spec
 
-        if find_spec(_PACKAGES[name]) is None:
+        if find_spec(name) is None:
             text = f"tracking needs {name}, which is not installed beside zeromon"
-            raise ExportError(text, f"pip install 'zeromon[{name}]'")
+            raise ExportError(text, install_hint(name))
     elif not (os.environ.get(_URL) and os.environ.get(_TOKEN)):
         text = f"there is no {_URL} and {_TOKEN}"
         raise ExportError(
