@@ -47,7 +47,7 @@ help:
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
 	@echo "make test-matrix the core on each Python here, with its oldest and newest dependencies: 10 minutes"
 	@echo "make test-programs Trainer, accelerate, trl, Lightning, torchtune with and without zeromon: ONLY=\"hf trl\""
-	@echo "make test-trackers a live run in W&B, MLflow and TensorBoard, read back by their own libraries"
+	@echo "make test-trackers a live run in W&B, MLflow and TensorBoard, by their own libraries; manifests against schemas"
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
@@ -115,14 +115,15 @@ test-torch: $(READY)
 test-programs: $(COMPILED_OP)
 	$(COMPILED) $(BIN)/python tests/programs/others/run.py --environment "$(PROGRAMS)" $(ONLY)
 
-# 260 MB over what is installed here, where mlflow would replace other packages.
+# 400 MB over what is installed here, where mlflow would replace other packages.
 test-trackers: $(READY)
 	$(BIN)/python -m venv --without-pip $(TRACKERS)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	  > "$$(echo $(TRACKERS)/lib/python3*/site-packages)/project.pth"
-	$(UV_ENV) $(BIN)/uv pip install --quiet --python $(TRACKERS)/bin/python 'wandb>=0.20' 'mlflow-skinny>=2.10' tensorboard
+	$(UV_ENV) $(BIN)/uv pip install --quiet --python $(TRACKERS)/bin/python 'wandb>=0.20' 'mlflow-skinny>=2.10' tensorboard \
+	  kubernetes-validate cloudcoil-models-prometheus-operator kubeflow-trainer-api
 	$(TRACKERS)/bin/python -m pytest -m 'long or not long' tests/export/test_live_trackers.py tests/export/test_exports.py \
-	  tests/agents/observe/test_trackers.py tests/runs/test_tracked.py $(SLOWEST)
+	  tests/agents/observe/test_trackers.py tests/runs/test_tracked.py tests/cli/test_kubernetes.py $(SLOWEST)
 
 # A machine with a GPU may have no network: then its own Python runs the suite, with the wheels that travel.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

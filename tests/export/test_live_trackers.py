@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,11 @@ def status(server: Webhook) -> dict[str, Any]:
     (name,) = request.json
     assert name == "trainerStatus"
     found: dict[str, Any] = request.json[name]
+    with suppress(ImportError):  # the API's own schema
+        from kubeflow_trainer_api.models import TrainerV1alpha1UpdateTrainJobStatusRequest as Known
+
+        read = Known.from_dict(request.json)
+        assert read is not None and read.to_dict()["trainerStatus"].keys() == found.keys()
     assert all(set(one) == {"name", "value"} and one["value"] for one in found["metrics"])
     return found
 

@@ -106,7 +106,8 @@ def call(options: argparse.Namespace) -> int:
         if folder is not None:
             tasks.withdraw(folder)
             if not _is_one_of_many():
-                (folder / paths.NOTIFY).unlink(missing_ok=True)
+                for path in (folder / paths.NOTIFY, *folder.glob(f"{paths.TRACK}*")):
+                    path.unlink(missing_ok=True)
                 (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
@@ -153,7 +154,7 @@ def _start_tracking(names: list[str], folder: Path, environment: dict[str, str])
     own = _without_shim(environment, folder.parent)
     own["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
     for name in dict.fromkeys(names):
-        with suppress(FileExistsError):
+        with suppress(FileExistsError, subprocess.TimeoutExpired):
             (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
             words = ["track", "--to", name, "--of", str(folder)]
             with open(os.devnull, "r+b") as null:
