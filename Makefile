@@ -35,7 +35,7 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers recordings bench docs release clean
+.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -51,7 +51,8 @@ help:
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
-	@echo "make bench     ratios: cost of hooks, of a step, of the collector"
+	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
+	@echo "make bench-peers the same beside other tools, which it installs"
 	@echo "make docs      the documentation as a site, in build/site; a broken link is an error"
 	@echo "make release   the checks of a release, then dist/; nothing is uploaded"
 
@@ -147,7 +148,10 @@ recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py
 
 bench: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py -o build/bench.json
+
+bench-peers: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py --peers -o build/bench-peers.json
 
 # The version is that of zeromon/__init__.py; the changelog has a part for it.
 release: $(READY)

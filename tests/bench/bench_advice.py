@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import Node, over_link, train_command
 
 from zeromon.memory.plan import of_run
@@ -140,6 +141,7 @@ def effect(
     low = statistics.median(r.gain_low_seconds or 0.0 for r in remedies)
     high = statistics.median(r.gain_high_seconds or 0.0 for r in remedies)
     achieved = steps[0] - steps[1]
+    keep(f"{case.rule}, achieved beside predicted", achieved / middle - 1, "", "zero")
     return (
         f"predicted {low * 1e3:.1f} to {high * 1e3:.1f} ms, achieved {achieved * 1e3:.1f} ms "
         f"({achieved / middle:.2f} of the middle); {took}"

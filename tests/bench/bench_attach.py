@@ -15,7 +15,6 @@ the machine's.
 from __future__ import annotations
 
 import bisect
-import json
 import os
 import shutil
 import signal
@@ -32,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from attaching import Job
+from records import keep
 from support import Held, held, wait_for
 
 from zeromon.attach.inject import inject
@@ -118,6 +118,8 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
         facts = job.finish(timeout=3600)
     finally:
         job.kill()
+    keep(f"{kind}, thread stopped", statistics.median(helper_ns) / 1e6, "ms")
+    keep(f"{kind}, refused", sum(refused.values()), f"of {rounds} rounds")
     steps = len(facts[0]["losses"])
     same = all(rank["losses"] == rank["again"] for rank in facts)
     print(f"{kind}: {rounds} rounds of attach and detach on 2 ranks, {steps} steps")
@@ -336,7 +338,6 @@ def main() -> None:
         on_hung({n: r for n, r in injectors.items() if n != "zeromon"}, 3, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"all rounds clean": all(fine)}))
     sys.exit(0 if all(fine) else 1)
 
 

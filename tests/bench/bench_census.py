@@ -7,7 +7,6 @@ taken at steps 1 to 3, then every 9th to the 64th, then every 65th: the last col
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "agents"))
 
 import torch
 import torch.distributed as dist
+from records import keep
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -55,9 +55,8 @@ def measure(models: Models) -> float:
 
 
 def main() -> None:
-    """Prints one line for each model, and JSON on the last line."""
+    """Prints one line for each model."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    found = {}
     for name in ("plain", "fsdp2"):
         model = nn.Sequential(
             *(nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS))) for _ in range(BLOCKS))
@@ -66,13 +65,13 @@ def main() -> None:
             for layer in model:
                 fully_shard(layer)
             fully_shard(model)
-        spent = found[name] = measure(trained(model))
+        spent = measure(trained(model))
         print(
             f"{name:6} {2 * BLOCKS * LAYERS} parameter tensors: {spent:.2f} ms a census (target 5 ms), "
             f"{1e3 * spent / EVERY:.0f} us a step"
         )
+        keep(name, spent, "ms")
     dist.destroy_process_group()
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":

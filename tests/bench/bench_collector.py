@@ -7,7 +7,6 @@ collectives); then time and size of a scrape at 8, 64 and 1,024 ranks.
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import statistics
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from synthetic import RECORDS_A_STEP, Synthetic
 
 from zeromon.collector.daemon import Collector
@@ -86,21 +86,22 @@ def scrape(ranks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the figures, and JSON on the last line."""
-    found: dict[str, dict[str, float]] = {}
+    """Prints the figures."""
     for ranks in (8, 64):
-        row = found[f"cpu {ranks}"] = cpu(ranks, SECONDS)
+        row = cpu(ranks, SECONDS)
         print(
             f"collector, {ranks:4} ranks x 1,000 records/s: {row['cpu_share']:.1%} of a core, "
             f"{row['us_a_record']:.2f} us a record, {row['dropped']:.0f} dropped"
         )
+        keep(f"{ranks} ranks", row["cpu_share"], "of a core")
+        keep(f"{ranks} ranks, dropped", row["dropped"], "records", noise=0)
     for ranks in (8, 64, 1024):
-        row = found[f"scrape {ranks}"] = scrape(ranks)
+        row = scrape(ranks)
         print(
             f"scrape,    {ranks:4} ranks: {row['seconds'] * 1e3:.0f} ms, {row['series']:,} series, "
             f"{row['text_bytes'] / 1e6:.2f} MB ({row['gzip_bytes'] / 1e6:.2f} MB gzip)"
         )
-    print(json.dumps(found))
+        keep(f"scrape of {ranks} ranks", row["seconds"], "s")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from builders import rank, run, summary
+from records import keep
 
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.recorder import Past, Record
@@ -206,6 +207,8 @@ def main() -> None:
         )
         for tabs in (1, 8, 64):
             parts, nbytes = load(server, tabs, whole=False)
+            keep(f"{tabs} tabs", parts, "of a core")
+            keep(f"{tabs} tabs, an update", nbytes, "bytes")
             whole, all_bytes = load(server, tabs, whole=True)
             print(
                 f"{tabs:6}{parts:12.1%}{nbytes:9,.0f}{whole:17.1%}{all_bytes:10,.0f}"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import Node, over_link, train_command
 
 from zeromon.errors import CaptureRefused
@@ -76,7 +77,8 @@ def by_op(rows: tuple[CollectiveStatsRow, ...]) -> str:
 
 
 def main() -> None:
-    for rate, (kind, name) in itertools.product(("", LINK), CASES.items()):
+    kinds = {kind: CASES[kind] for kind in sys.argv[1:] or CASES}
+    for rate, (kind, name) in itertools.product(("", LINK), kinds.items()):
         link = f", over {rate}" if rate else ""
         print(f"{name}{link} (median of {ROUNDS} in turns; ms a step)")
         runs: dict[str, list[RunFigures]] = {"off": [], "on": []}
@@ -86,6 +88,7 @@ def main() -> None:
         for setting, found in runs.items():
             middle = sorted(found, key=lambda m: m.exposed)[ROUNDS // 2]
             step = statistics.median(m.step for m in found)
+            keep(f"{kind} {setting} {rate}".strip(), middle.exposed * 1e3, "ms a step")
             errors = ", ".join("n/a" if m.error is None else f"{m.error:+.1%}" for m in found)
             print(
                 f"  {setting:<4} step {step * 1e3:.1f}, exposed {middle.exposed * 1e3:.1f}"

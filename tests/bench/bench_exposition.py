@@ -7,7 +7,6 @@ and by how much a thread that computes all the time (as the collector's tick doe
 from __future__ import annotations
 
 import gzip
-import json
 import statistics
 import sys
 import threading
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from builders import full_run, run
 from prometheus_client.exposition import choose_encoder
+from records import keep
 from served import Fixed
 
 from zeromon.export.prometheus.exposition import GZIP_LEVEL, Exposition, Writer
@@ -64,10 +64,10 @@ def slowed(scrape: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """Prints the figures, and JSON on the last line."""
+    """Prints the figures."""
     found: dict[str, dict[str, float]] = {}
     one = full_run().ranks[0]
-    for ranks in RANKS:
+    for ranks in map(int, sys.argv[1:] or RANKS):
         view = Fixed(run(*(replace(one, rank=n) for n in range(ranks))))
         exposition, writer = Exposition(view), Writer()
         for name, accept in (("text", ""), ("openmetrics", "application/openmetrics-text")):
@@ -92,6 +92,7 @@ def main() -> None:
                 "gzip_bytes": len(packed),
                 "gzip_seconds": time.perf_counter() - began,
             }
+            keep(f"{name}, {series:,} series", ours, "s")
             print(
                 f"{name:11} {series:7,} series: client {client * 1e3:6.1f} ms, by hand "
                 f"{ours * 1e3:6.1f} ms: {client / ours:4.1f} times; {len(text) / 1e6:5.2f} MB, gzip "
@@ -99,7 +100,7 @@ def main() -> None:
             )
     found["slowed"] = {"times": slowed(by_hand)}
     print(f"another thread meanwhile takes {found['slowed']['times']:.1f} times as long")
-    print(json.dumps(found))
+    keep("another thread meanwhile", found["slowed"]["times"], "times")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import PROGRAMS, ROOT, TORCHRUN, Node, train_command
 
 from zeromon.readout.breakdown import rank_parts
@@ -57,6 +58,7 @@ def restarted(node: Node, truth: Path) -> RunSnapshot:
 
 def line(name: str, injected: float, found: float) -> None:
     """Prints one comparison."""
+    keep(name, found / injected - 1, "of the injected", "zero")
     print(f"{name:24}{injected:10.3f} s{found:10.3f} s{found / injected - 1:+9.1%}", flush=True)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 import msgspec
+from records import keep
 
 from zeromon.collector.cluster import Leader, NodeInfo, NodeReport, PeerRank, packed
 from zeromon.collector.cluster_client import answer
@@ -66,6 +67,7 @@ def main() -> None:
     for nodes in wanted:
         cpu, received, sent = measure(nodes)
         traffic = f"{received / 1e3:>7.1f} kB/s {sent / 1e3:>7.1f} kB/s"
+        keep(f"leader of {nodes} nodes", cpu, "of a core")
         print(f"{nodes:>6} {nodes * _RANKS:>6} {cpu:>14.2%} {traffic}")
 
 

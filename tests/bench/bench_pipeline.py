@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import Node, train_command
 
 CHUNKS, STEPS = 4, 8
@@ -47,6 +48,7 @@ def main() -> None:
             ideal = statistics.fmean(bubble.ideal_ratio for bubble in known)
             told = f"{formula(ranks, CHUNKS):10.1%}" if formula else f"{'-':>10}"
             error = measured / ideal - 1
+            keep(name, error, "of the schedule's bubble", "zero")
             longer = known[0].span_seconds / known[0].ideal_seconds - 1
             print(
                 f"{name:24}{measured:10.1%}{ideal:10.1%}{told}{error:+10.1%}{longer:+10.1%}",

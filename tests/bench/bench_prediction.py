@@ -8,7 +8,6 @@ their factor for the host; accelerate's (``estimate_training_usage``) knows no s
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+from records import keep
 from support import ROOT, TORCHRUN, Node
 
 RANKS = 2
@@ -48,9 +48,8 @@ def accelerates(params: int, *, half: bool) -> int:
 
 
 def main() -> None:
-    """One line a strategy, and JSON on the last line."""
+    """One line a strategy."""
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    found = {}
     for name in (*TORCH, *(f"deepspeed {config}" for config in DEEPSPEED)):
         is_deepspeed = name.startswith("deepspeed")
         if is_deepspeed:
@@ -75,8 +74,8 @@ def main() -> None:
             else None,
             "accelerate": accelerates(params, half=is_deepspeed),
         }
+        keep(name, ours / measured - 1, "of the measured", "zero", noise=0.001)
         off = {k: None if v is None else v / measured - 1 for k, v in theirs.items()}
-        found[name] = {"measured": measured, "zeromon": ours / measured - 1, **off}
         shown = "  ".join(f"{k} {'-' if v is None else f'{v:+.1%}'}" for k, v in off.items())
         print(
             f"{name:24} measured {measured / 1e6:7.2f} MB  zeromon {ours / measured - 1:+.2%} "
@@ -84,7 +83,6 @@ def main() -> None:
             flush=True,
         )
     node.close()
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import psutil
 from fleet import Fleet
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import Prometheus, scrape
+from records import keep
 from served import Fixed
 
 from zeromon.export.prometheus.exposition import Exposition
@@ -114,7 +115,7 @@ def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints the figures, and JSON on the last line."""
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seconds", type=float, nargs="?", default=60)
     parser.add_argument("--one", type=int, metavar="RANKS", help=argparse.SUPPRESS)
@@ -125,6 +126,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for nodes, ranks in SIZES:
         each, all_ = one_collector(ranks), kept(nodes, ranks, options.seconds)
+        keep(f"a scrape of {nodes} x {ranks} ranks", each["seconds"], "s")
         found[f"{nodes}x{ranks}"] = {"collector": each, "prometheus": all_}
         print(
             f"{nodes:4} x {ranks:3} ranks: a scrape {each['seconds'] * 1e3:5.1f} ms of CPU, "
@@ -144,7 +146,7 @@ def main() -> None:
         f"Prometheus: {per_series / 1e3:.2f} kB a series beside {base / 1e6:.0f} MB, "
         f"{cpu * 1e6:.2f} us of CPU a sample"
     )
-    print(json.dumps(found))
+    keep("Prometheus, a series", per_series, "bytes")
 
 
 if __name__ == "__main__":

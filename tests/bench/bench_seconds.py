@@ -20,6 +20,7 @@ from statistics import median
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import ROOT, TORCHRUN, Node
 
 from zeromon.memory.plan import Setup, of_run, row
@@ -87,7 +88,7 @@ def predictions(name: str, runs: dict[str, tuple[float, Setup]]) -> list[float]:
 
 
 def main() -> None:
-    """One line a strategy and round, and JSON on the last line."""
+    """One line a strategy and round."""
     folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
     node = Node(folder)
     errors: dict[str, list[float]] = {}
@@ -105,7 +106,8 @@ def main() -> None:
     node.close()
     every = [abs(error) for each in errors.values() for error in each]
     print(f"median error {median(every):.1%} (target 15 %)")
-    print(json.dumps({name: median(map(abs, off)) for name, off in errors.items()}))
+    for name, off in errors.items():
+        keep(name, median(map(abs, off)), "of the step")
 
 
 if __name__ == "__main__":

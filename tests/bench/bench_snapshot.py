@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from records import keep
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_traces import measured
@@ -27,7 +29,7 @@ Plain(open(sys.argv[1], "rb")).load()
 
 
 def main(gigabytes: float) -> None:
-    """Two lines, and JSON on the last one."""
+    """Prints a line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "snapshot.pickle")
         training = write(path, Training(layers=32, steps=round(8000 * gigabytes), deep=80))
@@ -43,14 +45,8 @@ def main(gigabytes: float) -> None:
         f"{training.events:,} events, {size / 1e6:.0f} MB: {spent:.1f} s (target 60), "
         f"{peak / 1e6:.0f} MB (target 1000); pickle.Unpickler {theirs:.1f} s, {their_peak / 1e6:.0f} MB"
     )
-    print(
-        json.dumps(
-            {
-                "events": training.events, "file_mb": size / 1e6, "seconds": spent, "mb": peak / 1e6,
-                "pickle_seconds": theirs, "pickle_mb": their_peak / 1e6,
-            }
-        )
-    )  # fmt: skip
+    keep(f"{gigabytes:g} GB", spent, "s")
+    keep(f"{gigabytes:g} GB, memory", peak / 1e6, "MB")
 
 
 if __name__ == "__main__":

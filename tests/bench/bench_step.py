@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import ROOT, TORCHRUN, Node, Result
 
 STEPS = 400
@@ -136,17 +137,17 @@ def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints three lines a strategy, and JSON on the last line."""
+    """Prints three lines a strategy."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
-    found: dict[str, dict[str, Any]] = {}
     for strategy in PROGRAMS:
-        row = found[strategy] = alternating(strategy, steps)
+        row = alternating(strategy, steps)
         print(
             f"{strategy:6} two ranks, step {row['step_ms']:.0f} ms: "
             f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; "
             f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%})",
             flush=True,
         )
+        keep(f"{strategy}, agent", row["on_off"], "of a step", noise=row["on_off_noise"])
         row |= small(strategy, steps * SMALL_STEPS)
         low, high = row["cost_interval_us"]
         print(
@@ -154,6 +155,9 @@ def main() -> None:
             f"({low:.0f} to {high:.0f}), accounted {row['accounted_us']:.0f} us",
             flush=True,
         )
+        keep(f"{strategy}, agent, one rank", row["cost_us"], "us", noise=(high - low) / 2)
+        if "steps" in sys.argv:
+            continue
         row |= whole_runs(strategy, steps)
         ratios = ", ".join(f"{ratio:+.1%}" for ratio in row["ratios"])
         print(
@@ -161,7 +165,6 @@ def main() -> None:
             f"without against without up to {max(row['alike']):.1%}",
             flush=True,
         )
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
+
 from zeromon.storage import step_history
-from zeromon.storage.step_history import COLUMNS, NAMES, Row, Writer
+from zeromon.storage.step_history import ABSENT, COLUMNS, NAMES, Row, Writer
 from zeromon.storage.step_history.parquet import write_parquet
 
 RANKS = 64
+OURS = "ours" in sys.argv
+"""Without other stores, and without a month."""
 MONTH_STEPS = 30 * 86_400
-CODES = {"I": "INTEGER", "q": "BIGINT", "Q": "BIGINT"}
+CODES = {"I": "INTEGER", "q": "BIGINT", "Q": "BIGINT", "d": "DOUBLE"}
 SCHEMA = ", ".join(f"{name} {CODES[code]}" for name, code in COLUMNS)
 Timed = tuple[float, float]
 
@@ -46,7 +50,7 @@ def batches(rows: int, seed: int = 1) -> Iterator[list[Row]]:
                 300_000 + int(n[2]), 550_000 + int(n[3]), 90_000, 5_000, 0,
                 400_000 + int(n[4]), max(0, 80_000 + int(n[5])), 0, 40, 1, 123_456_789,
                 -1, -1, (3 << 30) + int(page) * 4096, -1, 0, max(0, 20_000 + int(n[4])),
-                max(0, 60_000 + int(n[5])), 0, 0, 0,
+                max(0, 60_000 + int(n[5])), 0, 0, 0, *ABSENT[28:],
             )
             for rank, (n, page) in enumerate(zip(noise, pages, strict=True))
         ]  # fmt: skip
@@ -147,12 +151,16 @@ def beside(rows: int) -> None:
     stores = {"zeromon": ours, "SQLite": sqlite, "DuckDB": duckdb}
     if importlib.util.find_spec("duckdb") is None:
         del stores["DuckDB"]
+    stores = {"zeromon": ours} if OURS else stores
     print(f"{rows:,} rows of {RANKS} ranks, a batch a second")
     print(f"{'':10}{'rows/s in':>12}{'B/row':>8}{'p50/p99, ms':>13}{'one rank, ms':>14}")
     for name, store in stores.items():
         folder = Path(tempfile.mkdtemp(prefix="zeromon-store-"))
         count = rows if name == "zeromon" else min(rows, 200_000)
         spent, every, one = store(folder, count)
+        if name == "zeromon":
+            keep("written", count / spent, "rows/s", "higher")
+            keep("a row", size(folder) / count, "bytes")
         print(
             f"{name:10}{count / spent:12,.0f}{size(folder) / count:8.1f}"
             f"{1e3 * timed(every):13.0f}{1e3 * timed(one):14.0f}   ({count:,} rows)"
@@ -204,6 +212,8 @@ def report(rows: int) -> None:
     writer.close()
     table = timed(lambda: step_history.step_ranges(folder), 1)
     lines = timed(lambda: step_history.series(folder), 1)
+    keep("table over time", table, "s")
+    keep("charts", lines, "s")
     print(f"a report of {rows:,} rows: its table over time {table:.2f} s, its charts {lines:.2f} s")
     shutil.rmtree(folder)
 
@@ -214,7 +224,8 @@ def main() -> None:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     beside(rows)
     report(rows)
-    month()
+    if not OURS:
+        month()
 
 
 if __name__ == "__main__":

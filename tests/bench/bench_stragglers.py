@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from records import keep
 from support import PROGRAMS, TORCHRUN, Node
 
 from zeromon.snapshot import RunSnapshot
@@ -48,10 +49,11 @@ def slowed(where: str, share: float, steps: int) -> tuple[int | None, set[int], 
 
 def stragglers() -> None:
     print("rank 1 slowed by      data  forward   random   (steps until it is named)")
-    for share in (0.05, 0.10, 0.20, 0.50):
+    for share in map(float, sys.argv[1:] or (0.05, 0.10, 0.20, 0.50)):
         cells, wrong = [], set()
         for where in ("data", "forward", "random"):
             named, others, _ = slowed(where, share, 120)
+            keep(f"{share:.0%} in {where}", named, "steps until named")
             cells.append("never" if named is None else str(named))
             wrong |= others
         tail = f"   wrongly named: {sorted(wrong)}" if wrong else ""
@@ -64,6 +66,7 @@ def stragglers() -> None:
         _, wrong, _ = slowed("none", 0.0, 200)
         accused += bool(wrong)
         steps += 200
+    keep("healthy runs accused", accused, f"of {HEALTHY_RUNS}", noise=1)
     print(f"healthy: {accused} of {HEALTHY_RUNS} runs ({steps} steps) accused somebody")
 
 

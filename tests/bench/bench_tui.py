@@ -10,7 +10,6 @@ HTTP. memray's live view and nvitop run beside it where they are installed and t
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import select
@@ -29,6 +28,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from records import keep  # noqa: E402
 from tui.snapshots import snapshot  # noqa: E402
 from tui_program import HZ, Synthetic  # noqa: E402
 
@@ -227,25 +227,27 @@ def beside() -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the figures, and JSON on the last line."""
+    """Prints the figures."""
     if shutil.which("tmux") is None:
         print("tmux is not installed")
         return
-    found: dict[str, object] = {"start_seconds": start()}
-    print(f"from the command to the first snapshot: {found['start_seconds']:.2f} s")
+    seconds = start()
+    keep("first snapshot", seconds, "s")
+    print(f"from the command to the first snapshot: {seconds:.2f} s")
     for ranks in (64, 1024):
         row = view(ranks)
-        found[str(ranks)] = row
         alone = f"the source alone {row['source']:.1%}"
         print(f"{ranks:5} ranks, {HZ} snapshots/s, 200x60, of a core ({alone}):")
         for name in (*SCREENS, "cursor, sort, filter"):
             print(f"        {name:22} {row[name]:6.1%}")
+            keep(f"{name}, {ranks} ranks", row[name], "of a core")
         delays = keys(ranks)
         row["key_seconds"], row["slowest_key_seconds"] = statistics.median(delays), max(delays)
         key, slowest = row["key_seconds"] * 1e3, row["slowest_key_seconds"] * 1e3
+        keep(f"key to screen, {ranks} ranks", row["key_seconds"], "s")
         print(f"        key to screen          {key:.0f} ms, the slowest {slowest:.0f} ms")
-    found["beside"] = beside()
-    print(json.dumps(found))
+    if "ours" not in sys.argv:
+        beside()
 
 
 if __name__ == "__main__":
