@@ -33,7 +33,7 @@ def python(*words: str) -> tuple[float, float, str]:
     """Seconds of a process by the clock and of CPU, and what it printed."""
     folders = os.pathsep.join(str(ROOT / name) for name in ("", "agents", "dashboard"))
     before, began = os.times(), time.perf_counter()
-    done = subprocess.run([sys.executable, *words], env=os.environ | {"PYTHONPATH": folders},
+    done = subprocess.run([sys.executable, *words], env=os.environ | {"PYTHONPATH": folders}, cwd="/",
                           capture_output=True, text=True, check=True)  # fmt: skip
     wall, after = time.perf_counter() - began, os.times()
     cpu = (
