@@ -18,7 +18,9 @@ from support import wait_for
 from zeromon.collector import http
 from zeromon.collector.http import start_server
 from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
+from zeromon.ring.signing import READ, proof_headers
 from zeromon.snapshot import Capture, RunSnapshot
+from zeromon.sources import live
 
 
 class Tracing(Fixed):
@@ -196,4 +198,35 @@ def test_where_all_usual_ports_are_taken_any_is_used(monkeypatch: pytest.MonkeyP
 def server_of_nothing() -> Iterator[Any]:
     server = start_server(Fixed(), "127.0.0.1", 0)
     yield server
+    server.shutdown()
+
+
+def test_a_node_reads_another_by_a_proof_and_sends_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`zeromon track` reads collectors that the first one names; nobody can use what it sends."""
+    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret", key="key")
+    port, sent = server.server_port, list[tuple[str, dict[str, str]]]()
+    request = live._HTTP.request
+
+    def noted(url: str, *rest: Any, headers: dict[str, str], **more: Any) -> Any:
+        sent.append((url.partition(str(port))[2], headers))
+        return request(url, *rest, headers=headers, **more)
+
+    monkeypatch.setattr(live._HTTP, "request", noted)
+    monkeypatch.setenv("ZEROMON_TOKEN", "cluster-secret")
+    source = live.LiveSource(f"127.0.0.1:{port}", "train-1", signs=True)
+    for _ in range(2):
+        assert source.latest().run == "train-1"
+    assert "?since=" in sent[1][0]
+    assert not [one for one in sent if "cluster-secret" in str(one) or "Authorization" in one[1]]
+    for path, headers in sent:
+        assert get(port, path, **headers)[0] == 401, "a replay"
+    proof = proof_headers("cluster-secret", READ, b"/api/runs?")
+    assert get(port, "/api/runs/train-1", **proof)[0] == 401, "another path"
+    proof = proof_headers("cluster-secret", READ, b"/api/trace?")
+    body = json.dumps({"run": "train-1"}).encode()
+    assert post(port, "/api/trace", body, **proof)[0] == 401, "an action"
+    assert get(port, "/api/runs", **proof_headers("other", READ, b"/api/runs?"))[0] == 401
+    assert get(port, "/api/runs", **proof_headers("cluster-secret", READ, b"/api/runs?"))[0] == 200
     server.shutdown()

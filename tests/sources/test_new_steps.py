@@ -53,7 +53,7 @@ class Collector(LiveSource):
 def collectors(monkeypatch: pytest.MonkeyPatch) -> list[Collector]:
     names = ("n0", "n1")
     found = [Collector(name, (2 * n, 2 * n + 1), names) for n, name in enumerate(names)]
-    monkeypatch.setattr(new_steps, "LiveSource", lambda *_: found[1])
+    monkeypatch.setattr(new_steps, "LiveSource", lambda *_, signs: found[1])
     return found
 
 

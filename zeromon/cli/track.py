@@ -104,6 +104,7 @@ class _Tracking:
         """Sends what is new every so many seconds; less often while it is not taken."""
         heard, pause = time.monotonic(), every
         while True:
+            soon = True
             try:
                 run = self._steps.run()
                 self._run = run.run
@@ -117,6 +118,7 @@ class _Tracking:
                 if run.ended or not self._steps.first.live:
                     return self.close() or int(bool(self._said))
                 heard = time.monotonic()
+                soon = bool(run.ranks) and not any(rank.alive for rank in run.ranks)
             except ZeromonError:
                 over = any(one.run == self._run and one.ended for one in Store().manifests())
                 gone = over or time.monotonic() - heard > _GONE_SECONDS
@@ -125,7 +127,7 @@ class _Tracking:
                     self.close()
                     return 1
                 self._steps.first = source or self._steps.first
-            time.sleep(pause)
+            time.sleep(_SETTLING_SECONDS if soon else pause)
 
     def _send(self, run: RunSnapshot) -> bool:
         """Whether all is well; raises what a source raises."""

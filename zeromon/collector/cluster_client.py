@@ -8,11 +8,10 @@ same ``ZEROMON_TOKEN``, which signs each report and reply and is in none (:mod:`
 import hmac
 import http.client
 import os
-import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +35,7 @@ from zeromon.collector.cluster import (
 )
 from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
 from zeromon.levels import NODE_SILENT_SECONDS
-from zeromon.ring.signing import REPLY, REPORT, Nonces, is_signed, signature
+from zeromon.ring.signing import NONCE, REPLY, REPORT, SIGNATURE, proof_headers, signature
 from zeromon.snapshot import Hang, NodeView, RemoteRank
 from zeromon.units import with_usual_numbers
 
@@ -47,7 +46,6 @@ _MOST_WAITING = 8192
 _MOST_JOINTS = 2048
 _MOST_CARDS = 1 << 22
 _MOST_REPLY = 1 << 26
-TIME, NONCE, SIGNATURE = "X-Zeromon-Time", "X-Zeromon-Nonce", "X-Zeromon-Signature"
 _REPORT = msgspec.json.Decoder(NodeReport)
 _REPLY = msgspec.json.Decoder(LeaderReply)
 _Message = TypeVar("_Message", NodeReport, LeaderReply)
@@ -70,18 +68,7 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
 
 def report_headers(token: str, body: bytes) -> dict[str, str]:
     """Returns the headers that prove the report *body*."""
-    when, nonce = repr(time.time()), secrets.token_hex(16)
-    proof = signature(token, REPORT, when.encode(), nonce.encode(), body)
-    return {TIME: when, NONCE: nonce, SIGNATURE: proof}
-
-
-def is_reported(headers: Mapping[str, str], body: bytes, token: str, nonces: Nonces) -> bool:
-    """Whether a holder of *token* has sent the report *body* just now, for the first time."""
-    when, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
-    parts = REPORT, when.encode(), nonce.encode(), body
-    if not is_signed(token, headers.get(SIGNATURE, ""), *parts):
-        return False
-    return nonces.is_new(nonce, float(when))
+    return proof_headers(token, REPORT, body)
 
 
 def reply_signature(token: str, nonce: str, body: bytes) -> str:

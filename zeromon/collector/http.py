@@ -30,11 +30,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import msgspec
 
 from zeromon.collector.cluster import NodeInfo
-from zeromon.collector.cluster_client import NONCE, SIGNATURE, TIME, is_reported, reply_signature
+from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.ring.signing import Nonces
+from zeromon.ring.signing import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
@@ -135,7 +135,10 @@ class Application:
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answers one request, as WSGI defines it."""
-        refused = access.refusal(_request(environ), self._policy)
+        request = _request(environ)
+        if request.method == "GET" and self._is_proved(environ, READ, _target(environ)):
+            request = replace(request, token=self._token)
+        refused = access.refusal(request, self._policy)
         if refused is not None:
             status = f"{refused.status} {HTTPStatus(refused.status).phrase}"
             return _answer(respond, status, {"error": refused.reason})
@@ -163,6 +166,11 @@ class Application:
             name, _, what = path.removeprefix("/api/runs/").partition("/")
             return self._run(unquote(name), what, environ, respond)
         return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
+
+    def _is_proved(self, environ: Environ, kind: bytes, content: bytes) -> bool:
+        """Whether a request carries a proof of its *content* by this collector's token."""
+        given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
+        return is_proved(given, kind, content, self._token, self._nonces)
 
     def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
@@ -231,8 +239,7 @@ class Application:
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         report = environ["wsgi.input"].read(_size_of(environ))
-        given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
-        if not is_reported(given, report, self._token, self._nonces):
+        if not self._is_proved(environ, REPORT, report):
             reason = (
                 "the report is not signed with this collector's token, or is not of this minute"
             )
@@ -243,9 +250,14 @@ class Application:
             return _answer(respond, "404 Not Found", {"error": str(error)})
         except ValueError as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a report: {error}"})
-        proof = reply_signature(self._token, given[NONCE], body)
+        proof = reply_signature(self._token, environ[_VARIABLE[NONCE]], body)
         respond("200 OK", [*_headers(body), (SIGNATURE, proof)])
         return [body]
+
+
+def _target(environ: Environ) -> bytes:
+    """What a signed read is for: the path and the query."""
+    return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
 
 
 def _request(environ: Environ) -> access.Request:

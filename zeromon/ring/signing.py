@@ -8,14 +8,18 @@ between nodes contains the token.
 
 import hmac
 import json
+import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-CARD, REPORT, REPLY = b"card", b"report", b"reply"
+CARD, REPORT, REPLY, READ = b"card", b"report", b"reply", b"read"
 """What a signature is for: one of a kind does not hold for another."""
+
+TIME, NONCE, SIGNATURE = "X-Zeromon-Time", "X-Zeromon-Nonce", "X-Zeromon-Signature"
+"""The headers of a request that carry its proof."""
 
 FRESH_SECONDS = 300.0
 """Clocks of the nodes may differ by so much, and a report may be as old."""
@@ -82,3 +86,21 @@ class Nonces:
                 return False
             self._seen[nonce] = now
             return True
+
+
+def proof_headers(token: str, kind: bytes, content: bytes) -> dict[str, str]:
+    """Returns the headers that prove the *content* of a request."""
+    when, nonce = repr(time.time()), secrets.token_hex(16)
+    proof = signature(token, kind, when.encode(), nonce.encode(), content)
+    return {TIME: when, NONCE: nonce, SIGNATURE: proof}
+
+
+def is_proved(
+    headers: Mapping[str, str], kind: bytes, content: bytes, token: str, nonces: Nonces
+) -> bool:
+    """Whether a holder of *token* has sent the *content* just now, for the first time."""
+    when, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
+    parts = kind, when.encode(), nonce.encode(), content
+    if not is_signed(token, headers.get(SIGNATURE, ""), *parts):
+        return False
+    return nonces.is_new(nonce, float(when))

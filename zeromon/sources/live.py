@@ -17,6 +17,7 @@ from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceErro
 from zeromon.probes.listeners import listening_users
 from zeromon.probes.output import output_of
 from zeromon.ring import paths
+from zeromon.ring.signing import READ, proof_headers
 from zeromon.snapshot import RECENT_STEPS, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.access import host_name, is_loopback
@@ -59,9 +60,11 @@ class LiveSource:
     relocatable = True
     playback: Playback | None = None
 
-    def __init__(self, address: str, run: str) -> None:
+    def __init__(self, address: str, run: str, *, signs: bool = False) -> None:
         self.address = address
         self.run = run
+        self._signs = signs
+        """Whether the collector gets a proof of the token and not the token: no user has named it."""
         self._known: RunSnapshot | None = None
 
     def latest(self) -> RunSnapshot:
@@ -69,17 +72,17 @@ class LiveSource:
         known = self._known
         since = 0 if known is None else _known_until(known)
         path = f"/api/runs/{quote(self.run)}" + (f"?since={since}" if since else "")
-        snapshot = decode(_get(self.address, path))
+        snapshot = decode(self._read(path))
         self._known = snapshot if known is None else _joined(known, snapshot)
         return self._known
 
     def span(self) -> tuple[float, float] | None:
         """Reads the first and the last moment of the collector's record."""
-        return _decoded(_get(self.address, self._path("span")), _SPAN)
+        return _decoded(self._read(self._path("span")), _SPAN)
 
     def at(self, wall: float) -> RunSnapshot:
         """Reads the snapshot at *wall* from the collector's record."""
-        return decode(_get(self.address, self._path(f"at?wall={wall!r}")))
+        return decode(self._read(self._path(f"at?wall={wall!r}")))
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         """Reads the steps that *query* selects from the collector's record."""
@@ -93,16 +96,16 @@ class LiveSource:
         if query.steps is not None:
             fields["first"], fields["last"] = query.steps
         text = urlencode(fields, doseq=True)
-        return _decoded(_get(self.address, self._path(f"series?{text}")), _SERIES)
+        return _decoded(self._read(self._path(f"series?{text}")), _SERIES)
 
     def findings(self) -> list[KnownFinding]:
         """Reads all findings from the collector's record."""
-        return _decoded(_get(self.address, self._path("findings")), _FINDINGS)
+        return _decoded(self._read(self._path("findings")), _FINDINGS)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """Reads the spans of the last *steps* steps that the collector's node has."""
         text = urlencode({"steps": steps, "rank": list(ranks)}, doseq=True)
-        return _decoded(_get(self.address, self._path(f"lanes?{text}")), _LANES)
+        return _decoded(self._read(self._path(f"lanes?{text}")), _LANES)
 
     def output(self, pid: int) -> Output:
         """Reads the output on this machine; no collector passes it on."""
@@ -111,6 +114,9 @@ class LiveSource:
                 "the output of a rank is read on its own node", "zeromon attach there."
             )
         return Output(*output_of(pid))
+
+    def _read(self, path: str) -> bytes:
+        return _send(self.address, path, None, signs=self._signs)
 
     def _path(self, what: str) -> str:
         return f"/api/runs/{quote(self.run)}/{what}"
@@ -180,11 +186,13 @@ def _get(address: str, path: str) -> bytes:
     return _send(address, path, None)
 
 
-def _send(address: str, path: str, body: bytes | None) -> bytes:
+def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -> bytes:
     """Sends a GET, or with a *body* a POST; returns the content."""
     headers = {} if body is None else {"Content-Type": "application/json"}
     token = os.environ.get("ZEROMON_TOKEN") or (key_of(address) if body is not None else "")
-    if token and is_trusted(address):
+    if token and signs:
+        headers |= proof_headers(token, READ, (path if "?" in path else f"{path}?").encode())
+    elif token and is_trusted(address):
         headers["Authorization"] = f"Bearer {token}"
     try:
         return _HTTP.request(

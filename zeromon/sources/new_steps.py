@@ -40,7 +40,7 @@ class NewSteps:
         self._seen = [(self.first, run)]
         for node in run.nodes if self.first.live else ():
             if node.address and not node.here:
-                self._others.setdefault(node.address, LiveSource(node.address, run.run))
+                self._others.setdefault(node.address, LiveSource(node.address, run.run, signs=True))
         for source in self._others.values():
             with suppress(SourceError, RunNotFound):
                 there = source.latest()
