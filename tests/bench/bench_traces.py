@@ -1,9 +1,11 @@
 """`zeromon trace analyze` beside HolisticTraceAnalysis 0.5.0: `python tests/bench/bench_traces.py`.
 
-Whole processes, interpreter and imports included: seconds and the largest resident set. HTA runs in an
-environment of its own (.hta, made at the first call from PyPI) on the traces in ../shared/data/traces
-(ZEROMON_SHARED_DATA overrides), its last profiler step included. Then a trace of 1,000,000 events with a
-known answer.
+Whole processes, interpreter and imports included: seconds and the largest resident set, for the same
+figures: breakdown, overlap, kernels, idle time by cause, queues of launches, the critical path of a step.
+HTA runs in an environment of its own (.hta, made at the first call from PyPI) on the traces in
+../shared/data/traces (ZEROMON_SHARED_DATA overrides), its last profiler step included; with pandas 2, for
+its critical path fails with pandas 3. Then a simulated program whose critical path is known, and a trace
+of 1,000,000 events with a known answer.
 """
 
 from __future__ import annotations
@@ -15,22 +17,53 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kineto_traces import Program, write
 
 from records import keep
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "traces"
-HTA = ROOT / ".hta"
+HTA = ROOT / ".hta" / "0.5.0"
 EVENTS = 1_000_000
+STEP = 1
+"""The place of the step with the critical path among the steps of the trace."""
 
 HTA_PROGRAM = """
-import json, sys
+import json, logging, sys, warnings
+logging.disable(logging.CRITICAL)
+warnings.simplefilter("ignore")
+import pandas
 from hta.trace_analysis import TraceAnalysis
-found = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="", include_last_profiler_step=True)
-time = found.get_temporal_breakdown(visualize=False).iloc[0].to_dict()
-overlap = found.get_comm_comp_overlap(visualize=False).iloc[0].to_dict()
-print("FOUND " + json.dumps({**time, **overlap}, default=float))
+one = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="", include_last_profiler_step=True)
+found = {"pandas": pandas.__version__}
+found.update(one.get_temporal_breakdown(visualize=False).iloc[0].to_dict())
+found.update(one.get_comm_comp_overlap(visualize=False).iloc[0].to_dict())
+kernels = one.get_gpu_kernel_breakdown(visualize=False)[1]
+found["kernels"] = {row["name"]: row["sum (us)"] for _, row in kernels.iterrows()}
+idle = one.get_idle_time_breakdown(ranks=[0], visualize=False)[0]
+found["idle"] = [[row.stream, row.idle_category, row.idle_time] for row in idle.itertuples()]
+found["queues"] = {}
+for stream, rows in one.get_queue_length_time_series(ranks=[0])[0].groupby("stream"):
+    rows = rows.sort_values("ts", kind="stable")
+    lasts = rows.ts.shift(-1) - rows.ts
+    span = rows.ts.iloc[-1] - rows.ts.iloc[0]
+    found["queues"][str(stream)] = [
+        (rows.queue_length * lasts).sum() / span, rows.queue_length.max(),
+        lasts[rows.queue_length == 0].sum() / span,
+    ]
+try:
+    graph, found["critical_path_ok"] = one.critical_path_analysis(0, "ProfilerStep", int(sys.argv[2]))
+    parts = graph.get_critical_path_breakdown().groupby("bound_by").duration.sum()
+    found["critical_path"] = {kind or "dependency": us for kind, us in parts.to_dict().items()}
+except Exception as error:
+    found["critical_path"] = f"{type(error).__name__}: {error}"
+print("FOUND " + json.dumps(found, default=float))
 """
 
 
@@ -52,8 +85,8 @@ def hta_python() -> Path:
     python = HTA / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(HTA)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "HolisticTraceAnalysis==0.5.0"]
-        subprocess.run(pip, check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "HolisticTraceAnalysis==0.5.0", "pandas<3"], check=True)
     return python
 
 
@@ -62,39 +95,95 @@ def best(command: list[str], rounds: int) -> tuple[float, int, str]:
     return min((measured(command) for _ in range(rounds)), key=lambda found: found[0])
 
 
-def ours(path: Path, rounds: int = 3) -> tuple[float, int, dict[str, float]]:
+def ours(path: Path, *options: str, rounds: int = 3) -> tuple[float, int, dict[str, Any]]:
     """zeromon on one trace."""
-    command = [sys.executable, "-m", "zeromon", "trace", "analyze", str(path), "--json"]
+    command = [sys.executable, "-m", "zeromon", "trace", "analyze", str(path), "--json", *options]
     spent, peak, text = best(command, rounds)
     return spent, peak, json.loads(text)["ranks"][0]
 
 
-def beside_hta(path: Path) -> dict[str, float]:
-    """Both on one trace, and whether they agree."""
-    spent, peak, found = ours(path)
-    theirs, their_peak, text = best([str(hta_python()), "-c", HTA_PROGRAM, str(path)], 2)
+def theirs(path: Path, step: int, rounds: int = 2) -> tuple[float, int, dict[str, Any]]:
+    """HTA on one trace."""
+    command = [str(hta_python()), "-c", HTA_PROGRAM, str(path), str(step)]
+    spent, peak, text = best(command, rounds)
     line = next(x for x in text.splitlines() if x.startswith("FOUND "))
-    hta = json.loads(line.removeprefix("FOUND "))
-    span = found["span_seconds"]
-    row = {
-        "seconds": spent, "hta_seconds": theirs, "times_faster": theirs / spent,
-        "mb": peak / 1e6, "hta_mb": their_peak / 1e6, "times_less": their_peak / peak,
-        "compute_pct": 100 * found["compute_seconds"] / span,
-        "hta_compute_pct": hta["compute_time_pctg"],
-        "idle_pct": 100 * found["idle_seconds"] / span, "hta_idle_pct": hta["idle_time_pctg"],
-        "overlap_pct": 100 * (found["overlap_ratio"] or 0),
-        "hta_overlap_pct": hta["comp_comm_overlap_pctg"],
+    return spent, peak, json.loads(line.removeprefix("FOUND "))
+
+
+def beside_hta(path: Path) -> dict[str, Any]:
+    """Both on one trace, and whether they agree."""
+    _, _, first = ours(path, rounds=1)
+    step = first["steps"][STEP]["step"]
+    spent, peak, found = ours(path, "--critical-path", str(step))
+    hta_spent, hta_peak, hta = theirs(path, STEP)
+    row: dict[str, Any] = {
+        "seconds": spent, "hta_seconds": hta_spent, "times_faster": hta_spent / spent,
+        "mb": peak / 1e6, "hta_mb": hta_peak / 1e6, "times_less": hta_peak / peak,
+        "figures": figures(found, hta), "critical_path": [
+            {kind: round(1e3 * s, 3) for kind, s in found["critical_path"]["kinds"].items()},
+            hta["critical_path"],
+        ],
     }  # fmt: skip
     print(
-        f"{path.name}: {spent:.2f} s, {peak / 1e6:.0f} MB; HTA {theirs:.2f} s, "
-        f"{their_peak / 1e6:.0f} MB: {row['times_faster']:.1f} times faster (target 10), "
-        f"{row['times_less']:.1f} times less memory (target 5)"
+        f"{path.name}: {spent:.2f} s, {peak / 1e6:.0f} MB; HTA (pandas {hta['pandas']}) "
+        f"{hta_spent:.2f} s, {hta_peak / 1e6:.0f} MB: {row['times_faster']:.1f} times faster "
+        f"(target 10), {row['times_less']:.1f} times less memory (target 5)"
     )
-    for part in ("compute", "idle", "overlap"):
-        print(
-            f"  {part} {row[f'{part}_pct']:.2f} % (HTA {row[f'hta_{part}_pct']:.2f} %)", flush=True
-        )
+    for name, (mine, other) in row["figures"].items():
+        mark = "" if abs(mine - other) <= 0.011 else "  DIFFERS"
+        print(f"  {name}: {mine:,.2f} (HTA {other:,.2f}){mark}")
+    print(f"  critical path of step {step}, ms: {row['critical_path'][0]}")
+    print(f"    HTA, us: {row['critical_path'][1]}", flush=True)
     return row
+
+
+def figures(found: dict[str, Any], hta: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Name -> ours and HTA's: shares in percent, times in microseconds."""
+    span = found["span_seconds"]
+    rows = {
+        "compute, %": (100 * found["compute_seconds"] / span, hta["compute_time_pctg"]),
+        "idle, %": (100 * found["idle_seconds"] / span, hta["idle_time_pctg"]),
+        "overlap, %": (100 * (found["overlap_ratio"] or 0), hta["comp_comm_overlap_pctg"]),
+    }
+    kernels = {row["name"]: row["seconds"] * 1e6 for row in found["kernels"]}
+    both = [name for name in hta["kernels"] if name in kernels]
+    rows[f"time of {len(both)} kernels, us"] = (
+        sum(kernels[name] for name in both), sum(hta["kernels"][name] for name in both),
+    )  # fmt: skip
+    idle: dict[tuple[int, str], float] = {(s, kind): us for s, kind, us in hta["idle"]}
+    for one in found["streams"]:
+        stream, parts = one["stream"], one["idle"]
+        other = parts["communication"] + parts["streams"] + parts["other"]
+        for name, seconds, kind in (
+            ("host", parts["host"], "host_wait"), ("kernels", parts["kernels"], "kernel_wait"),
+            ("other", other, "other"),
+        ):  # fmt: skip
+            rows[f"stream {stream} idle, {name}, us"] = seconds * 1e6, idle.get((stream, kind), 0.0)
+        mean, most, empty = hta["queues"][str(stream)]
+        rows[f"stream {stream} queue, mean"] = one["queue_mean"], mean
+        rows[f"stream {stream} queue, most"] = one["queue_most"], most
+        rows[f"stream {stream} queue, empty %"] = 100 * one["queue_empty_ratio"], 100 * empty
+    return rows
+
+
+def known_path(folder: Path) -> dict[str, Any]:
+    """Critical paths of simulated programs: the known one, ours and HTA's, in microseconds."""
+    found = {}
+    for seed in range(4):
+        program = Program(seed)
+        end, path = program.run()
+        known: Counter[str] = Counter()
+        for (kind, _), us in path.items():
+            known[kind] += us
+        file = write(folder, program.events, distributedInfo={"rank": 0, "world_size": 1})
+        kinds = ours(file, "--critical-path", rounds=1)[2]["critical_path"]["kinds"]
+        mine = {kind: round(s * 1e6) for kind, s in kinds.items()}
+        assert mine == known and sum(known.values()) == end, (mine, known)
+        hta = theirs(file, 0, rounds=1)[2]["critical_path"]
+        found[f"program {seed}"] = {"known": known, "hta": hta}
+        print(f"program {seed}, {end} us: {mine}, as simulated")
+        print(f"  HTA: {hta}", flush=True)
+    return found
 
 
 def generated(path: Path) -> tuple[int, int]:
@@ -122,7 +211,8 @@ def generated(path: Path) -> tuple[int, int]:
                 file.write(
                     f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 0, "tid": {stream}, '
                     f'"ts": {begin // 1000}.{begin % 1000:03d}, "dur": {lasts / 1000:.3f}, '
-                    f'"args": {{"External id": {number}, "stream": {stream}, "grid": [1, 2, 3]}}}},\n'
+                    f'"args": {{"External id": {number}, "correlation": {number + EVENTS * (stream > 7)}, '
+                    f'"stream": {stream}, "grid": [1, 2, 3]}}}},\n'
                 )
             at += long + wide + 100
         file.write('{"ph": "i", "name": "end", "ts": 0, "s": "g"}\n]}\n')
@@ -134,6 +224,7 @@ def main() -> None:
     for path in sorted(SHARED.glob("*.json.gz")) if "ours" not in sys.argv else ():
         beside_hta(path)
     with tempfile.TemporaryDirectory() as folder:
+        found["programs"] = known_path(Path(folder))
         path = Path(folder) / "million.json"
         compute, exposed = generated(path)
         spent, peak, rank = ours(path, rounds=1)
