@@ -87,6 +87,8 @@ Spent = Counter[tuple[str, str]]
 class Program:
     """A program of one thread and two streams that runs forwards, with the path to each moment."""
 
+    actions = 80
+
     def __init__(self, seed: int) -> None:
         self.chooser = random.Random(seed)
         self.events: list[dict[str, Any]] = []
@@ -174,7 +176,7 @@ class Program:
 
     def run(self) -> tuple[int, Spent]:
         """(end of the step, the path to it)."""
-        for _ in range(80):
+        for _ in range(self.actions):
             chosen = self.chooser.choices((self.launch, self.wait, self.synchronize), (8, 2, 1))[0]
             chosen()
             self.spend("between operators", "(no operator)", self.chooser.choice((1, 7)))

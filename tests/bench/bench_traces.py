@@ -1,11 +1,11 @@
 """`zeromon trace analyze` beside HolisticTraceAnalysis 0.5.0: `python tests/bench/bench_traces.py`.
 
 Whole processes, interpreter and imports included: seconds and the largest resident set, for the same
-figures: breakdown, overlap, kernels, idle time by cause, queues of launches, the critical path of a step.
-HTA runs in an environment of its own (.hta, made at the first call from PyPI) on the traces in
-../shared/data/traces (ZEROMON_SHARED_DATA overrides), its last profiler step included; with pandas 2, for
-its critical path fails with pandas 3. Then a simulated program whose critical path is known, and a trace
-of 1,000,000 events with a known answer.
+figures: breakdown, overlap, kernels, idle time by cause, queues, the critical path of a step. HTA runs
+in an environment of its own (.hta, made at the first call from PyPI) on the traces in
+../shared/data/traces (ZEROMON_SHARED_DATA overrides), its last profiler step included; with pandas 2,
+for its critical path fails with pandas 3. Then simulated programs whose critical path is known, and a
+trace of 1,000,000 events with a known answer.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def generated(path: Path) -> tuple[int, int]:
                 file.write(
                     f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 0, "tid": {stream}, '
                     f'"ts": {begin // 1000}.{begin % 1000:03d}, "dur": {lasts / 1000:.3f}, '
-                    f'"args": {{"External id": {number}, "correlation": {number + EVENTS * (stream > 7)}, '
-                    f'"stream": {stream}, "grid": [1, 2, 3]}}}},\n'
+                    f'"args": {{"External id": {number}, "stream": {stream}, "grid": [1, 2, 3], '
+                    f'"correlation": {number + EVENTS * (stream > 7)}}}}},\n'
                 )
             at += long + wide + 100
         file.write('{"ph": "i", "name": "end", "ts": 0, "s": "g"}\n]}\n')

@@ -16,7 +16,7 @@ import msgspec
 from builders import full_run, summary
 from fuzz.mutation import CORPUS, DIVIDED
 from fuzz.targets import KEY
-from kineto_traces import event, host
+from kineto_traces import Program, event, host
 from memory_snapshots import Training, write
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -144,6 +144,14 @@ def traces() -> None:
         content = head | {"traceEvents": events, "traceName": "x"}
         put("trace", f"{name}.json", json.dumps(content))
         put("trace", f"{name}-lines.json", json.dumps(content, indent=1))
+    program = Program(7)
+    program.actions = 12
+    program.run()
+    shapes = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    product = {**host("aten::mm", 0, 9, 1), "args": shapes}
+    device = {"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 85_000_000_000}
+    content = {"deviceProperties": [device], "traceEvents": [product, *program.events]}
+    put("trace", "step.json", json.dumps(content))
     put("trace", "packed.json", gzip.compress(json.dumps({"traceEvents": cpu}).encode(), mtime=0))
     (CORPUS / "memory_snapshot").mkdir(parents=True, exist_ok=True)
     write(CORPUS / "memory_snapshot" / "training.pickle", Training(layers=2, steps=1))

@@ -46,6 +46,7 @@ from zeromon.fold.summarize import summarize
 from zeromon.readout.verdict import verdict
 from zeromon.report.memory_snapshot import as_text as memory_as_text
 from zeromon.report.render import render
+from zeromon.report.trace import SECTIONS, as_text as as_traces
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode
 from zeromon.sources.prometheus.client import Server
@@ -57,7 +58,8 @@ from zeromon.storage.run_store import Store
 from zeromon.traces.allocations import devices_of, growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import analyze, durations, lanes, waits
-from zeromon.traces.kineto import read
+from zeromon.traces.critical import critical_path
+from zeromon.traces.kineto import read, read_step
 from zeromon_agents.runtime.rendezvous import node_of
 
 Feed = Callable[[bytes, Path], None]
@@ -266,6 +268,9 @@ def trace(data: bytes, folder: Path) -> None:
     analyze(content, 0)
     lanes(content)
     waits([durations(content)] * 2)
+    text = as_traces([analyze(content, 0)], SECTIONS)
+    assert text
+    critical_path(content, read_step(path, content, lambda _: None, None))
 
 
 def memory_snapshot(data: bytes, folder: Path) -> None:

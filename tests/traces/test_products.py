@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,13 +74,12 @@ def test_the_flops_of_attention(short: str) -> None:
     for is_causal in (False, True):
         dims = [[0]] * first + [[2, 16, 512, 128], [2, 4, 1024, 128], [2, 4, 1024, 128]]
         values = [""] * causal + [str(is_causal)]
-        args = SimpleNamespace(dims=dims, types=[BF16] * len(dims), values=values)
-        found = product_of(f"aten::_scaled_dot_product_{short}", args)
+        name = f"aten::_scaled_dot_product_{short}"
+        found = product_of(name, dims, [BF16] * len(dims), values)
         one = 2 * 2 * 16 * 512 * 1024 * 128
         assert found.flops == one * (5 if "backward" in short else 2) / (2 if is_causal else 1)
         assert found.nbytes % (2 * (2 * 16 * 512 * 256 + 2 * 2 * 4 * 1024 * 128)) == 0
-        unknown = product_of(f"aten::_scaled_dot_product_{short}", SimpleNamespace(dims=dims))
-        assert unknown.flops is None
+        assert product_of(name, dims, [BF16] * len(dims), None).flops is None
 
 
 def test_the_arguments_of_attention_are_where_torch_has_them() -> None:
@@ -99,8 +97,7 @@ def test_the_arguments_of_attention_are_where_torch_has_them() -> None:
     [[1, 2, 3], [2, 3, 4]], [[-1, 2], [2, 4]], [1, 2], [[1e300, 2], [2, 4]], [[1 << 99, 2], [2, 4]],
 ])  # fmt: skip
 def test_shapes_that_cannot_be(dims: Any) -> None:
-    args = SimpleNamespace(dims=dims, types=[BF16, BF16], values=None)
-    assert product_of("aten::mm", args).flops is None
+    assert product_of("aten::mm", dims, [BF16, BF16], None).flops is None
 
 
 def test_the_products_of_a_real_trace_by_another_count() -> None:

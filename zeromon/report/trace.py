@@ -270,7 +270,7 @@ def _critical_path(rank: int, path: CriticalPath) -> str:
     kinds = ", ".join(f"{share(seconds)} {kind}" for kind, seconds in path.kinds.items())
     rows = [
         (
-            part.name if len(part.name) <= 34 else f"{part.name[:31]}...",
+            part.name if len(part.name) <= 32 else f"{part.name[:29]}...",
             part.kind,
             human_count(part.count),
             human_seconds(part.seconds),

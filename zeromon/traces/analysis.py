@@ -18,7 +18,7 @@ from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
-from zeromon.traces.idle import IdleTime, StreamTime, idle_by_stream, idle_of_device
+from zeromon.traces.idle import IdleTime, StreamTime, idle_time
 from zeromon.traces.kernels import family
 from zeromon.traces.products import ProductTime, products
 
@@ -117,6 +117,7 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
     busy = union([*compute, *communication])
     exposed_copies = subtract(copies, busy)
     span = _span(data.device)
+    idle, streams = idle_time(data)
     notes = list(data.notes)
     if data.skipped:
         notes.append(f"{data.skipped} events could not be read")
@@ -141,8 +142,8 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         steps=_steps(data.marks, compute, communication),
         kernels=_kernels(data.device, str),
         families=_kernels(data.device, family),
-        idle=idle_of_device(data),
-        streams=idle_by_stream(data),
+        idle=idle,
+        streams=streams,
         products=products(data),
         device_name=data.device_name,
         notes=tuple(notes),

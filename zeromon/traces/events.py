@@ -113,6 +113,11 @@ class Launches:
         self._lasts.append(lasts)
         self._threads.append(launch.thread)
 
+    def start_ns(self, event: DeviceEvent) -> int | None:
+        """The start of the launch of a device event; None where the trace does not have it."""
+        at = self._places.get(event.correlation)
+        return None if at is None else self._starts[at]
+
     def of(self, event: DeviceEvent) -> Launch | None:
         """The launch of a device event; None where the trace does not have it."""
         at = self._places.get(event.correlation)

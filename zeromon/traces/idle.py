@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from zeromon.traces.events import DeviceEvent, Kind, Launches, Stream, TraceData
 
@@ -61,26 +62,21 @@ class StreamTime:
     """Mean time from the end of the launch to the start of the event."""
 
 
-def idle_by_stream(data: TraceData) -> tuple[StreamTime, ...]:
-    """The streams of a trace, those with the most events first; () without launches."""
+def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]:
+    """The time in which no stream has an event, and the streams, those with the most events first.
+
+    None and () where the trace does not have the launches.
+    """
+    if not data.launches:
+        return None, ()
+    ordered = sorted(data.device, key=_start)
     by_stream: dict[Stream, list[DeviceEvent]] = defaultdict(list)
-    for event in data.device:
+    for event in ordered:
         by_stream[event.stream].append(event)
-    if not data.launches:
-        return ()
     ends = _Ends(data.device)
-    rows = []
-    for stream, events in by_stream.items():
-        events.sort(key=_start)
-        rows.append(_stream(stream, events, data.launches, ends))
-    return tuple(sorted(rows, key=lambda row: -row.events))
-
-
-def idle_of_device(data: TraceData) -> IdleTime | None:
-    """The time in which no stream has an event, by cause; None without launches."""
-    if not data.launches:
-        return None
-    return _idle(sorted(data.device, key=_start), data.launches, lambda _begin, _event: "other")
+    rows = [_stream(stream, own, data.launches, ends) for stream, own in by_stream.items()]
+    of_device = _idle(ordered, data.launches, lambda _begin, _event: "other")
+    return of_device, tuple(sorted(rows, key=lambda row: -row.events))
 
 
 def _start(event: DeviceEvent) -> int:
@@ -97,17 +93,18 @@ def _idle(
     end: int | None = None
     for event in events:
         if end is not None and event.start_ns > end:
-            launch = launches.of(event)
-            if launch is None:
+            launched = launches.start_ns(event)
+            if launched is None:
                 cause = "unknown"
-            elif launch.start_ns > end:
+            elif launched > end:
                 cause = "host"
             elif event.start_ns - end < GAP_NS:
                 cause = "kernels"
             else:
                 cause = released_by(end, event)
             found[cause] += event.start_ns - end
-        end = event.end_ns if end is None else max(end, event.end_ns)
+        if end is None or event.end_ns > end:
+            end = event.end_ns
     return IdleTime(**{cause: ns / 1e9 for cause, ns in found.items()})
 
 
@@ -115,7 +112,11 @@ class _Ends:
     """The ends of all events, to find what ended last before another began."""
 
     def __init__(self, events: Sequence[DeviceEvent]) -> None:
-        self._events = sorted(events, key=lambda event: event.end_ns)
+        self._unsorted = events
+
+    @cached_property
+    def _events(self) -> list[DeviceEvent]:
+        return sorted(self._unsorted, key=lambda event: event.end_ns)
 
     def cause(self, begin: int, event: DeviceEvent) -> str:
         """What ended last on another stream, between *begin* and the start of *event*."""

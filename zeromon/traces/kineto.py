@@ -79,9 +79,9 @@ class _Sync(msgspec.Struct):
 class _Operands(msgspec.Struct):
     """The arguments of an operator, as the profiler records them."""
 
-    dims: Any = msgspec.field(default=None, name="Input Dims")
-    types: Any = msgspec.field(default=None, name="Input type")
-    values: Any = msgspec.field(default=None, name="Concrete Inputs")
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
+    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Concrete Inputs")
 
 
 _ARGS = msgspec.json.Decoder(_Args)
@@ -98,7 +98,7 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
     *told*: called with the number of bytes that were read, again and again; less than 0: from the start.
     """
     data, unnamed, streams = TraceData(name=path.name), _Unnamed(), dict[Stream, Stream]()
-    known = dict[Product, Product]()
+    known = dict[tuple[str, ...], Product]()
     for event in complete_events(path, data, told):
         if event.cat in _DEVICE:
             _keep_device(event, data, unnamed, streams)
@@ -293,7 +293,7 @@ def _keep_launch(event: Event, data: TraceData) -> None:
         data.launches.add(correlation, Launch(start, start + duration, _thread(event, data)))
 
 
-def _keep_product(event: Event, data: TraceData, known: dict[Product, Product]) -> None:
+def _keep_product(event: Event, data: TraceData, known: dict[tuple[str, ...], Product]) -> None:
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None or duration < 0:
         return
@@ -301,9 +301,22 @@ def _keep_product(event: Event, data: TraceData, known: dict[Product, Product]) 
         operands = _OPERANDS.decode(event.args) if event.args else _Operands()
     except UNREADABLE:
         operands = _Operands()
-    product = product_of(event.name, operands)
-    kept = start, start + duration, known.setdefault(product, product)
+    texts = [
+        bytes(text).decode("utf-8", "replace")
+        for text in (operands.dims, operands.types, operands.values)
+    ]
+    product = known.get((event.name, *texts))
+    if product is None:  # few operators differ in their shapes
+        product = known[(event.name, *texts)] = product_of(event.name, *map(_value, texts))
+    kept = start, start + duration, product
     data.products.setdefault(_thread(event, data), []).append(kept)
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text) if text else None
+    except UNREADABLE:
+        return None
 
 
 def _thread(event: Event, data: TraceData) -> int:
@@ -347,8 +360,12 @@ def nanoseconds(raw: msgspec.Raw) -> int | None:
     A double cannot hold a current time stamp in nanoseconds.
     """
     digits = bytes(raw)
-    if digits.isdigit() and len(digits) < 19:
-        return int(digits) * 1000
+    us, point, ns = digits.partition(b".")
+    if us.isdigit() and len(us) < 19:
+        if not point:
+            return int(us) * 1000
+        if len(ns) == 3 and ns.isdigit():
+            return int(us + ns)
     if len(digits) > _MOST_DIGITS:
         return None
     text = digits.decode("ascii", "replace").strip('"')

@@ -63,33 +63,25 @@ class ProductTime:
     least_seconds: float | None
     """By the roofline."""
     is_memory_bound: bool | None
+    peak_ratio: float | None
+    """Achieved FLOP/s by the peak."""
+    roofline_ratio: float | None
+    """The least possible time by the time."""
     unknown: str = ""
 
-    @property
-    def peak_ratio(self) -> float | None:
-        """Achieved FLOP/s by the peak."""
-        known = self.flops is not None and self.peak_flops and self.seconds
-        return (self.flops or 0) / self.seconds / (self.peak_flops or 1) if known else None
 
-    @property
-    def roofline_ratio(self) -> float | None:
-        """The least possible time by the time."""
-        known = self.least_seconds is not None and self.seconds
-        return (self.least_seconds or 0) / self.seconds if known else None
-
-
-def product_of(name: str, args: Any) -> Product:
-    """What the operator *name* computes; *args*: ``dims``, ``types`` and ``values`` of its arguments."""
+def product_of(name: str, dims: Any, types: Any, values: Any) -> Product:
+    """What the operator *name* computes, by the dimensions, types and values of its arguments."""
     short = name.removeprefix("aten::").removeprefix(_ATTENTION)
     try:
         at = ATTENTIONS[short][0] if short in ATTENTIONS else _MATRICES[short]
-        dtype = str(args.types[at]).rpartition("::")[2]
+        dtype = str(types[at]).rpartition("::")[2]
         item = ITEM_BYTES.get(dtype[:1].upper() + dtype[1:], 0)
         dtype = _DTYPES.get(dtype.lower(), dtype.lower())
         if short in ATTENTIONS:
-            return _attention(short, dtype, item, args)
-        *batch, m, k = args.dims[at]
-        *again, second, n = args.dims[at + 1]
+            return _attention(short, dtype, item, dims, values)
+        *batch, m, k = dims[at]
+        *again, second, n = dims[at + 1]
         if second == k and batch == again and item and _possible(m, n, k, *batch):
             many, both = prod(batch), m * k + k * n
             nbytes = many * (both * item + m * n * max(item, 2))
@@ -104,10 +96,10 @@ def _possible(*sizes: Any) -> bool:
     return all(isinstance(size, int) and 0 < size < _MOST for size in sizes)
 
 
-def _attention(short: str, dtype: str, item: int, args: Any) -> Product:
+def _attention(short: str, dtype: str, item: int, dims: Any, values: Any) -> Product:
     at, causal = ATTENTIONS[short]
-    (batch, heads, queries, depth), key, value = args.dims[at : at + 3]
-    keys, wide, is_causal = key[-2], value[-1], {"True": True, "False": False}[args.values[causal]]
+    (batch, heads, queries, depth), key, value = dims[at : at + 3]
+    keys, wide, is_causal = key[-2], value[-1], {"True": True, "False": False}[values[causal]]
     backward = short.endswith("_backward")
     flops = 2 * batch * heads * queries * keys * (depth + wide)
     flops = flops * (5 if backward else 2) // (4 if is_causal else 2)
@@ -120,6 +112,10 @@ def _attention(short: str, dtype: str, item: int, args: Any) -> Product:
 
 def products(data: TraceData) -> tuple[ProductTime, ...]:
     """The products of a trace, those that take the most time first."""
+    if not data.products:
+        return ()
+    names = {event.name for event in data.device}
+    tf32 = {name: bool(_TF32.search(name[:400])) for name in names}
     for own in data.products.values():
         own.sort(key=lambda one: one[0])
     starts = {thread: [one[0] for one in own] for thread, own in data.products.items()}
@@ -133,7 +129,7 @@ def products(data: TraceData) -> tuple[ProductTime, ...]:
         for at in range(last, max(-1, last - _DEEPEST), -1):
             if own[at][1] >= launch.start_ns:
                 spent, is_tf32 = calls.get((launch.thread, at), (0, False))
-                is_tf32 = is_tf32 or bool(_TF32.search(event.name[:400]))
+                is_tf32 = is_tf32 or tf32[event.name]
                 calls[launch.thread, at] = spent + event.end_ns - event.start_ns, is_tf32
                 break
     found: dict[tuple[Product, str], list[int]] = defaultdict(list)
@@ -162,7 +158,9 @@ def _row(product: Product, dtype: str, spent: list[int], device: str) -> Product
             bound = nbytes / known.memory > flops / peak
     return ProductTime(
         op=product.op, shape=product.shape, dtype=dtype, count=count, seconds=seconds, flops=flops,
-        nbytes=nbytes, peak_flops=peak, least_seconds=least, is_memory_bound=bound, unknown=unknown,
+        nbytes=nbytes, peak_flops=peak, least_seconds=least, is_memory_bound=bound,
+        peak_ratio=flops / seconds / peak if flops and peak else None,
+        roofline_ratio=None if least is None else least / seconds, unknown=unknown,
     )  # fmt: skip
 
 
