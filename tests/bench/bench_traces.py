@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -67,8 +67,27 @@ print("FOUND " + json.dumps(found, default=float))
 """
 
 
-def measured(command: list[str]) -> tuple[float, int, str]:
-    """(seconds, largest resident bytes, standard output) of a process."""
+class Process(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    output: str
+
+    def beside(self, other: Process) -> str:
+        """Its figures, and how many times those of *other* are as large."""
+        return (
+            f"{self.seconds:.2f} s ({self.cpu_seconds:.2f} s of CPU), {self.peak_bytes / 1e6:.0f} MB; "
+            f"HTA {other.seconds:.2f} s ({other.cpu_seconds:.2f} s), {other.peak_bytes / 1e6:.0f} MB: "
+            f"{other.seconds / self.seconds:.1f} times faster "
+            f"({other.cpu_seconds / self.cpu_seconds:.1f} times less CPU), "
+            f"{other.peak_bytes / self.peak_bytes:.1f} times less memory (target 5)"
+        )
+
+
+def measured(command: list[str]) -> Process:
+    """Runs a process."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=errors, text=True)
@@ -77,7 +96,8 @@ def measured(command: list[str]) -> tuple[float, int, str]:
         output.seek(0)
         errors.seek(0)
         assert status == 0, errors.read()[-2000:]
-        return spent, usage.ru_maxrss * 1024, output.read()
+        cpu = usage.ru_utime + usage.ru_stime
+        return Process(spent, cpu, usage.ru_maxrss * 1024, output.read())
 
 
 def hta_python() -> Path:
@@ -90,51 +110,40 @@ def hta_python() -> Path:
     return python
 
 
-def best(command: list[str], rounds: int) -> tuple[float, int, str]:
+def best(command: list[str], rounds: int) -> Process:
     """The fastest of some rounds."""
-    return min((measured(command) for _ in range(rounds)), key=lambda found: found[0])
+    return min((measured(command) for _ in range(rounds)), key=lambda found: found.seconds)
 
 
-def ours(path: Path, *options: str, rounds: int = 3) -> tuple[float, int, dict[str, Any]]:
+def ours(path: Path, *options: str, rounds: int = 3) -> tuple[Process, dict[str, Any]]:
     """zeromon on one trace."""
     command = [sys.executable, "-m", "zeromon", "trace", "analyze", str(path), "--json", *options]
-    spent, peak, text = best(command, rounds)
-    return spent, peak, json.loads(text)["ranks"][0]
+    process = best(command, rounds)
+    return process, json.loads(process.output)["ranks"][0]
 
 
-def theirs(path: Path, step: int, rounds: int = 2) -> tuple[float, int, dict[str, Any]]:
+def theirs(path: Path, step: int, rounds: int = 2) -> tuple[Process, dict[str, Any]]:
     """HTA on one trace."""
     command = [str(hta_python()), "-c", HTA_PROGRAM, str(path), str(step)]
-    spent, peak, text = best(command, rounds)
-    line = next(x for x in text.splitlines() if x.startswith("FOUND "))
-    return spent, peak, json.loads(line.removeprefix("FOUND "))
+    process = best(command, rounds)
+    line = next(x for x in process.output.splitlines() if x.startswith("FOUND "))
+    return process, json.loads(line.removeprefix("FOUND "))
 
 
-def beside_hta(path: Path) -> dict[str, Any]:
+def beside_hta(path: Path) -> None:
     """Both on one trace, and whether they agree."""
-    _, _, first = ours(path, rounds=1)
+    alone, first = ours(path)
     step = first["steps"][STEP]["step"]
-    spent, peak, found = ours(path, "--critical-path", str(step))
-    hta_spent, hta_peak, hta = theirs(path, STEP)
-    row: dict[str, Any] = {
-        "seconds": spent, "hta_seconds": hta_spent, "times_faster": hta_spent / spent,
-        "mb": peak / 1e6, "hta_mb": hta_peak / 1e6, "times_less": hta_peak / peak,
-        "figures": figures(found, hta), "critical_path": [
-            {kind: round(1e3 * s, 3) for kind, s in found["critical_path"]["kinds"].items()},
-            hta["critical_path"],
-        ],
-    }  # fmt: skip
-    print(
-        f"{path.name}: {spent:.2f} s, {peak / 1e6:.0f} MB; HTA (pandas {hta['pandas']}) "
-        f"{hta_spent:.2f} s, {hta_peak / 1e6:.0f} MB: {row['times_faster']:.1f} times faster "
-        f"(target 10), {row['times_less']:.1f} times less memory (target 5)"
-    )
-    for name, (mine, other) in row["figures"].items():
-        mark = "" if abs(mine - other) <= 0.011 else "  DIFFERS"
-        print(f"  {name}: {mine:,.2f} (HTA {other:,.2f}){mark}")
-    print(f"  critical path of step {step}, ms: {row['critical_path'][0]}")
-    print(f"    HTA, us: {row['critical_path'][1]}", flush=True)
-    return row
+    process, found = ours(path, "--critical-path", str(step))
+    other, hta = theirs(path, STEP)
+    print(f"{path.name}, HTA with pandas {hta['pandas']}: {process.beside(other)}")
+    print(f"  without the critical path: {alone.seconds:.2f} s ({alone.cpu_seconds:.2f} s of CPU)")
+    for name, (mine, its) in figures(found, hta).items():
+        mark = "" if abs(mine - its) <= 0.011 else "  DIFFERS"
+        print(f"  {name}: {mine:,.2f} (HTA {its:,.2f}){mark}")
+    kinds = {kind: round(1e3 * s, 3) for kind, s in found["critical_path"]["kinds"].items()}
+    print(f"  critical path of step {step}, ms: {kinds}")
+    print(f"    HTA, us: {hta['critical_path']}", flush=True)
 
 
 def figures(found: dict[str, Any], hta: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -166,9 +175,8 @@ def figures(found: dict[str, Any], hta: dict[str, Any]) -> dict[str, tuple[float
     return rows
 
 
-def known_path(folder: Path) -> dict[str, Any]:
+def known_paths(folder: Path) -> None:
     """Critical paths of simulated programs: the known one, ours and HTA's, in microseconds."""
-    found = {}
     for seed in range(4):
         program = Program(seed)
         end, path = program.run()
@@ -176,14 +184,11 @@ def known_path(folder: Path) -> dict[str, Any]:
         for (kind, _), us in path.items():
             known[kind] += us
         file = write(folder, program.events, distributedInfo={"rank": 0, "world_size": 1})
-        kinds = ours(file, "--critical-path", rounds=1)[2]["critical_path"]["kinds"]
+        kinds = ours(file, "--critical-path", rounds=1)[1]["critical_path"]["kinds"]
         mine = {kind: round(s * 1e6) for kind, s in kinds.items()}
         assert mine == known and sum(known.values()) == end, (mine, known)
-        hta = theirs(file, 0, rounds=1)[2]["critical_path"]
-        found[f"program {seed}"] = {"known": known, "hta": hta}
         print(f"program {seed}, {end} us: {mine}, as simulated")
-        print(f"  HTA: {hta}", flush=True)
-    return found
+        print(f"  HTA: {theirs(file, 0, rounds=1)[1]['critical_path']}", flush=True)
 
 
 def generated(path: Path) -> tuple[int, int]:
@@ -221,21 +226,27 @@ def generated(path: Path) -> tuple[int, int]:
 
 def main() -> None:
     """One block a trace."""
-    for path in sorted(SHARED.glob("*.json.gz")) if "ours" not in sys.argv else ():
+    with_hta = "ours" not in sys.argv
+    traces = sorted(SHARED.glob("*.json.gz")) if with_hta else []
+    assert traces or not with_hta, f"no traces in {SHARED}: set ZEROMON_SHARED_DATA"
+    for path in traces:
         beside_hta(path)
     with tempfile.TemporaryDirectory() as folder:
-        found["programs"] = known_path(Path(folder))
+        if with_hta:
+            known_paths(Path(folder))
         path = Path(folder) / "million.json"
         compute, exposed = generated(path)
-        spent, peak, rank = ours(path, rounds=1)
+        process, rank = ours(path, rounds=1)
         right = (round(rank["compute_seconds"] * 1e9), round(rank["exposed_seconds"] * 1e9))
         assert right == (compute, exposed), (right, compute, exposed)
         size = path.stat().st_size
-    keep("a million events", spent, "s")
-    keep("a million events, memory", peak / 1e6, "MB")
+    keep("a million events", process.seconds, "s")
+    keep("a million events, CPU", process.cpu_seconds, "s")
+    keep("a million events, memory", process.peak_bytes / 1e6, "MB")
     print(
-        f"{EVENTS:,} events, {size / 1e6:.0f} MB: {spent:.1f} s (target 10), {peak / 1e6:.0f} MB "
-        f"(target 500), exact to the nanosecond"
+        f"{EVENTS:,} events, {size / 1e6:.0f} MB: {process.seconds:.1f} s (target 10; "
+        f"{process.cpu_seconds:.1f} s of CPU), {process.peak_bytes / 1e6:.0f} MB (target 500), "
+        "exact to the nanosecond"
     )
 
 

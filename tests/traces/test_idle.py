@@ -12,6 +12,7 @@ from kineto_traces import NCCL, analyzed, event, launched_by, real, write
 
 from zeromon.cli import main
 from zeromon.cli.terminal import styled
+from zeromon.export.files import Progress
 
 HTA = {
     "two_rank_ddp_rank1.json.gz": {
@@ -192,3 +193,21 @@ def test_the_output_fits_a_terminal(
     text = capsys.readouterr().out
     assert fits(text)
     assert text.count("\n") <= 23 or section == "--kernels"
+
+
+def test_a_file_that_takes_a_second_has_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read a second time, it begins anew."""
+    clock = iter([0.0, 0.9, 1.1, 1.1, 1.4, 1.4])
+    monkeypatch.setattr("zeromon.export.files.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = Progress(100, "KiB", patience=1.0)
+    for amount in (50, 50, -101):
+        progress.add(amount)
+    progress.end()
+    lines = capsys.readouterr().err.replace("\x1b[K", "").split("\r")
+    assert lines[1:] == [
+        "zeromon: [####################] 100 of 100 KiB",
+        "zeromon: [                    ] 0 of 100 KiB", "",
+    ]  # fmt: skip

@@ -166,7 +166,7 @@ def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | No
         files += sorted(file for file in inside if file.name != RESULT_FILE)
     for number, file in enumerate(files, 1):
         size = file.stat().st_size >> 10 if file.is_file() else 0
-        progress = Progress(size, f"KiB, file {number} of {len(files)}")
+        progress = Progress(size, f"KiB, file {number} of {len(files)}", patience=1.0)
 
         def told(nbytes: int, progress: Progress = progress) -> None:
             progress.add(nbytes >> 10)

@@ -29,17 +29,17 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
 
 
 class Progress:
-    """A progress line on a terminal; nothing where stderr is no terminal."""
+    """A progress bar on a terminal after *patience* seconds; nothing where stderr is no terminal."""
 
-    def __init__(self, rows: int, unit: str = "rows") -> None:
+    def __init__(self, rows: int, unit: str = "rows", patience: float = _TELL_SECONDS) -> None:
         self.total, self._unit = rows, unit
         self._done = 0
-        self._told = time.monotonic()
+        self._told = time.monotonic() + patience - _TELL_SECONDS
         self._shown = False
 
     def add(self, rows: int) -> None:
-        """Counts *rows* as done, and redraws the line a few times a second."""
-        self._done += rows
+        """Counts *rows* as done (less than 0: undone), and redraws the line a few times a second."""
+        self._done = max(0, self._done + rows)
         if time.monotonic() - self._told < _TELL_SECONDS or not sys.stderr.isatty():
             return
         self._told, self._shown = time.monotonic(), True
