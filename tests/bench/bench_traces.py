@@ -5,7 +5,7 @@ figures: breakdown, overlap, kernels, idle time by cause, queues, the critical p
 in an environment of its own (.hta, made at the first call from PyPI) on the traces in
 ../shared/data/traces (ZEROMON_SHARED_DATA overrides), its last profiler step included; with pandas 2,
 for its critical path fails with pandas 3. Then simulated programs whose critical path is known, and a
-trace of 1,000,000 events with a known answer.
+trace of 1,000,000 events with a known answer; with `ours`, that alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kineto_traces import Program, write
-
 from records import keep
 
 ROOT = Path(__file__).resolve().parents[2]
