@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import shutil
 import struct
 import tempfile
@@ -155,6 +156,18 @@ def traces() -> None:
     put("trace", "packed.json", gzip.compress(json.dumps({"traceEvents": cpu}).encode(), mtime=0))
     (CORPUS / "memory_snapshot").mkdir(parents=True, exist_ok=True)
     write(CORPUS / "memory_snapshot" / "training.pickle", Training(layers=2, steps=1))
+    calls = [
+        {"record_id": n, "process_group": ["0", "default_pg"], "collective_seq_id": n, "p2p_seq_id": 0,
+         "profiling_name": "nccl:all_reduce", "time_created_ns": 10**18 + n, "input_sizes": [[4, 4]],
+         "input_dtypes": ["Float"], "output_sizes": [[4, 4]], "output_dtypes": ["Float"],
+         "state": "completed" if n < 3 else "started", "retired": n < 3, "is_p2p": False,
+         "frames": [{"filename": "train.py", "line": n, "name": "main"}]}
+        for n in range(1, 4)
+    ]  # fmt: skip
+    group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    dump = {"version": "2.10", "pg_config": group, "pg_status": {}, "entries": calls}
+    put("flight_recorder", "dump.json", json.dumps(dump))
+    put("flight_recorder", "dump.pickle", pickle.dumps(dump, 2))
 
 
 def configurations() -> None:

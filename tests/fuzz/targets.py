@@ -37,6 +37,7 @@ from zeromon.collector.cluster_client import ClusterSync, answer, node_report, r
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import ZeromonError
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.checkpoint import decode as decode_totals, restore
@@ -44,6 +45,7 @@ from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.verdict import verdict
+from zeromon.report.flight import as_text as flight_as_text
 from zeromon.report.memory_snapshot import as_text as memory_as_text
 from zeromon.report.render import render
 from zeromon.report.trace import SECTIONS, as_text as as_traces
@@ -59,6 +61,7 @@ from zeromon.traces.allocations import devices_of, growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import analyze, durations, lanes, waits
 from zeromon.traces.critical import critical_path
+from zeromon.traces.flight import read_dump
 from zeromon.traces.kineto import read, read_step
 from zeromon_agents.runtime.rendezvous import node_of
 
@@ -282,6 +285,15 @@ def memory_snapshot(data: bytes, folder: Path) -> None:
     growers((), [one for device in devices for one in device.held])
 
 
+def flight_recorder(data: bytes, folder: Path) -> None:
+    """The dumps of two ranks, of which one is broken."""
+    for rank, part in enumerate((data, Mutations("flight_recorder").seeds[0])):
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(part)
+    dumps = [read_dump(path) for path in sorted(folder.iterdir())]
+    under_way(dumps)
+    flight_as_text(findings(dumps), [dump.rank for dump in dumps], ())
+
+
 def _checked(data: bytes, path: Path) -> None:
     path.write_bytes(data)
     as_text(check([str(path)]))
@@ -468,7 +480,7 @@ TARGETS = (
     Target(ring_file, 130), Target(ring_records, 40), Target(ring_names, 5),
     Target(store_snapshot, 60), Target(store_record, 60), Target(store_log, 50), Target(store_steps, 70),
     Target(store_history, 3), Target(store_parquet, 6), Target(store_totals, 60),
-    Target(trace, 70), Target(memory_snapshot, 30),
+    Target(trace, 60), Target(memory_snapshot, 20), Target(flight_recorder, 20),
     Target(config_json, 60), Target(config_yaml, 30), Target(config_script, 30),
     Target(config_launch, 40), Target(node_card, 60), Target(node_message, 60), Target(node_reply, 40),
     Target(http, 86), Target(prometheus, 10),

@@ -10,6 +10,8 @@ stop     SIGSTOP suspends its process
 loader   it waits for a batch that its DataLoader's worker does not deliver
 op       it calls a broadcast where the others go on
 size     it reduces another number of elements than the others
+short    it broadcasts fewer elements than the others expect; gloo lets that pass
+types    it reduces whole numbers where the others reduce floats; gloo lets that pass
 groups   it calls another group first, and the others call the world first
 idle     all ranks sleep
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +97,10 @@ class Fault:
             asleep()
         elif self.kind in ("op", "size"):
             dist.all_reduce(torch.ones(16))
+        elif self.kind == "short":
+            dist.broadcast(torch.ones(32), self.rank)
+        elif self.kind == "types":
+            dist.all_reduce(torch.ones(16))
         elif self.kind == "groups":
             dist.all_reduce(torch.ones(16))
             dist.all_reduce(torch.ones(16), group=self.other)
@@ -114,6 +121,10 @@ class Fault:
             dist.broadcast(torch.ones(16), self.rank)
         elif self.kind == "size":
             dist.all_reduce(torch.ones(32))
+        elif self.kind == "short":
+            dist.broadcast(torch.ones(16), self.rank)
+        elif self.kind == "types":
+            dist.all_reduce(torch.ones(16, dtype=torch.int32))
         elif self.kind == "groups":
             dist.all_reduce(torch.ones(16), group=self.other)
             dist.all_reduce(torch.ones(16))
@@ -207,7 +218,21 @@ def train_deepspeed(stage: int, fault: Fault) -> None:
     loop(fault, lambda batch: engine(batch.bfloat16()), engine.backward, engine.step)
 
 
+def dump_and_leave(seconds: float) -> None:
+    """Writes, after a while, what torch's Flight Recorder has of this rank into the folder FLIGHT."""
+    time.sleep(seconds)
+    recorder = torch._C._distributed_c10d
+    name = f"nccl_trace_rank_{dist.get_rank()}"
+    folder = Path(os.environ["FLIGHT"])
+    Path(folder, name).write_bytes(recorder._dump_fr_trace())
+    Path(folder, "json", name).write_bytes(recorder._dump_fr_trace_json())
+    time.sleep(4.0)  # until the others have written theirs
+    os._exit(0)
+
+
 if __name__ == "__main__":
     name, kind, *rest = sys.argv[1:]
     step, moment, rank = [*rest, *("6", "forward", "1")[len(rest) :]]
+    if "FLIGHT" in os.environ:
+        threading.Thread(target=dump_and_leave, args=(18.0,), daemon=True).start()
     train(name, Fault(kind, int(step), moment, int(rank)))

@@ -22,7 +22,7 @@ from support import PROGRAMS
 from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.traces import plain_pickle
-from zeromon.traces.allocation_roles import UNKNOWN
+from zeromon.traces.allocation_roles import UNKNOWN, kind_of, role
 from zeromon.traces.allocations import DeviceMemory, devices_of, roles_of
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.stacks import NO_STACK, origin
@@ -210,6 +210,44 @@ def test_roles_are_those_that_torch_finds_from_the_flow_of_data(tmp_path: Path) 
     assert ours["unknown"] == pytest.approx(theirs["input"], abs=8)
 
 
+FSDP = "/v/site-packages/torch/distributed/fsdp/_fully_shard/"
+DEEPSPEED = "/v/site-packages/deepspeed/runtime/zero/"
+NN = "/v/site-packages/torch/nn/modules/module.py:1787:_call_impl"
+
+
+@pytest.mark.parametrize(
+    ("made", "freed", "expected"),
+    [
+        (["/v/torch/nn/modules/linear.py:134:forward", NN], ["model.py:9:forward", NN], "temporary"),
+        (["/v/torch/nn/modules/linear.py:134:forward", NN], ["??:0:torch::autograd::Engine::run"],
+         "activations"),
+        (["/v/torch/nn/modules/linear.py:134:forward", NN], None, "activations"),
+        (["??:0:MmBackward0::apply", "??:0:torch::autograd::Engine::thread_main"], None, "gradients"),
+        (["??:0:MmBackward0::apply", "??:0:torch::autograd::Engine::thread_main"],
+         ["??:0:torch::autograd::Engine::thread_main"], "temporary"),
+        (["??:0:torch::autograd::Engine::thread_main"], ["train.py:3:step"], "gradients"),
+        ([FSDP + "_fsdp_collectives.py:300:foreach_reduce", NN], [NN], "communication buffers"),
+        ([FSDP + "_fsdp_collectives.py:300:foreach_reduce", NN],
+         ["/v/torch/optim/optimizer.py:1:zero_grad"], "gradients"),
+        ([FSDP + "_fsdp_param.py:260:_init_sharded_param"], None, "parameters"),
+        (["/v/torch/distributed/fsdp/_flat_param.py:9:_alloc_padded_unsharded_flat_param", NN], [NN],
+         "communication buffers"),
+        ([DEEPSPEED + "partition_parameters.py:900:all_gather_coalesced", NN], [NN],
+         "communication buffers"),
+        ([DEEPSPEED + "partition_parameters.py:700:_partition_param"], None, "parameters"),
+        ([DEEPSPEED + "stage_1_and_2.py:700:initialize_optimizer_states"], None, "unknown"),
+        (["/v/deepspeed/ops/adam/fused_adam.py:150:step"], None, "optimizer state"),
+        (["/v/deepspeed/ops/adam/fused_adam.py:150:step"], ["train.py:3:main"], "temporary"),
+        (["/v/torch/optim/adamw.py:185:_init_group"], ["train.py:3:main"], "optimizer state"),
+        (["train.py:3:main"], None, "unknown"), ([], None, "unknown"),
+    ],
+)  # fmt: skip
+def test_the_innermost_frame_that_tells_gives_the_role(
+    made: list[str], freed: list[str] | None, expected: str
+) -> None:
+    assert role(kind_of(made), None if freed is None else kind_of(freed)) == expected
+
+
 # ---- what is no snapshot -----------------------------------------------------------------------------
 
 
@@ -272,7 +310,7 @@ def test_a_file_that_ends_anywhere_is_refused(tmp_path: Path) -> None:
         ("rows of another kind", pickle.dumps({"segments": [{"address": "x"}]})),
         ("events of another kind", pickle.dumps({"segments": [], "device_traces": [
             [{"action": "alloc", "addr": -1, "size": "y"}] * 2]})),
-        ("keys that are no text", pickle.dumps({1: 2, 3: 4})),
+        ("keys that are no text", pickle.dumps({"segments": [], 1: 2, 3: 4})),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path: Path, what: str, data: bytes) -> None:

@@ -53,7 +53,7 @@ VERBS = {
     "otlp": "push the metrics to an OpenTelemetry endpoint",
     "try": "try a finding's change in the live job: measured in turns, and undone",
     "completion": "print the completion of this command for bash, zsh or fish",
-    "trace": "record steps of a live run; analyse Kineto traces: compute, exposed, idle",
+    "trace": "record steps of a live run; analyse torch's traces, memory snapshots, flight records",
 }
 
 

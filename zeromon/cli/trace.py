@@ -11,6 +11,7 @@ zeromon trace analyze rank*.json --json             for scripts
 zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
 zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
 zeromon trace memory snapshot.pickle                who held torch's memory at its peak
+zeromon trace flight /tmp/dumps/                    what hangs, by torch's Flight Recorder
 """
 
 from __future__ import annotations

@@ -12,12 +12,15 @@ import msgspec
 
 from zeromon.cli.output import add_page_argument, refuse_format, write
 from zeromon.cli.terminal import show
+from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import TraceError
 from zeromon.export.files import Progress
 from zeromon.probes.installation import install_hint
+from zeromon.report.flight import as_text as flight_text
 from zeromon.report.memory_snapshot import as_growth, as_text
 from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
 from zeromon.traces.allocator import read_snapshot
+from zeromon.traces.flight import DUMP_HINT, RANK_IN_NAME, Dump, read_dump
 
 MEMORY = """Who holds the memory of a device, and who held it at its peak, by role and stack.
 
@@ -25,6 +28,15 @@ FILE is a snapshot by torch.cuda.memory._dump_snapshot. It has the segments of t
 the stacks and the allocations that failed are in it after torch.cuda.memory._record_memory_history().
 With a second FILE: the stacks that hold more there, or less. Nothing of a file is executed. Exit code 2
 when a file is no snapshot.
+"""
+
+FLIGHT = """Which collective hangs, which ranks wait in it, and which have not called it.
+
+FILE is a dump of torch's Flight Recorder, pickle or JSON, one a rank, or a folder of them: the files
+that TORCH_NCCL_DUMP_ON_TIMEOUT writes, named nccl_trace_rank_N, and those of
+torch._C._distributed_c10d._dump_fr_trace(). Calls under the same number are compared by operation, size
+and element type. Nothing of a file is executed. Exit code 1 when there is a finding, 2 when a file
+is no dump.
 """
 
 
@@ -41,6 +53,15 @@ def add_actions(verbs: Any) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON")
     add_page_argument(sub, "write a flame graph as HTML (needs plotly)")
     sub.set_defaults(call=memory)
+    sub = verbs.add_parser(
+        "flight",
+        help="what hangs, in dumps of torch's Flight Recorder",
+        description=FLIGHT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("files", nargs="+", metavar="FILE", help="dump of a rank, or folder of dumps")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.set_defaults(call=flight)
 
 
 def memory(options: argparse.Namespace) -> int:
@@ -103,3 +124,46 @@ def _write_page(name: str, devices: tuple[DeviceMemory, ...], text: str, path: s
     except ImportError as error:
         raise TraceError("-o needs plotly", install_hint("dashboard")) from error
     write(pages.memory_page(Path(name).name, devices, text), path)
+
+
+# ---- flight recorder -------------------------------------------------------------------------------
+
+
+def flight(options: argparse.Namespace) -> int:
+    """Reads the dumps of a job, and prints what hangs."""
+    dumps, notes = _dumps([Path(name) for name in options.files])
+    found = findings(dumps)
+    notes += under_way(dumps) if not found else []
+    if options.json:
+        content = {
+            "ranks": [dump.rank for dump in dumps], "findings": found, "notes": notes,
+        }  # fmt: skip
+        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    else:
+        show(flight_text(found, [dump.rank for dump in dumps], notes))
+    return int(bool(found))
+
+
+def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
+    """One dump a rank, by rank; of a folder those files that are dumps."""
+    found: dict[int, Dump] = {}
+    notes = []
+    for path in paths:
+        inside = path.is_dir()
+        files = sorted(path.iterdir()) if inside else [path]
+        for file in (one for one in files if not inside or RANK_IN_NAME.search(one.name)):
+            try:
+                dump = read_dump(file)
+            except TraceError as error:
+                if not inside:
+                    raise
+                notes.append(str(error))
+                continue
+            other = found.get(dump.rank)
+            if other is not None:
+                notes.append(f"{other.file} and {dump.file} are both of rank {dump.rank}")
+            if other is None or not any(entry.stack for entry in other.entries):
+                found[dump.rank] = dump
+    if not found:
+        raise TraceError(f"{paths[0]} holds no dumps of torch's Flight Recorder", DUMP_HINT)
+    return [found[rank] for rank in sorted(found)], notes

@@ -36,13 +36,12 @@ _RULES = (
     (_FORWARD, _MODULES + r"(?:_\w*call_impl|\w*forward)$|:forward$|nn/functional\.py:"
                r"|utils/checkpoint\.py:"),
 )  # fmt: skip
-_KINDS = re.compile("|".join(f"({rule})" for _, rule in _RULES))
+_KINDS = tuple((kind, re.compile(rule)) for kind, rule in _RULES)
 
 
 @lru_cache(maxsize=1 << 16)
 def _kind_of_frame(frame: str) -> str:
-    found = _KINDS.search(frame)
-    return "" if found is None or not found.lastindex else _RULES[found.lastindex - 1][0]
+    return next((kind for kind, rule in _KINDS if rule.search(frame)), "")
 
 
 def kind_of(stack: Sequence[str]) -> str:
@@ -55,7 +54,7 @@ def role(made: str, freed: str | None) -> str:
     if made in (_BACKWARD, COMMUNICATION) and freed == _ZERO_GRAD:
         return GRADIENT
     if made == _BACKWARD:
-        return TEMPORARY if freed in ("", _BACKWARD) else GRADIENT
+        return TEMPORARY if freed == _BACKWARD else GRADIENT
     if made == _OPTIMIZER:
         return OPTIMIZER_STATE if freed is None else TEMPORARY
     if made == _FORWARD:

@@ -199,14 +199,15 @@ _Live = tuple[int, int, int | None]
 def _live_at(moment: int, events: Events, active: dict[int, Block]) -> list[_Live]:
     """What is allocated right after event *moment*."""
     live: dict[int, tuple[int, int]] = {}
+    latest = UNKNOWN_STACK
     rows = zip(events.actions, events.addresses, events.sizes, events.stacks, strict=True)
     for action, address, size, stack in islice(rows, moment + 1):
         if action == ALLOC:
+            latest = stack
             live[address] = size, stack
         elif action == FREE_COMPLETED:
             live.pop(address, None)
     ends: dict[int, int] = {}
-    latest = UNKNOWN_STACK
     for action, address, size, stack in rows:
         if action == ALLOC:
             latest = stack

@@ -158,7 +158,7 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
             {n: traces[id(one)][1] for n, one in devices if id(one) in traces},
             stacks.stacks,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         raise TraceError(f"{path} is no snapshot of torch's memory", _HINT) from None
 
 

@@ -1,0 +1,196 @@
+"""Dumps of torch's Flight Recorder: what hangs, in files as NCCL writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeromon.cli import main
+
+SECOND = 10**9
+START = 1_795_464_359 * SECOND
+STATES = {"scheduled": (False, None), "started": (False, START), "completed": (True, START)}
+
+
+def entry(
+    number: int, op: str = "all_reduce", *, state: str = "completed", group: str = "0", **more: Any
+) -> dict[str, Any]:
+    """A collective as torch 2.13 records it on NCCL; a second after the one before it."""
+    retired, started = STATES[state]
+    desc = "default_pg" if group == "0" else "mesh_tp"
+    frames = [
+        {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/distributed_c10d.py",
+         "line": 3245},
+        {"name": "train", "filename": "/home/user/train.py", "line": 40 + number},
+    ]  # fmt: skip
+    return {
+        "frames": frames, "record_id": number, "pg_id": 0, "process_group": (group, desc),
+        "collective_seq_id": number, "p2p_seq_id": 0, "op_id": number,
+        "profiling_name": f"nccl:{op}", "time_created_ns": START + number * SECOND,
+        "input_sizes": [[4, 4]], "input_dtypes": ["Float"], "output_sizes": [[4, 4]],
+        "output_dtypes": ["Float"], "state": state, "time_discovered_started_ns": started,
+        "time_discovered_completed_ns": started if retired else None, "retired": retired,
+        "timeout_ms": 600_000, "is_p2p": False, **more,
+    }  # fmt: skip
+
+
+def dumped(
+    folder: Path, ranks: dict[int, list[dict[str, Any]]], *, size: int = 4, after: int = 600,
+    as_json: bool = False,
+) -> Path:  # fmt: skip
+    """The folder of a job of *size* ranks whose dumps were written so many seconds *after* its start."""
+    folder.mkdir(exist_ok=True)
+    groups = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(size)))},
+        "9": {"name": "9", "desc": "mesh_tp", "ranks": "[0, 1]"},
+    }
+    for rank, entries in ranks.items():
+        content = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries,
+                   "nccl_comm_state": {}, "comm_lib_version": "2.28"}  # fmt: skip
+        path = folder / f"nccl_trace_rank_{rank}"
+        path.write_bytes(json.dumps(content).encode() if as_json else pickle.dumps(content, 2))
+        os.utime(path, (START / SECOND + after,) * 2)
+    return folder
+
+
+def read(folder: Path, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
+    """What `zeromon trace flight --json` says."""
+    assert main(["trace", "flight", str(folder), "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+DONE = [entry(n) for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_rank_that_has_not_come_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    waiting = [*DONE, entry(5, state="started"), entry(6, state="scheduled")]
+    ranks = {0: waiting, 1: waiting, 2: DONE, 3: waiting}
+    folder = dumped(tmp_path / "d", ranks, as_json=as_json)
+    (found,) = read(folder, capsys, 1)["findings"]
+    assert (found["kind"], found["op"], found["sequence"], found["group"]) == (
+        "a member has not come", "all_reduce", 5, "world",
+    )  # fmt: skip
+    assert [(r["rank"], r["state"], r["torch_state"], r["sequence"]) for r in found["ranks"]] == [
+        (0, "waiting", "started", 5), (1, "waiting", "started", 5),
+        (2, "has not called it", "completed", 4), (3, "waiting", "started", 5),
+    ]  # fmt: skip
+    assert found["since_ns"] == START + 5 * SECOND
+    assert found["seconds"] == pytest.approx(595)
+    assert main(["trace", "flight", str(folder)]) == 1
+    rows = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()[3:]]
+    assert rows[0][0] == "0-1,"
+    assert "train.py:45 train" in rows[0][1]
+    assert rows[1][0] == "2"
+    assert "last all_reduce #4 [4,4] Float" in rows[1][1]
+
+
+def test_a_rank_without_a_dump_is_told_apart_from_one_that_has_not_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [*DONE, entry(5, state="started")]
+    folder = dumped(tmp_path / "d", {0: waiting, 1: waiting, 2: waiting})
+    (found,) = read(folder, capsys, 1)["findings"]
+    assert found["kind"] == "a member has no dump"
+    assert found["ranks"][3]["state"] == "no dump"
+    assert found["ranks"][3]["sequence"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"op": "broadcast"}, "mismatched operations"),
+        ({"input_sizes": [[4, 5]], "output_sizes": [[4, 5]]}, "mismatched sizes"),
+        ({"input_dtypes": ["Int"], "output_dtypes": ["Int"]}, "mismatched element types"),
+    ],
+)
+def test_the_first_call_that_differs_comes_before_what_hangs_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, Any], kind: str
+) -> None:
+    rest = [entry(4), entry(5, state="started")]
+    other = [*DONE[:2], entry(3, **more), entry(4)]
+    folder = dumped(tmp_path / "d", {0: [*DONE[:3], *rest], 1: other}, size=2)
+    (found,) = read(folder, capsys, 1)["findings"]
+    assert (found["kind"], found["sequence"], found["seconds"]) == (kind, 3, None)
+    assert [r["state"] for r in found["ranks"]] == ["done", "done"]
+
+
+def test_same_bytes_in_another_shape_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = entry(5, input_sizes=[[16]], output_sizes=[[16]])
+    folder = dumped(tmp_path / "d", {0: [*DONE, entry(5)], 1: [*DONE, flat]}, size=2)
+    assert read(folder, capsys, 0) == {"ranks": [0, 1], "findings": [], "notes": []}
+
+
+def test_what_one_rank_has_forgotten_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorder keeps the last calls: the oldest ones of one rank are gone."""
+    odd = [entry(1, "broadcast"), *DONE[1:]]
+    folder = dumped(tmp_path / "d", {0: DONE[2:], 1: odd}, size=2)
+    assert read(folder, capsys, 0)["findings"] == []
+    folder = dumped(tmp_path / "e", {0: DONE, 1: odd}, size=2)
+    assert read(folder, capsys, 1)["findings"][0]["sequence"] == 1
+
+
+def test_groups_that_wait_for_each_other_are_a_deadlock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tp = entry(1, group="9")
+    first = [*DONE, tp, entry(5, state="started")]
+    second = [*DONE, tp, entry(2, group="9", state="started")]
+    folder = dumped(tmp_path / "d", {0: first, 1: second}, size=2)
+    found = read(folder, capsys, 1)["findings"]
+    assert {one["kind"] for one in found} == {"deadlock of groups"}
+    assert {one["group"] for one in found} == {"world", "mesh_tp"}
+
+
+def test_a_receive_without_its_send_is_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = entry(4, "recv 1<-0", state="started", is_p2p=True, p2p_seq_id=7)
+    folder = dumped(tmp_path / "d", {0: DONE, 1: [*DONE, alone]}, size=2)
+    (found,) = read(folder, capsys, 1)["findings"]
+    assert (found["kind"], found["op"], found["sequence"]) == (
+        "its peer has not answered", "recv 1<-0", -7,
+    )  # fmt: skip
+    assert [row["rank"] for row in found["ranks"]] == [1]
+
+
+def test_a_dump_of_a_healthy_job_has_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = dumped(
+        tmp_path / "d", {0: [*DONE, entry(5, state="started")], 1: DONE}, size=2, after=7
+    )
+    assert main(["trace", "flight", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "Nothing hangs in the dumps of ranks 0-1" in text
+    assert "rank 0 is in all_reduce #5 for 2.00 s: too short for a hang" in text
+
+
+def test_other_files_of_the_folder_are_named_and_a_call_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    folder = dumped(tmp_path / "d", {0: DONE})
+    (folder / "nccl_trace_rank_1").write_bytes(pickle.dumps({"entries": [Evil()]}, 2))
+    (folder / "train.log").write_text("not looked at")
+    notes = read(folder, capsys, 0)["notes"]
+    assert len(notes) == 1
+    assert "GLOBAL, which no plain data need" in notes[0]
+    assert not (tmp_path / "ran").exists()
+    assert main(["trace", "flight", str(folder / "nccl_trace_rank_1")]) == 2
+    assert main(["trace", "flight", str(tmp_path)]) == 2

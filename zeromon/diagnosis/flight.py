@@ -1,0 +1,249 @@
+"""What hangs, by the Flight Recorder's dumps of all ranks of a job. Pure.
+
+Who waits for whom is :mod:`.hangs`, as in a live run. Dumps know more of each call: the first number at
+which members have called something else, of another size or of other types, comes before what hangs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from zeromon.diagnosis.hangs import hangs_of
+from zeromon.ring.torch_names import operation_named
+from zeromon.snapshot import GroupProgress, HangKind, InFlight
+from zeromon.traces.flight import Dump, Entry
+from zeromon.units import human_seconds
+
+OTHER_TYPES = "mismatched element types"
+NO_DUMP = "a member has no dump"
+ALL_SEEN = "all ranks that have a dump are in it"
+"""Of a backend that does not say who the members are."""
+_SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"))
+_WORLD = "default_pg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCall:
+    """Where one member of the group is."""
+
+    rank: int
+    state: str
+    """``waiting``, ``done``, ``has not called it``, or ``no dump``."""
+    torch_state: str
+    """As the recorder has it: scheduled, started, completed."""
+    sequence: int | None
+    """Of *op*: that of the finding, or of the last call before it; None where neither is known."""
+    op: str
+    sizes: tuple[tuple[tuple[int, ...], ...], ...]
+    types: tuple[str, ...]
+    created_ns: int
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightFinding:
+    """A collective that does not end, or that members have called differently."""
+
+    kind: str
+    op: str
+    group: str
+    sequence: int
+    since_ns: int
+    """When the first member called it, wall clock."""
+    seconds: float | None
+    """From then to the newest dump; None for what has ended on all members."""
+    ranks: tuple[RankCall, ...]
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that are in it."""
+        return tuple(one.rank for one in self.ranks if one.state == WAITING)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Members that have not called it."""
+        return tuple(one.rank for one in self.ranks if one.state == MISSING)
+
+
+WAITING, DONE, MISSING, UNSEEN = "waiting", "done", "has not called it", "no dump"
+
+_Calls = dict[int, dict[int, Entry]]
+"""Rank -> sequence number -> its call, of one group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A rank as :func:`hangs_of` wants it."""
+
+    rank: int
+    in_flight: tuple[InFlight, ...]
+    groups: tuple[GroupProgress, ...]
+    alive: bool = True
+    failed: bool = False
+    step_seconds: float | None = None
+    pause: str = ""
+
+
+def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
+    """What the members have called differently, then what hangs, the oldest first."""
+    now_ns = max((dump.written_ns for dump in dumps), default=0)
+    names, ranks = _groups(dumps)
+    calls: dict[str, _Calls] = {}
+    for dump in dumps:
+        for entry in dump.entries:
+            of_ranks = calls.setdefault(entry.group, {one.rank: {} for one in dumps})
+            of_ranks[dump.rank][entry.sequence] = entry
+    hangs = hangs_of([_member(dump, names, ranks, calls) for dump in dumps], now_ns)
+    found = []
+    differ: dict[str, int] = {}
+    certain = {group for dump in dumps for group, (_, members) in dump.groups.items() if members}
+    for group, of_group in calls.items():
+        if (first := _first_difference(of_group)) is not None:
+            sequence, kind = first
+            differ[group] = sequence
+            found.append(_finding(kind, names[group], sequence, ranks[group], of_group, now_ns))
+    for hang in hangs:
+        if hang.sequence < 0:
+            members: tuple[int, ...] = hang.waiting
+        elif differ.get(hang.group_id, hang.sequence + 1) <= hang.sequence:
+            continue  # it follows from what the members have called
+        else:
+            members = ranks[hang.group_id]
+        kind = NO_DUMP if hang.kind == HangKind.UNSEEN_MEMBERS else str(hang.kind)
+        if hang.kind == HangKind.ALL_INSIDE and hang.group_id not in certain:
+            kind = ALL_SEEN
+        found.append(
+            _finding(kind, hang.group, hang.sequence, members, calls[hang.group_id], now_ns)
+        )
+    return tuple(sorted(found, key=lambda one: (one.kind not in _DIFFER, one.since_ns)))
+
+
+def under_way(dumps: Sequence[Dump]) -> list[str]:
+    """What has not ended and is too young to hang: one line."""
+    now_ns = max((dump.written_ns for dump in dumps), default=0)
+    young = [(e.created_ns, d.rank, e) for d in dumps for e in d.entries if not e.ended]
+    if not young:
+        return []
+    since, rank, entry = min(young, key=lambda one: one[0])
+    seconds = human_seconds(max(0, now_ns - since) / 1e9)
+    return [
+        f"rank {rank} is in {entry.op} #{abs(entry.sequence)} for {seconds}: too short for a hang"
+    ]
+
+
+def _groups(dumps: Iterable[Dump]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Group -> what to call it, and -> its members; of gloo, those that have called it, or all."""
+    names: dict[str, str] = {}
+    ranks: dict[str, tuple[int, ...]] = {}
+    seen: dict[str, set[int]] = defaultdict(set)
+    for dump in dumps:
+        for group, (description, members) in dump.groups.items():
+            known = description not in ("", "undefined", _WORLD)
+            names[group] = description if known else "world" if description == _WORLD else group
+            ranks[group] = members or ranks.get(group, ())
+            if description == _WORLD or any(entry.group == group for entry in dump.entries):
+                seen[group].add(dump.rank)
+    everyone = tuple(sorted(dump.rank for dump in dumps))
+    for group, members in ranks.items():
+        if not members:
+            ranks[group] = everyone if names[group] == "world" else tuple(sorted(seen[group]))
+    return names, ranks
+
+
+def _member(
+    dump: Dump, names: dict[str, str], ranks: dict[str, tuple[int, ...]], calls: dict[str, _Calls]
+) -> _Member:
+    groups = []
+    for group, of_group in calls.items():
+        own = of_group.get(dump.rank, {})
+        last = own.get(max(own, default=-1))
+        if dump.rank in ranks[group]:
+            groups.append(
+                GroupProgress(
+                    group_id=group,
+                    label=names[group],
+                    ranks=ranks[group],
+                    sequence=-1 if last is None else last.sequence,
+                    op="none" if last is None else _operation(last),
+                    nbytes=0 if last is None else last.nbytes,
+                )
+            )
+    flying = [
+        InFlight(
+            op=_operation(entry), group=names[entry.group], sequence=entry.sequence, unit="",
+            phase="", nbytes=entry.nbytes, issued_ns=entry.created_ns, group_id=entry.group,
+        )
+        for entry in dump.entries
+        if not entry.ended
+    ]  # fmt: skip
+    return _Member(rank=dump.rank, in_flight=tuple(flying), groups=tuple(groups))
+
+
+def _operation(entry: Entry) -> str:
+    found = operation_named(entry.op)
+    return found.label if found else entry.op
+
+
+_DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES)
+
+
+def _first_difference(calls: _Calls) -> tuple[int, str] | None:
+    """The first number under which calls differ that are still in dumps."""
+    for number in sorted({n for own in calls.values() for n in own if n >= 0}):
+        entries = [own[number] for own in calls.values() if number in own]
+        operations = {_operation(entry) for entry in entries}
+        if len(operations) > 1:
+            return number, HangKind.MISMATCHED_OPERATIONS
+        if operations <= _SAME_SIZE:
+            if len({entry.elements for entry in entries}) > 1:
+                return number, HangKind.MISMATCHED_SIZES
+            if len({entry.types for entry in entries}) > 1:
+                return number, OTHER_TYPES
+    return None
+
+
+def _finding(
+    kind: str, group: str, sequence: int, members: Iterable[int], calls: _Calls, now_ns: int
+) -> FlightFinding:
+    rows, inside = [], []
+    for rank in members:
+        own = calls.get(rank)
+        entry = (own or {}).get(sequence)
+        before = (own or {}).get(max((n for n in own or () if 0 <= n < sequence), default=-1))
+        if entry is not None:
+            inside.append(entry)
+            state = DONE if entry.ended else WAITING
+        else:
+            state = UNSEEN if own is None else MISSING
+        rows.append(_row(rank, state, entry or before))
+    since_ns = min(entry.created_ns for entry in inside)
+    return FlightFinding(
+        kind=str(kind),
+        op=inside[0].op,
+        group=group,
+        sequence=sequence,
+        since_ns=since_ns,
+        seconds=None if all(e.ended for e in inside) else (now_ns - since_ns) / 1e9,
+        ranks=tuple(rows),
+    )
+
+
+def _row(rank: int, state: str, entry: Entry | None) -> RankCall:
+    if entry is None:
+        return RankCall(
+            rank=rank, state=state, torch_state="", sequence=None, op="", sizes=(), types=(),
+            created_ns=0, stack=(),
+        )  # fmt: skip
+    return RankCall(
+        rank=rank,
+        state=state,
+        torch_state=entry.state,
+        sequence=entry.sequence,
+        op=entry.op,
+        sizes=entry.sizes,
+        types=entry.types[0] or entry.types[1],
+        created_ns=entry.created_ns,
+        stack=entry.stack,
+    )

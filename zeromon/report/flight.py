@@ -1,0 +1,70 @@
+"""What hangs by the Flight Recorder's dumps, as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from zeromon.diagnosis.flight import FlightFinding, RankCall
+from zeromon.report.table import table
+from zeromon.traces.stacks import NO_STACK, origin
+from zeromon.units import human_seconds
+
+_MOST_ROWS = 12
+_MOST_SIZES = 3
+
+
+def as_text(found: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
+    """A block for each finding; members in the same place share a row."""
+    blocks = [_block(one) for one in found]
+    if not found:
+        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans(ranks)}"]
+    if notes:
+        blocks.append("\n".join(["Notes", *(f"  {note}" for note in notes)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _block(one: FlightFinding) -> str:
+    since = datetime.fromtimestamp(one.since_ns / 1e9, timezone.utc)
+    lasts = (
+        "it has ended on all members that called it"
+        if one.seconds is None
+        else f"{human_seconds(max(0.0, one.seconds))} before the newest dump"
+    )
+    head = (
+        f"!! {one.op} #{abs(one.sequence)} of {one.group}: {one.kind}\n"
+        f"   since {since:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
+    )
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for call in one.ranks:
+        rows.setdefault(_cells(call, one), []).append(call.rank)
+    cells = [(_spans(members), *row) for row, members in rows.items()]
+    if len(cells) > _MOST_ROWS:
+        rest = sum(len(members) for members in list(rows.values())[_MOST_ROWS:])
+        cells = [*cells[:_MOST_ROWS], (f"and {rest:,} more", "", "", "", "")]
+    return f"{head}\n{table(('ranks', 'state', 'call', 'issued', 'where'), cells)}"
+
+
+def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
+    state = f"{call.state} ({call.torch_state})" if call.sequence == one.sequence else call.state
+    if call.sequence is None:
+        return state, "-", "-", NO_STACK
+    sizes = call.sizes[0] or call.sizes[1]
+    shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
+    more = " ..." if len(sizes) > _MOST_SIZES else ""
+    text = f"{call.op} #{abs(call.sequence)} {shapes}{more} {' '.join(sorted(set(call.types)))}"
+    last = "last " if call.sequence != one.sequence else ""
+    issued = datetime.fromtimestamp(call.created_ns / 1e9, timezone.utc)
+    return state, f"{last}{text}".strip(), f"{issued:%H:%M:%S}", origin(call.stack)
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """``0, 2-7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+    return ", ".join(texts)

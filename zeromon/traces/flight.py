@@ -1,0 +1,138 @@
+"""Reads what torch's Flight Recorder has dumped: the last collectives of one rank, as pickle or JSON.
+
+``TORCH_NCCL_DUMP_ON_TIMEOUT`` writes a file a rank (``TORCH_FR_DUMP_TEMP_FILE``, by default
+``nccl_trace_rank_N``). For gloo ``torch._C._distributed_c10d`` has ``_dump_fr_trace()``, and the same
+with ``_json``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zeromon.errors import TraceError
+from zeromon.ring.torch_names import ITEM_BYTES
+from zeromon.traces.plain_pickle import load
+from zeromon.units import with_usual_numbers
+
+RANK_IN_NAME = re.compile(r"(\d{1,7})(?:\.[a-z]+)?$")
+DUMP_HINT = (
+    "A dump of torch's Flight Recorder has entries; its name ends with the rank: nccl_trace_rank_0."
+)
+_MOST_BYTES = 256 << 20
+_MOST_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A collective, or a send or receive, as one rank has issued it."""
+
+    group: str
+    sequence: int
+    """Of a send or receive: below 0."""
+    op: str
+    """As torch calls it, without the backend; with the peer of a send or receive."""
+    sizes: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of the inputs, and of the outputs."""
+    types: tuple[tuple[str, ...], ...]
+    state: str
+    ended: bool
+    created_ns: int
+    """Wall clock."""
+    stack: tuple[str, ...]
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Of all inputs, and of all outputs."""
+        inputs, outputs = (sum(map(math.prod, side)) for side in self.sizes)
+        return inputs, outputs
+
+    @property
+    def nbytes(self) -> int:
+        """Of the larger side."""
+        item = max((ITEM_BYTES.get(name, 1) for side in self.types for name in side), default=1)
+        return max(self.elements) * item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """The file of one rank."""
+
+    rank: int
+    file: str
+    written_ns: int
+    """When the file was written, by its time stamp."""
+    groups: dict[str, tuple[str, tuple[int, ...]]]
+    """Name of a group -> (its description, its ranks; empty where the backend does not say)."""
+    entries: tuple[Entry, ...]
+
+
+def read_dump(path: Path) -> Dump:
+    """Reads one file; raises :class:`TraceError` where it is no dump."""
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            if file.peek(1)[:1] == b"\x80":
+                content = load(file.read, path.name)
+            else:
+                content = msgspec.json.decode(with_usual_numbers(file.read(_MOST_BYTES)))
+        rank = content.get("rank")
+        if not isinstance(rank, int):
+            found = RANK_IN_NAME.search(path.name)
+            rank = int(found[1]) if found else int(None)  # type: ignore[call-overload]
+        entries = tuple(_entry(row) for row in content["entries"])
+        groups = {
+            _text(name): (
+                _text(one.get("desc")),
+                tuple(map(int, re.findall(r"\d{1,7}", one["ranks"]))),
+            )
+            for name, one in (content.get("pg_config") or {}).items()
+        }
+        for row in content["entries"]:
+            name, description = row["process_group"]
+            groups.setdefault(_text(name), (_text(description), ()))
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        raise TraceError(f"{path} is no dump of torch's Flight Recorder", DUMP_HINT) from None
+    return Dump(
+        rank=rank, file=path.name, written_ns=status.st_mtime_ns, groups=groups, entries=entries
+    )
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    alone = bool(row.get("is_p2p"))
+    sides = ("input", "output")
+    return Entry(
+        group=_text(row["process_group"][0]),
+        sequence=-_whole(row["p2p_seq_id"]) if alone else _whole(row["collective_seq_id"]),
+        op=_text(row["profiling_name"]).rpartition(":")[2],
+        sizes=tuple(
+            tuple(tuple(map(_whole, size)) for size in row.get(f"{side}_sizes") or ())
+            for side in sides
+        ),
+        types=tuple(tuple(map(_text, row.get(f"{side}_dtypes") or ())) for side in sides),
+        state=_text(row.get("state")),
+        ended=bool(row.get("retired")) or row.get("state") == "completed",
+        created_ns=_whole(row["time_created_ns"]),
+        stack=tuple(
+            f"{_text(one['filename'])}:{_text(one['line'])}:{_text(one['name'])}"
+            for one in row.get("frames") or ()
+        ),
+    )
+
+
+def _whole(value: Any) -> int:
+    """A number that counts something, or a time."""
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_MOST_TEXT]
