@@ -38,8 +38,10 @@ def opened(names: list[str]) -> list[Any]:
 
 def main() -> None:
     """Trains."""
+    names = sys.argv[1:] if os.environ.get("RANK") == "0" else []
+    early = opened(names[::2])  # before zeromon's agent is there
     dist.init_process_group("gloo")
-    logs = opened(sys.argv[1:]) if dist.get_rank() == 0 else []
+    logs = [*early, *opened(names[1::2])]
     model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1, STEPS + 1):

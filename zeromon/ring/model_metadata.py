@@ -153,7 +153,7 @@ class TrackersMetadata(TypedDict, total=False):
     mlflow: dict[str, str]
     """``run_id``, ``tracking_uri``."""
     tensorboard: dict[str, str]
-    """``folder`` of the first SummaryWriter."""
+    """``folder`` of the first SummaryWriter that got a scalar."""
 
 
 def without_secrets(url: str) -> str:

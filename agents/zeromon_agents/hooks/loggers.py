@@ -43,14 +43,8 @@ class Loggers(Backend):
                 self._hook(f"{name}.loops.fit_loop", "_FitLoop.on_run_start", self._fit_begins)
                 for name in ("lightning.pytorch", "pytorch_lightning")
             ),
-            *(
-                self._hook(module, f"SummaryWriter.{name}", before, after)
-                for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer")
-                for name, before, after in (
-                    ("add_scalar", self._tag, None),
-                    ("__init__", None, self._opened),
-                )
-            ),
+            self._hook("torch.utils.tensorboard.writer", "SummaryWriter.add_scalar", self._tag),
+            self._hook("tensorboardX.writer", "SummaryWriter.add_scalar", self._tag),
             self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
             self._hook(
@@ -107,16 +101,15 @@ class Loggers(Backend):
             for name, value in data.items():
                 self.scalars.give_named(name, value)
 
-    def _tag(self, _: Any, tag: Any = None, scalar_value: Any = None, *__: Any, **___: Any) -> None:
+    def _tag(
+        self, writer: Any, tag: Any = None, scalar_value: Any = None, *__: Any, **___: Any
+    ) -> None:
         self.scalars.give_named(tag, scalar_value)
-
-    def _opened(self, _: None, result: Any, writer: Any, *__: Any, **___: Any) -> None:
-        """Writes the folder of the first writer: a later one may be of hyperparameters alone."""
-        folder = getattr(writer, "log_dir", None) or getattr(writer, "logdir", None)
-        if result is RAISED or not folder or self._has_board:
-            return
-        self._has_board = True
-        self.context.add_metadata(tensorboard={"folder": os.path.abspath(str(folder))})
+        if not self._has_board:  # a later one may be of hyperparameters alone
+            self._has_board = True
+            folder = getattr(writer, "log_dir", None) or getattr(writer, "logdir", None)
+            if folder:
+                self.context.add_metadata(tensorboard={"folder": os.path.abspath(str(folder))})
 
     def _events(self, _: Any, event_list: Any = (), *__: Any, **___: Any) -> None:
         for name, value, *_samples in event_list or ():

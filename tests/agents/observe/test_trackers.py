@@ -93,6 +93,7 @@ def test_the_first_writer_of_tensorboard_is_told() -> None:
     told: list[dict[str, Any]] = []
     hooks = Loggers.__new__(Loggers)
     hooks.context = SimpleNamespace(add_metadata=lambda **facts: told.append(facts))  # type: ignore[assignment]
-    hooks._opened(None, None, SimpleNamespace(log_dir="/runs/a"))
-    hooks._opened(None, None, SimpleNamespace(log_dir="/runs/a/hparams"))
+    hooks.scalars = SimpleNamespace(give_named=lambda *_: None)  # type: ignore[assignment]
+    for folder in ("/runs/a", "/runs/a/hparams"):
+        hooks._tag(SimpleNamespace(log_dir=folder), "loss", 1.0)
     assert told == [{"tensorboard": {"folder": "/runs/a"}}]
