@@ -229,6 +229,7 @@ NN = "/v/site-packages/torch/nn/modules/module.py:1787:_call_impl"
         ([FSDP + "_fsdp_collectives.py:300:foreach_reduce", NN], [NN], "communication buffers"),
         ([FSDP + "_fsdp_collectives.py:300:foreach_reduce", NN],
          ["/v/torch/optim/optimizer.py:1:zero_grad"], "gradients"),
+        (["/v/torch/nn/parallel/distributed.py:1744:_pre_forward", NN], None, "communication buffers"),
         ([FSDP + "_fsdp_param.py:260:_init_sharded_param"], None, "parameters"),
         (["/v/torch/distributed/fsdp/_flat_param.py:9:_alloc_padded_unsharded_flat_param", NN], [NN],
          "communication buffers"),

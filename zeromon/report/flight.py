@@ -55,7 +55,7 @@ def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
     text = f"{call.op} #{abs(call.sequence)} {shapes}{more} {' '.join(sorted(set(call.types)))}"
     last = "last " if call.sequence != one.sequence else ""
     issued = datetime.fromtimestamp(call.created_ns / 1e9, timezone.utc)
-    return state, f"{last}{text}".strip(), f"{issued:%H:%M:%S}", origin(call.stack)
+    return state, f"{last}{text}".strip(), f"{issued:%H:%M:%S}", origin(call.stack, alone=True)
 
 
 def _spans(ranks: Sequence[int]) -> str:

@@ -24,7 +24,8 @@ _RULES = (
     (OPTIMIZER_STATE, _OPTIM + r"\w*(?:init_group|init_state|initialize_optimizer_states?)$"),
     (_OPTIMIZER, _OPTIM),
     (GRADIENT, r"AccumulateGrad|_fsdp_param\.py:\d+:\w*accumulate\w*grad|zero/.*:\w*grad_partition"),
-    (COMMUNICATION, r"_fsdp_collectives\.py|distributed_c10d\.py|_functional_collectives\.py|c10d::"
+    (COMMUNICATION, r"nn/parallel/distributed\.py:\d+:_(?!run_ddp)|_fsdp_collectives\.py"
+                    r"|distributed_c10d\.py|_functional_collectives\.py|c10d::"
                     r"|:\w*(?:all_?gather|reduce_scatter|allreduce|unsharded|ipg_buffer|bucket)\w*$"
                     r"|ProcessGroup(?:NCCL|Gloo|UCC|XCCL)|deepspeed/comm/|ncclMemAlloc"),
     (PARAMETER, _MODULES + r"(?:__init__|reset_parameters|_apply|convert|to|cuda|to_empty"

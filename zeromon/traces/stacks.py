@@ -34,13 +34,14 @@ def frame_text(frame: str) -> str:
     return name or place if place in ("", "??") else f"{place}:{line} {name}"
 
 
-def origin(stack: Sequence[str]) -> str:
-    """The innermost frame of the user's own, with the library's call in it; :data:`NO_STACK`."""
+def origin(stack: Sequence[str], *, alone: bool = False) -> str:
+    """The innermost frame of the user's own, *alone* or with what it has called; :data:`NO_STACK`."""
     frames = told(stack)
     if not frames:
         return NO_STACK
     own = next(
         (frame for frame in frames if _PYTHON.search(frame) and not _LIBRARY.search(frame)), ""
     )
-    parts = dict.fromkeys(frame_text(frame) for frame in (own, frames[0]) if frame)
+    shown = (own,) if own and alone else (own, frames[0])
+    parts = dict.fromkeys(frame_text(frame) for frame in shown if frame)
     return " from ".join(reversed(parts))
