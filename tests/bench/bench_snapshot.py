@@ -35,12 +35,12 @@ def main(gigabytes: float) -> None:
         training = write(path, Training(layers=32, steps=round(8000 * gigabytes), deep=80))
         size = path.stat().st_size
         command = [sys.executable, "-m", "zeromon", "trace", "memory", str(path), "--json"]
-        spent, peak, text = measured(command)
+        spent, _, peak, text = measured(command)
         (device,) = json.loads(text)["files"][0]["devices"]
         assert device["roles"]["peak"] == dict(
             sorted(training.peak.items(), key=lambda item: -item[1])
         ), device["roles"]
-        theirs, their_peak, _ = measured([sys.executable, "-c", OTHER, str(path)])
+        theirs, _, their_peak, _ = measured([sys.executable, "-c", OTHER, str(path)])
     print(
         f"{training.events:,} events, {size / 1e6:.0f} MB: {spent:.1f} s (target 60), "
         f"{peak / 1e6:.0f} MB (target 1000); pickle.Unpickler {theirs:.1f} s, {their_peak / 1e6:.0f} MB"
