@@ -67,6 +67,18 @@ def test_the_script_waits_for_the_thread_of_autograd(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_trace_of_a_cpu_has_the_path_of_its_operators(tmp_path: Path) -> None:
+    found = path_of(write(tmp_path, [
+        host("ProfilerStep#1", 0, 80, 1, "user_annotation"),
+        host("aten::mm", 0, 30, 1), host("c10d::allreduce_", 40, 40, 1),
+        host("gloo:all_reduce", 41, 30, 9, "user_annotation"),
+    ]))  # fmt: skip
+    assert microseconds(found) == {
+        ("host", "aten::mm"): 30, ("host", "c10d::allreduce_"): 40,
+        ("between operators", "(no operator)"): 10,
+    }  # fmt: skip
+
+
 def test_a_copy_that_ends_in_its_call_is_waited_for(tmp_path: Path) -> None:
     """The host waits in cudaMemcpyAsync from 10 to 60 for a copy, which waits for a kernel."""
     call = host("cudaMemcpyAsync", 10, 50, 1, "cuda_runtime")

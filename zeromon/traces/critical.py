@@ -166,7 +166,8 @@ class _Walk:
         self.families: dict[str, str] = {}
         self.threads = {thread: _Flat(spans) for thread, spans in host.operators.items()}
         self.marks = {thread: _Flat(spans) for thread, spans in host.marks.items()}
-        launched = ((event, self.launches.of(event)) for event in data.device)
+        device = () if data.is_of_host else data.device
+        launched = ((event, self.launches.of(event)) for event in device)
         self.events = sorted(
             (e for e, launch in launched if e.end_ns > host.start_ns and self._in_time(e, launch)),
             key=lambda e: (e.start_ns, e.end_ns),

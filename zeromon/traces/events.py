@@ -147,6 +147,8 @@ class TraceData:
     device_name: str = ""
     """With its memory: ``Tesla V100-SXM2-32GB 32GB``; "" where the trace does not tell."""
     device: list[DeviceEvent] = field(default_factory=list)
+    is_of_host: bool = False
+    """The trace has no device events: those above are operators and collectives of the host."""
     marks: list[Mark] = field(default_factory=list)
     events_seen: int = 0
     skipped: int = 0

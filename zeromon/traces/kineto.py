@@ -123,7 +123,7 @@ def read(path: Path, told: Callable[[int], None] = lambda _: None) -> TraceData:
 
 
 def _read_host(path: Path, told: Callable[[int], None]) -> TraceData:
-    data, host = TraceData(name=path.name), dict[str, list[DeviceEvent]]()
+    data, host = TraceData(name=path.name, is_of_host=True), dict[str, list[DeviceEvent]]()
     waits = dict[str, list[int]]()
     for event in complete_events(path, data, told):
         if event.name.startswith(_WAIT):
