@@ -88,7 +88,7 @@ H100_REPORT = {
     ("mm", 8944, 2816, 1024): (51.581550592, 71.0078125),
     ("mm", 8944, 1024, 1024): (18.756927488, 36.9375),
 }
-"""Operator and sizes -> GFLOP and MiB, in TraceLens' report of Qwen1.5-0.5B on an H100 (its tests/traces)."""
+"""Operator and sizes -> GFLOP and MiB in TraceLens' report of Qwen1.5-0.5B on an H100 (tests/traces)."""
 
 
 @pytest.mark.parametrize("called", H100_REPORT)

@@ -17,6 +17,7 @@ zeromon trace flight /tmp/dumps/                    what hangs, by torch's Fligh
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import re
 import sys
@@ -172,11 +173,15 @@ def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | No
         def told(nbytes: int, progress: Progress = progress) -> None:
             progress.add(nbytes >> 10)
 
+        collecting = gc.isenabled()
+        gc.disable()  # millions of objects, and no cycle among them
         try:
             data = read(file, told)
             yield data, partial(read_step, file, data, told)
         finally:
             progress.end()
+            if collecting:
+                gc.enable()
 
 
 def _ranks(text: str) -> tuple[int, ...]:
