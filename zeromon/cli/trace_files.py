@@ -148,22 +148,29 @@ def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
     """One dump a rank, by rank; of a folder those files that are dumps."""
     found: dict[int, Dump] = {}
     notes = []
-    for path in paths:
-        inside = path.is_dir()
-        files = sorted(path.iterdir()) if inside else [path]
-        for file in (one for one in files if not inside or RANK_IN_NAME.search(one.name)):
-            try:
-                dump = read_dump(file)
-            except TraceError as error:
-                if not inside:
-                    raise
-                notes.append(str(error))
-                continue
-            other = found.get(dump.rank)
-            if other is not None:
-                notes.append(f"{other.file} and {dump.file} are both of rank {dump.rank}")
-            if other is None or not any(entry.stack for entry in other.entries):
-                found[dump.rank] = dump
+    inside = {
+        file: path.is_dir()
+        for path in paths
+        for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+        if file == path or RANK_IN_NAME.search(file.name)
+    }
+    progress = Progress(len(inside), "files")
+    for file, is_optional in inside.items():
+        try:
+            dump = read_dump(file)
+        except TraceError as error:
+            if not is_optional:
+                raise
+            notes.append(str(error))
+            continue
+        finally:
+            progress.add(1)
+        other = found.get(dump.rank)
+        if other is not None:
+            notes.append(f"{other.file} and {dump.file} are both of rank {dump.rank}")
+        if other is None or not any(entry.stack for entry in other.entries):
+            found[dump.rank] = dump
+    progress.end()
     if not found:
         raise TraceError(f"{paths[0]} holds no dumps of torch's Flight Recorder", DUMP_HINT)
     return [found[rank] for rank in sorted(found)], notes

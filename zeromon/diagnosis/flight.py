@@ -193,6 +193,8 @@ def _first_difference(calls: _Calls) -> tuple[int, str] | None:
     """The first number under which calls differ that are still in dumps."""
     for number in sorted({n for own in calls.values() for n in own if n >= 0}):
         entries = [own[number] for own in calls.values() if number in own]
+        if len({(entry.op, entry.sizes, entry.types) for entry in entries}) == 1:
+            continue
         operations = {_operation(entry) for entry in entries}
         if len(operations) > 1:
             return number, HangKind.MISMATCHED_OPERATIONS

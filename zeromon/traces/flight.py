@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ DUMP_HINT = (
 )
 _MOST_BYTES = 256 << 20
 _MOST_TEXT = 200
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,22 +111,32 @@ def _entry(row: dict[str, Any]) -> Entry:
     alone = bool(row.get("is_p2p"))
     sides = ("input", "output")
     return Entry(
-        group=_text(row["process_group"][0]),
+        group=_same(_text(row["process_group"][0])),
         sequence=-_whole(row["p2p_seq_id"]) if alone else _whole(row["collective_seq_id"]),
-        op=_text(row["profiling_name"]).rpartition(":")[2],
-        sizes=tuple(
-            tuple(tuple(map(_whole, size)) for size in row.get(f"{side}_sizes") or ())
-            for side in sides
+        op=_same(_text(row["profiling_name"]).rpartition(":")[2]),
+        sizes=_same(
+            tuple(
+                tuple(tuple(map(_whole, size)) for size in row.get(f"{side}_sizes") or ())
+                for side in sides
+            )
         ),
-        types=tuple(tuple(map(_text, row.get(f"{side}_dtypes") or ())) for side in sides),
-        state=_text(row.get("state")),
+        types=_same(tuple(tuple(map(_text, row.get(f"{side}_dtypes") or ())) for side in sides)),
+        state=_same(_text(row.get("state"))),
         ended=bool(row.get("retired")) or row.get("state") == "completed",
         created_ns=_whole(row["time_created_ns"]),
-        stack=tuple(
-            f"{_text(one['filename'])}:{_text(one['line'])}:{_text(one['name'])}"
-            for one in row.get("frames") or ()
+        stack=_same(
+            tuple(
+                f"{_text(one['filename'])}:{_text(one['line'])}:{_text(one['name'])}"
+                for one in row.get("frames") or ()
+            )
         ),
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _same(value: T) -> T:
+    """The first object that equals *value*: thousands of ranks make the same calls."""
+    return value
 
 
 def _whole(value: Any) -> int:

@@ -38,10 +38,10 @@ _REFERENCES = re.compile(rb"\x94\(((?:h.|j....)+)e(?!\()", re.DOTALL)
 _REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
 _SMALL = {0x4B: 1, 0x4D: 2, _INT: 4}
 """Instruction of a number -> its bytes."""
-_SIZES = {0x8C: "B", 0x58: "<I", 0x8D: "<Q", 0x43: "B", 0x42: "<I", 0x8E: "<Q"}
-"""Instruction of text or of bytes -> the form of its length."""
+_SIZES = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
+"""Instruction of text or of bytes -> the bytes of its length."""
 _BYTES = b"CB\x8e"
-_PUTS = {0x71: "B", 0x72: "<I"}
+_PUTS = {0x71: 1, 0x72: 4}
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _NAMES = {ord(one.code): one.name for one in pickletools.opcodes}
@@ -138,6 +138,9 @@ class _Machine:
             elif code == _SET_ITEMS:
                 self._set_items(*marks.pop())
                 at += 1
+            elif code == _APPENDS:
+                self._append(*marks.pop())
+                at += 1
             elif code == _END:
                 return True
             else:
@@ -151,13 +154,16 @@ class _Machine:
     def _rare(self, code: int) -> None:
         """Executes the instruction *code*, which lies before the current place."""
         stack, data, at = self._stack, self._data, self._at
-        if code == _FLOAT:
+        if code in _PUTS:
+            self._at += _PUTS[code]
+            if int.from_bytes(data[at : self._at], "little") != len(self._memo):
+                raise _Refused("the pickle numbers its objects in a way that torch does not")
+            self._memo.append(stack[-1])
+        elif code == _FLOAT:
             stack.append(struct.unpack_from(">d", data, at)[0])
             self._at += 8
         elif code in _SIZES:
             stack.append(self._text(code))
-        elif code == _APPENDS:
-            self._append(*self._marks.pop())
         elif code == _APPEND:
             self._append(len(stack) - 1, len(self._memo))
         elif code == _SET_ITEM:
@@ -167,11 +173,6 @@ class _Machine:
         elif code in _TUPLES or code == _TUPLE:
             begin = self._marks.pop()[0] if code == _TUPLE else len(stack) - _TUPLES[code]
             stack[begin:] = [tuple(stack[begin:])]
-        elif form := _PUTS.get(code):
-            if struct.unpack_from(form, data, at)[0] != len(self._memo):
-                raise _Refused("the pickle numbers its objects in a way that torch does not")
-            self._memo.append(stack[-1])
-            self._at += struct.calcsize(form)
         elif code in _SKIPPED:
             self._at += _SKIPPED[code]
         else:
@@ -181,11 +182,11 @@ class _Machine:
 
     def _text(self, code: int) -> str | bytes:
         """The text or the bytes at the current place."""
-        form = _SIZES[code]
-        length = struct.unpack_from(form, self._data, self._at)[0]
-        self._at += struct.calcsize(form)
+        begin = self._at + _SIZES[code]
+        length = int.from_bytes(self._data[self._at : begin], "little")
+        self._at = begin
         self._bytes += length
-        end = self._at + length
+        end = begin + length
         if end > len(self._data) - _MARGIN:
             self._more(max(0, end - len(self._data)))
             end = length
