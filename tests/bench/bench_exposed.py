@@ -1,9 +1,9 @@
-"""What is exposed, and what moves it: `python tests/bench/bench_exposed.py` (as root, for the link).
+"""What is exposed, and what moves it: `tests/bench/bench_exposed.py [KIND ...]` (as root, for the link).
 
 Two ranks on gloo (tests/programs/exposed.py), as they are and over a link of 2 Gbit/s: FSDP2 without and
 with prefetch, DDP with one large and with six small buckets, ZeRO-2 without and with overlap_comm; the
 two in turns. What the unit table of the first names, what the change leaves of it, and how far the live
-figure is from a trace of its steps.
+figure is from a trace of its steps. Named kinds run once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from support import Node, over_link, train_command
 from zeromon.errors import CaptureRefused
 from zeromon.snapshot import CollectiveStatsRow, RunSnapshot
 
-STEPS, ROUNDS, LINK = 120, 3, "2gbit"
+STEPS, LINK = 120, "2gbit"
+ROUNDS = 1 if sys.argv[1:] else 3
 CASES = {"fsdp2": "FSDP2, prefetch", "ddp": "DDP, small buckets", "zero2": "ZeRO-2, overlap_comm"}
 
 

@@ -1,4 +1,4 @@
-"""Predicted against measured seconds a step: `python tests/bench/bench_seconds.py [ROUNDS]`.
+"""Predicted against measured seconds a step: `python tests/bench/bench_seconds.py [ROUNDS [NAME ...]]`.
 
 Real runs in fp32 on two gloo ranks: DDP, FSDP2, DeepSpeed's stages 1 to 3, and offload. They train in
 turns of five steps, because the load of a machine changes from minute to minute. Each run calibrates a
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -45,9 +46,10 @@ def command(name: str, folder: Path) -> list[str]:
     return [*program, "--config", str(path), "--no-compile"]
 
 
-def one_round(number: int, node: Node, folder: Path) -> dict[str, tuple[float, Setup]]:
+def one_round(
+    number: int, names: Sequence[str], node: Node, folder: Path
+) -> dict[str, tuple[float, Setup]]:
     """Name -> median seconds of a step, and the setup of the run."""
-    names = (*TORCH, *DEEPSPEED)
     turns = folder / f"turns{number}"
     turns.mkdir()
     running = []
@@ -93,7 +95,7 @@ def main() -> None:
     node = Node(folder)
     errors: dict[str, list[float]] = {}
     for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-        runs = one_round(number, node, folder)
+        runs = one_round(number, sys.argv[2:] or (*TORCH, *DEEPSPEED), node, folder)
         for name, (measured, _) in runs.items():
             off = [seconds / measured - 1 for seconds in predictions(name, runs)]
             errors.setdefault(name, []).extend(off)

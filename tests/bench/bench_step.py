@@ -1,4 +1,4 @@
-"""Step time with and without the agent: `python tests/bench/bench_step.py [STEPS]`.
+"""Step time with and without the agent: `bench_step.py [STEPS [steps]]`.
 
 Three comparisons, each beside what the agent says itself:
 

@@ -1,4 +1,4 @@
-"""The run store beside SQLite and DuckDB: `python tests/bench/bench_store.py [ROWS]`.
+"""The run store beside SQLite and DuckDB: `bench_store.py [ROWS [ours]]`.
 
 Rows of 64 ranks go in by the second's worth (one batch a tick, as the collector writes), each batch
 acknowledged when it survives the process; then size and queries in the same run. DuckDB is left out

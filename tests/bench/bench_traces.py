@@ -1,4 +1,4 @@
-"""`zeromon trace analyze` beside HolisticTraceAnalysis 0.5.0: `python tests/bench/bench_traces.py`.
+"""`zeromon trace analyze` beside HolisticTraceAnalysis 0.5.0: `bench_traces.py [ours]`.
 
 Whole processes, interpreter and imports included: seconds and the largest resident set, for the same
 figures: breakdown, overlap, kernels, idle time by cause, queues, the critical path of a step. HTA runs

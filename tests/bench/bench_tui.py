@@ -1,4 +1,4 @@
-"""What the terminal view costs: `python tests/bench/bench_tui.py`. Needs tmux.
+"""What the terminal view costs: `bench_tui.py [ours]`. Needs tmux.
 
 CPU of the whole process, as a share of a core, at 4 snapshots a second in 200x60, with 64 and 1,024
 synthetic ranks: at rest on each screen, and while a cursor moves, the table is sorted and filtered. The

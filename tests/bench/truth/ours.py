@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import real
@@ -50,6 +51,8 @@ def readings(ranks: Sequence[RankSnapshot], steps: int = WINDOW) -> Readings:
         for part in PARTS:
             found[f"part {part}"][rank.rank] = [parts.get(part)]
         for chart in charts_of(ranks):
+            if f"chart {chart.name}" not in found:
+                continue  # throughput, as tokens/s
             found[f"chart {chart.name}"][rank.rank] = [*map(chart.read, rank.recent[-steps:])]
     return found
 
