@@ -48,6 +48,7 @@ from zeromon.collector.http import start_server, targets
 from zeromon.collector.run_cluster import RunCluster, as_peer_rank
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import ArrivalSkew, PartialArrival, matched_collective, stragglers
+from zeromon.fold.state import Arrival
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store
 
@@ -73,9 +74,19 @@ def test_the_last_of_all_is_late_by_what_it_is_behind_the_last_but_one() -> None
     assert (both.late_ns, both.node_late_ns) == (2 * MS, 16 * MS)
 
 
-@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=12), st.integers(1, 5))
-def test_matching_by_nodes_finds_what_matching_by_ranks_finds(at: list[int], nodes: int) -> None:
+@given(
+    st.lists(st.integers(0, 10**6), min_size=2, max_size=12),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 10**6), min_size=12, max_size=12),
+)
+def test_matching_by_nodes_finds_what_matching_by_ranks_finds(
+    at: list[int], nodes: int, computes: list[int]
+) -> None:
     """However the ranks are spread: the same last rank, the same lateness, the same waits."""
+
+    def came(rank: int) -> Arrival:
+        return arrival(1, at[rank], 1)._replace(waits_from_ns=at[rank] + computes[rank])
+
     whole, skews, head = ArrivalSkew(), [ArrivalSkew() for _ in range(nodes)], []
     homes = {rank: rank % nodes for rank in range(len(at))}
     for number, skew in enumerate(skews):
@@ -83,10 +94,10 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(at: list[int], nod
         members = sum(1 for home in homes.values() if home == number)
         for one, home in homes.items():
             if home == number:
-                skew.arrived(one, "g", members, arrival(1, at[one], 1), len(at))
+                skew.arrived(one, "g", members, came(one), len(at))
         head += list(skew.outgoing)
-    for one, called in enumerate(at):
-        whole.arrived(one, "g", len(at), arrival(1, called, 1), len(at))
+    for one in range(len(at)):
+        whole.arrived(one, "g", len(at), came(one), len(at))
     if any(len(at) == sum(1 for h in homes.values() if h == n) for n in range(nodes)):
         return  # all on one node: nothing to ask anybody
     match = matched_collective(head)

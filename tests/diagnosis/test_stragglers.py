@@ -57,6 +57,21 @@ def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:
     assert skew.late_seconds(2) == pytest.approx(0.008, rel=0.1)
 
 
+def test_nobody_waits_for_a_late_rank_as_long_as_the_others_compute() -> None:
+    """Two buckets in flight: both come 50 ms late, and the others are blocked in the last 12 ms."""
+    skew = ArrivalSkew()
+    for number in range(3):
+        for call, at in enumerate((0, 38)):
+            called = at + (50 if number == 2 else 0)
+            blocked_from = (called if number == 2 else 76) * MS
+            one = arrival(call + 1, called * MS, 1, end_ns=100 * MS)
+            skew.arrived(number, "g", 3, one._replace(waits_from_ns=blocked_from))
+    assert skew.late_seconds(2) == pytest.approx(0.012)
+    assert skew.late_seconds(0) is not None and not skew.late_seconds(0)
+    assert skew.wait_seconds(0) == skew.wait_seconds(1) == pytest.approx(0.012)
+    assert skew.wait_seconds(2) == 0
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
 def test_nobody_is_accused_without_reason(noise: float) -> None:
     """Jitter of any size: somebody is always last, and never the same one."""

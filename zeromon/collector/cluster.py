@@ -179,7 +179,11 @@ def to_leader_clock(joint: PartialArrival, shift: int) -> PartialArrival:
     """Returns *joint* by the leader's clock; *shift* is this node's clock minus the leader's."""
     before = joint.before_ns if joint.before_ns == NEVER else joint.before_ns - shift
     return joint._replace(
-        first_ns=joint.first_ns - shift, last_ns=joint.last_ns - shift, before_ns=before
+        first_ns=joint.first_ns - shift,
+        last_ns=joint.last_ns - shift,
+        before_ns=before,
+        waits_ns=joint.waits_ns - shift,
+        others_wait_ns=joint.others_wait_ns - shift,
     )
 
 

@@ -3,9 +3,10 @@
 A group that spreads over nodes is matched by the leader of the run (:mod:`zeromon.collector.cluster`)
 while nodes reach it: each node sends when its own ranks arrived, and receives which rank was last.
 
-A collective begins when its last member arrives. The delay of a straggler is the time by which it
-arrives after the second to last rank; the wait of a rank is the time until the last one arrives; the
-shortest duration over ranks is the transfer. Durations do not show delays: in synchronous training every
+A collective begins when its last member arrives. The wait of a rank is the time for which it is blocked
+until the last one arrives: as long as it computes, nobody waits. The delay of a straggler is the time
+after the second to last arrival in which a rank waits for it; the shortest duration over ranks is the
+transfer. Durations do not show delays: in synchronous training every
 rank is in a collective until it ends. A rank arrives when it calls the collective on the host; in a DDP
 bucket, when the gradients of the bucket are complete.
 
@@ -51,6 +52,9 @@ class StepSkew:
     """The delay of a whole node, by the rank of the node that arrived last."""
 
 
+NEVER, FAR = -(1 << 62), 1 << 62
+
+
 class PartialArrival(NamedTuple):
     """The arrivals of one node's ranks in a collective that spreads over nodes, by the node's clock."""
 
@@ -67,6 +71,10 @@ class PartialArrival(NamedTuple):
     """When the second to last arrived; :data:`NEVER` with one member on the node."""
     transfer_ns: int
     """The shortest duration."""
+    waits_ns: int = NEVER
+    """When the first of them began to wait."""
+    others_wait_ns: int = NEVER
+    """The same of all but *last_rank*; :data:`FAR` with one member on the node."""
 
 
 class MatchedCollective(NamedTuple):
@@ -77,13 +85,10 @@ class MatchedCollective(NamedTuple):
     last_ns: int
     last_rank: int
     late_ns: int
-    """After the second to last."""
+    """How long somebody waited for it alone: after the second to last; 0 or more."""
     node_late_ns: int
-    """How long after all ranks of other nodes the first rank of that node arrived; 0 or more."""
+    """How long ranks of other nodes waited for the first rank of that node; 0 or more."""
     transfer_ns: int
-
-
-NEVER = -(1 << 62)
 
 
 class ArrivalSkew:
@@ -147,8 +152,9 @@ class ArrivalSkew:
         ):  # its end is not known: at most the spread of the node's own arrivals earlier
             skew.node_late[last].add(at - match.node_late_ns, at)
         transfer, waits = match.transfer_ns, skew.wait
-        for member, (_, _, start, busy, _, timed_step, nbytes, row, blocked) in inside.items():
-            waits[member].add(start, at)
+        for member, one in inside.items():
+            _, _, start, busy, _, timed_step, nbytes, row, blocked, waits_from = one
+            waits[member].add(start if start > waits_from else waits_from, at)
             # a rank whose end was recorded late did not wait all that time
             most, waited = busy - transfer, at - start
             if waited > most:
@@ -194,26 +200,32 @@ def partial_arrival(group: str, size: int, inside: dict[int, Arrival]) -> Partia
     """Summarizes the arrivals of one node's ranks in one collective."""
     starts = [one.start_ns for one in inside.values()]
     at = max(starts)
-    last = list(inside)[starts.index(at)]
+    waits = [max(one.start_ns, one.waits_from_ns) for one in inside.values()]
+    index = starts.index(at)
+    last = list(inside)[index]
     before = sorted(starts)[-2] if len(starts) > 1 else NEVER
     transfer = min([one.busy_ns for one in inside.values()])
     sequence = inside[last].sequence
     return PartialArrival(
-        group, sequence, size, len(inside), min(starts), at, last, before, max(1, transfer)
-    )
+        group, sequence, size, len(inside), min(starts), at, last, before, max(1, transfer),
+        min(waits), min(waits[:index] + waits[index + 1 :], default=FAR),
+    )  # fmt: skip
 
 
 def matched_collective(parts: Sequence[PartialArrival]) -> MatchedCollective:
     """The rank that arrived last of all, and its delay; *parts*, one a node, are by one clock."""
     last = max(parts, key=lambda part: part.last_ns)
-    others = max((part.last_ns for part in parts if part is not last), default=NEVER)
+    rest = [part for part in parts if part is not last]
+    others = max((part.last_ns for part in rest), default=NEVER)
+    waits = min((part.waits_ns for part in rest), default=FAR)
+    alone = max(others, last.before_ns, min(waits, last.others_wait_ns))
     return MatchedCollective(
         group=last.group,
         sequence=last.sequence,
         last_ns=last.last_ns,
         last_rank=last.last_rank,
-        late_ns=last.last_ns - max(others, last.before_ns),
-        node_late_ns=max(0, last.first_ns - others) if others > NEVER else 0,
+        late_ns=max(0, last.last_ns - alone),
+        node_late_ns=max(0, last.first_ns - max(others, waits)) if others > NEVER else 0,
         transfer_ns=min(part.transfer_ns for part in parts),
     )
 

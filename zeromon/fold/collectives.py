@@ -140,7 +140,11 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     window.communication.append((issued_ns, t_ns))
     if sequence > 0:  # groups do not number sends and receives
         step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
-        arrival = group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns
+        # a stream's waits are on the clock of the device, which runs behind the host's calls
+        waits_from = issued_ns if call.flags & _DEVICE else t_ns - blocked_ns
+        arrival = (
+            group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns, waits_from
+        )  # fmt: skip
         state.arrivals.append(_new(Arrival, arrival))
     else:
         state.pipeline.waited_ns += blocked_ns

@@ -72,5 +72,6 @@ def _time_buckets(state: RankState, e: BackwardComm) -> None:
                 bucket.nbytes,
                 row,
                 exposed,
+                e.compute_end_ns,
             )
         )

@@ -70,6 +70,8 @@ class Arrival(NamedTuple):
     traffic: CollectiveStats
     blocked_ns: int = 0
     """How long the rank was blocked, up to the end."""
+    waits_from_ns: int = 0
+    """When the rank began to wait, at the earliest when it arrived: before, it computed."""
 
 
 NONE_ISSUED = (-1, Op.NONE, 0)

@@ -1,14 +1,13 @@
 """Trains on gloo and counts itself: `counted.py late|ddp|fsdp2 STEPS`, a rank of two.
 
 Each rank writes RANK.json into the folder TRUTH: the marks that it took around its own calls
-(CLOCK_MONOTONIC), the Flight Recorder's entries, its resident set by psutil, and the name of the trace
-that torch.profiler made of the last steps. Then it waits until the folder has a file `seen`, so that
-what a monitor shows of the run can be read while the ranks live.
+(CLOCK_MONOTONIC), its resident set by psutil, and the name of the trace that torch.profiler made of the
+last steps. Then it waits until the folder has a file `seen`, so that what a monitor shows of the run can
+be read while the ranks live.
 """
 
 import json
 import os
-import pickle
 import sys
 import time
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ dist.init_process_group("gloo")
 RANK = dist.get_rank()
 torch.manual_seed(0)
 ends: list[int] = []
-walls: list[int] = []
 waits: list[list[tuple[int, int, int]]] = []
 """Step -> (issued, reached, left) of each collective."""
 
@@ -58,7 +56,6 @@ def late_steps() -> None:
         of_step.append((issued, reached, now()))
         optimizer.step()
         ends.append(now())
-        walls.append(time.time_ns())
         waits.append(of_step)
 
 
@@ -109,34 +106,17 @@ def trained_steps() -> str:
         with marked("optimizer", step):
             optimizer.step()
             ends.append(now())
-            walls.append(time.time_ns())
-        optimizer.zero_grad()
+            optimizer.zero_grad()
     profiler.stop()
     name = f"trace{RANK}.json"
     profiler.export_chrome_trace(str(FOLDER / name))
     return name
 
 
-def flight() -> list[dict[str, object]]:
-    """The entries of the Flight Recorder: which collective, created when."""
-    dump = torch._C._distributed_c10d._dump_fr_trace
-    content = pickle.loads(
-        dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    )
-    wanted = (
-        "process_group",
-        "collective_seq_id",
-        "p2p_seq_id",
-        "profiling_name",
-        "time_created_ns",
-    )
-    return [{name: entry.get(name) for name in wanted} for entry in content["entries"]]
-
-
 trace = late_steps() if KIND == "late" else trained_steps()
 time.sleep(2)
 facts = {
-    "ends": ends, "walls": walls, "waits": waits,  "flight": flight(), "trace": trace,
+    "ends": ends, "waits": waits, "trace": trace,
     "rss": psutil.Process().memory_info().rss, "used": psutil.virtual_memory().percent / 100,
 }  # fmt: skip
 unfinished = FOLDER / f"{RANK}.part"

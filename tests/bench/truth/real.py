@@ -1,7 +1,7 @@
 """Runs of two ranks on gloo that count themselves (counted.py), and what is true of them.
 
 Nothing here knows a monitor, and the counts use none of zeromon's code: marks around the same calls,
-torch.profiler's trace, the Flight Recorder, psutil. A monitor runs :func:`command` with TRUTH set to an
+torch.profiler's trace, psutil. A monitor runs :func:`command` with TRUTH set to an
 empty folder, reads its own figures once :func:`is_counted` is true, and then calls :func:`release`.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -21,7 +20,7 @@ from scores import Case, Truth
 KINDS = ("late", "ddp", "fsdp2")
 RANKS, STEPS, WINDOW = 2, 80, 20
 MARKS, PROFILER, CALLS = "marks in the script", "torch.profiler", "torch.profiler, calls too"
-FLIGHT, PSUTIL = "Flight Recorder", "psutil"
+PSUTIL = "psutil"
 
 Span = tuple[float, float]
 Facts = Mapping[str, Any]
@@ -53,13 +52,10 @@ def counted(kind: str, folder: Path) -> Case:
 
 def _of_every_kind(ranks: Sequence[Facts]) -> dict[str, Truth]:
     times = [_differences(rank["ends"]) for rank in ranks]
-    arrivals = _arrivals(ranks)
     return {
         "steps": _one([len(rank["ends"]) for rank in ranks], "", MARKS),
         "step": _one([statistics.fmean(row[-WINDOW:]) for row in times], "s", MARKS),
         "chart step-time": Truth({n: row[-WINDOW:] for n, row in enumerate(times)}, "s", MARKS),
-        "late": _one([_late(arrivals, rank) for rank in range(RANKS)], "s", FLIGHT),
-        "waits": _one([_late(arrivals, 1 - rank) for rank in range(RANKS)], "s", FLIGHT),
         "memory": _one([rank["rss"] for rank in ranks], "bytes", PSUTIL),
         "headroom": _one([None] * RANKS, "bytes", "no device"),
     }
@@ -67,34 +63,6 @@ def _of_every_kind(ranks: Sequence[Facts]) -> dict[str, Truth]:
 
 def _differences(ends: Sequence[int]) -> list[float]:
     return [(end - start) / 1e9 for start, end in pairwise(ends)]
-
-
-# ---- the Flight Recorder --------------------------------------------------------------------------
-
-
-def _arrivals(ranks: Sequence[Facts]) -> dict[int, list[tuple[int, int]]]:
-    """Step -> of each of its collectives, when rank 0 and rank 1 issued it, nanoseconds."""
-    issued: list[dict[Any, int]] = []
-    for rank in ranks:
-        collectives = [e for e in rank["flight"] if e["collective_seq_id"]]
-        issued.append({
-            (json.dumps(e["process_group"]), e["collective_seq_id"], e["profiling_name"]):
-            e["time_created_ns"] for e in collectives
-        })  # fmt: skip
-    found = defaultdict(list)
-    for key in issued[0].keys() & issued[1].keys():
-        both = issued[0][key], issued[1][key]
-        found[bisect_left(ranks[0]["walls"], both[0])].append(both)
-    return found
-
-
-def _late(arrivals: Mapping[int, Sequence[tuple[int, int]]], rank: int) -> float:
-    """Seconds a step that the other rank waits for *rank*, mean of the last steps."""
-    late = (
-        _covered((pair[1 - rank], pair[rank]) for pair in arrivals.get(step, ()))
-        for step in range(STEPS - WINDOW, STEPS)
-    )
-    return statistics.fmean(late) / 1e9
 
 
 # ---- marks ----------------------------------------------------------------------------------------
@@ -112,14 +80,27 @@ def _by_marks(ranks: Sequence[Facts]) -> dict[str, Truth]:
         ratios.append(sum(of_step) / spent)
         overlaps.append(1 - sum(of_step) / busy)
         series[number] = of_step
+    waits = [_waiting(ranks, rank) for rank in range(RANKS)]
     at_risk = [None if rank["used"] > 0.9 else 0.0 for rank in ranks]
     return {
         "exposed": _one(ratios, "ratio", MARKS),
         "exposed_seconds": _one(exposed, "s", MARKS),
         "overlap": _one(overlaps, "ratio", MARKS),
+        "late": _one(list(reversed(waits)), "s", MARKS),
+        "waits": _one(waits, "s", MARKS),
         "chart exposed": Truth(series, "s", MARKS),
         **({"risk": _one(at_risk, "ratio", PSUTIL)} if None not in at_risk else {}),
     }
+
+
+def _waiting(ranks: Sequence[Facts], rank: int) -> float:
+    """Seconds a step that *rank* waits until the other one issues: before, it computed."""
+    both = zip(ranks[rank]["waits"][-WINDOW:], ranks[1 - rank]["waits"][-WINDOW:], strict=True)
+    spans = (
+        [(reached, at) for (_, reached, _), (at, _, _) in zip(mine, theirs, strict=True)]
+        for mine, theirs in both
+    )
+    return sum(_covered(step) for step in spans) / WINDOW / 1e9
 
 
 # ---- torch.profiler -------------------------------------------------------------------------------

@@ -106,7 +106,6 @@ class Simulation:
         for _ in range(A_PHASE):
             self._compute(200, 2500)
             issued = list(self._now)
-            self.arrivals[-1].append(issued)
             if before:
                 self._compute(0, 1500) if self._random.random() < 0.7 else None
                 self._wait(steps, phase, *before)
@@ -115,6 +114,7 @@ class Simulation:
         self._wait(steps, phase, *before)
 
     def _wait(self, steps: list[Step], phase: Phase, issued: list[int], end: int) -> None:
+        self.arrivals[-1].append((issued, list(self._now)))
         for rank, step in enumerate(steps):
             reached = self._now[rank]
             step.collectives.append(Collective(issued[rank], reached, end, phase))
@@ -174,22 +174,25 @@ class Simulation:
                 sums.setdefault(part, [0.0] * RANKS)[rank] = spent / len(steps)
         return sums
 
-    def _a_step(self, spans: Callable[[int, list[int]], Span | None], rank: int) -> float:
+    def _a_step(
+        self, spans: Callable[[int, list[int], list[int]], Span | None], rank: int
+    ) -> float:
         """Nanoseconds a step, over the last steps: what the spans of its collectives cover."""
         return statistics.fmean(
-            covered(span for issued in step if (span := spans(rank, issued)))
+            covered(span for times in step if (span := spans(rank, *times)) and span[0] < span[1])
             for step in self.arrivals[-WINDOW:]
         )
 
     @staticmethod
-    def _late(rank: int, issued: list[int]) -> Span | None:
-        """From the second to last arrival to that of *rank*, where it is the last."""
+    def _late(rank: int, issued: list[int], reached: list[int]) -> Span | None:
+        """Where *rank* is the last: since all others arrived, and the first of them began to wait."""
         order = sorted(issued)
-        return (order[-2], order[-1]) if issued[rank] == order[-1] else None
+        others = [at for other, at in enumerate(reached) if other != rank]
+        return (max(order[-2], min(others)), order[-1]) if issued[rank] == order[-1] else None
 
     @staticmethod
-    def _waiting(rank: int, issued: list[int]) -> Span | None:
-        return issued[rank], max(issued)
+    def _waiting(rank: int, issued: list[int], reached: list[int]) -> Span | None:
+        return reached[rank], max(issued)
 
     @staticmethod
     def allocated(rank: int, step: int) -> int:
