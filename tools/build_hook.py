@@ -33,7 +33,7 @@ class Hook(BuildHookInterface[Any]):
         """Makes the files in a folder of their own, and adds them to the wheel's data."""
         if version == "editable":
             return
-        os.environ["COLUMNS"] = "74"  # with the indent of a manual page within 80
+        os.environ |= {"COLUMNS": "74", "NO_COLOR": "1"}  # with the indent of a page within 80
         sys.path[:0] = [self.root, str(Path(self.root, "agents"))]
         from zeromon.cli import build_parser, completion
 
