@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zeromon.diagnosis.hangs import hangs_of
+from zeromon.readout.hang import NOT_CALLED
 from zeromon.ring.torch_names import operation_named
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
 from zeromon.traces.flight import Dump, Entry
@@ -30,7 +31,7 @@ class RankCall:
 
     rank: int
     state: str
-    """``waiting``, ``done``, ``has not called it``, or ``no dump``."""
+    """One of :data:`WAITING`, :data:`DONE`, :data:`MISSING`, :data:`UNSEEN`."""
     torch_state: str
     """As the recorder has it: scheduled, started, completed."""
     sequence: int | None
@@ -67,7 +68,7 @@ class FlightFinding:
         return tuple(one.rank for one in self.ranks if one.state == MISSING)
 
 
-WAITING, DONE, MISSING, UNSEEN = "waiting", "done", "has not called it", "no dump"
+WAITING, DONE, MISSING, UNSEEN = "waiting", "done", NOT_CALLED, "no dump"
 
 _Calls = dict[int, dict[int, Entry]]
 """Rank -> sequence number -> its call, of one group."""

@@ -8,6 +8,7 @@ from zeromon.readout.text import doing, group_text
 from zeromon.snapshot import Hang, HangKind, Ras, RunSnapshot
 from zeromon.units import human_count
 
+NOT_CALLED = "has not called it"
 _MOST_MISSING = 4
 _MOST_RANKS = 8
 
@@ -65,7 +66,7 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
     else:
         parts.append(f"{_ranks(hang.waiting, run.node_of)} waiting")
     parts += [
-        f"{_ranks((rank,), run.node_of).removesuffix(' is')} has not called it, it is "
+        f"{_ranks((rank,), run.node_of).removesuffix(' is')} {NOT_CALLED}, it is "
         f"{activity.get(rank, 'unknown')}"
         for rank in hang.missing[:_MOST_MISSING]
     ]
