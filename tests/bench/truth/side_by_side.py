@@ -18,13 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from records import keep
 
 from tools import TOOLS, Answers, Run, Shown, Tool
 from zeromon.units import human_bytes, human_seconds
@@ -114,11 +117,12 @@ def told(tool: Tool | None, case: str, steps: int) -> Told:
 
 def _followed(tool: Tool | None, run: Run, process: subprocess.Popen[bytes], began: float) -> Told:
     answers: dict[str, Any] = {}
-    most, struck = 0, run.folder / "struck"
+    most, looked, struck = 0, 0.0, run.folder / "struck"
     counts = [run.folder / f"{rank}.json" for rank in range(2)]
     limit = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < limit:
-        most = max(most, _memory(process.pid))
+        if time.monotonic() > looked + 1:
+            most, looked = max(most, _memory(run)), time.monotonic()
         if run.case == "hang" and struck.exists():
             answers = _until_named(tool, run, float(struck.read_text()))
             break
@@ -152,12 +156,12 @@ def _until_named(tool: Tool | None, run: Run, struck: float) -> dict[str, Any]:
     return {}
 
 
-def _memory(group: int) -> int:
-    """Bytes of all processes of a session, by their proportional set size."""
-    total = 0
+def _memory(run: Run) -> int:
+    """Bytes of all processes of a run, the tool's own too, by their proportional set size."""
+    total, mark = 0, f"TRUTH={run.folder}\0"
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == group:
+            if mark in (folder / "environ").read_text():
                 for line in (folder / "smaps_rollup").read_text().splitlines():
                     if line.startswith("Pss:"):
                         total += int(line.split()[1]) << 10
@@ -174,7 +178,7 @@ def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
         return {"grows by": KEPT_BYTES, "grows in": "keep"}
     if case in ("input", "slow"):
         within = "data" if case == "input" else "forward"
-        return {"late rank": FAULTY, "late in": within, "late by": _apart(facts, within)}
+        return {"late rank": FAULTY, "late in": within, "late by": _apart(facts)}
     marks = facts[0]["marks"]
     if case == "exchange":
         last = [mark["exchange"] for mark in marks[-WINDOW:]]
@@ -183,7 +187,7 @@ def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
             "exposed": (statistics.fmean(last), of_all),
             "bytes": facts[0]["parameters"], "calls": facts[0]["calls"],
         }  # fmt: skip
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"late rank": "nobody"}
     for name in ("data", "forward", "backward", "optimizer"):
         times = [mark[name] for mark in marks]
         found[name] = statistics.fmean(times[-WINDOW:]), statistics.fmean(times)
@@ -200,13 +204,14 @@ def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
     }
 
 
-def _apart(facts: Sequence[Mapping[str, Any]], within: str) -> tuple[float, float]:
-    """By how much the faulty rank's part of a step is longer than the other's: last steps, and all."""
-    longer = [
-        faulty[within] - other[within]
-        for faulty, other in zip(facts[FAULTY]["marks"], facts[1 - FAULTY]["marks"], strict=True)
+def _apart(facts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """How much later the faulty rank comes to its backward, a step: in the last steps, and in all."""
+    before = [
+        [mark["data"] + mark["forward"] + mark["optimizer"] for mark in rank["marks"]]
+        for rank in facts
     ]
-    return statistics.fmean(longer[-WINDOW:]), statistics.fmean(longer)
+    later = [theirs - ours for theirs, ours in zip(before[FAULTY], before[1 - FAULTY], strict=True)]
+    return statistics.fmean(later[-WINDOW:]), statistics.fmean(later)
 
 
 # ---- scores ---------------------------------------------------------------------------------------
@@ -214,6 +219,8 @@ def _apart(facts: Sequence[Mapping[str, Any]], within: str) -> tuple[float, floa
 
 def error(answer: Any, truth: Any) -> float | None:
     """The relative error of a number; of a pair of truths (last steps, all steps) the smaller one."""
+    if isinstance(answer, Shown):
+        return error(answer.value, truth)
     if isinstance(truth, tuple):
         return min((error(answer, one) for one in truth), key=abs)
     return answer / truth - 1 if truth else None
@@ -252,25 +259,36 @@ def answered(cases: Sequence[str]) -> dict[str, Any]:
             rows.append([name, *cells])
         print(table(["", *each], rows), flush=True)
         found[case] = {name: [t.answers, t.truth] for name, t in each.items()}
+        for name, t in each.items():
+            for question, unit in QUESTIONS[case].items():
+                answer, truth = t.answers.get(question), t.truth.get(question)
+                off = (
+                    error(answer, truth) if unit in ("s", "bytes") and answer is not None else None
+                )
+                keep(f"{name}: {case}, {question}", off, "ratio", "zero")
     return found
 
 
 def costs(pairs: int) -> dict[str, Any]:
     """Whole runs with each tool and without, in turns; prints means with 95 % intervals."""
-    names = ["", *[tool.name for tool in TOOLS]]
-    runs: dict[str, list[Told]] = {name: [] for name in names}
+    watching = [
+        tool for tool in TOOLS if tool.name != "comms_logger"
+    ]  # it wraps its own calls alone
+    runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
-        order = [None, *TOOLS]
+        order = [None, *watching]
         for tool in order if turn % 2 else reversed(order):
             runs[tool.name if tool else ""].append(told(tool, "plain", CASES["plain"]))
         print(f"turn {turn + 1} of {pairs}", file=sys.stderr, flush=True)
     rows, found = [], {}
-    for tool in TOOLS:
+    for tool in watching:
         both = list(zip(runs[tool.name], runs[""], strict=True))
         step = _mean([with_it.step / without.step - 1 for with_it, without in both])
         start = _mean([with_it.started - without.started for with_it, without in both])
         rss = statistics.fmean(with_it.rss - without.rss for with_it, without in both)
         found[tool.name] = {"step": step, "start": start, "rss": rss, "lines": tool.lines}
+        keep(f"{tool.name}: a step", step[0], "ratio", noise=step[1])
+        keep(f"{tool.name}: start", start[0], "s", noise=start[1])
         rows.append([
             tool.name, f"{step[0]:+.1%} ± {step[1]:.1%}", f"{start[0]:+.2f} ± {start[1]:.2f} s",
             human_bytes(rss), str(tool.lines),

@@ -114,12 +114,12 @@ def _zeromon(run: Run) -> Answers:
     said = _report(run)
     if not said:
         return {}
-    first, answers = said["ranks"][0], {}
+    first, answers = said["ranks"][0], {"late rank": "nobody"}
     last = [s for s in first["recent"][-20:] if not s["idle"]]
     if first["step_mean_seconds"] and last:
         spent = [sum(s["phase_ns"][n] for s in last) / len(last) / 1e9 for n in range(5)]
         roles = {row["role"]: row["host_bytes"] for row in first["roles"]}
-        answers = {
+        answers |= {
             "step": first["step_mean_seconds"], "forward": spent[1], "backward": spent[2],
             "optimizer": spent[3], "data": spent[4], "exposed": first["exposed_seconds"],
             "bytes": last[-1]["collective_bytes"], "calls": last[-1]["collectives"],
@@ -169,8 +169,11 @@ def _traceml(run: Run) -> Answers:
         "step": "step_time_ms", "data": "input_wait_ms", "forward": "forward_ms",
         "backward": "backward_ms", "optimizer": "optimizer_ms",
     }  # fmt: skip
-    answers = {name: row[key] / 1e3 for name, key in names.items() if row.get(key) is not None}
+    answers: dict[str, Any] = {
+        name: row[key] / 1e3 for name, key in names.items() if row.get(key) is not None
+    }
     diagnosis = said["diagnosis"]
+    answers["late rank"] = "nobody"
     if "STRAGGLER" in diagnosis["kind"]:
         evidence = diagnosis["evidence"]
         answers |= {
