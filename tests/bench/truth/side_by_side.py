@@ -40,7 +40,7 @@ CASES = {
     "exchange": 120,
     "input": 120,
     "slow": 120,
-    "leak": 100,
+    "leak": 200,
     "hang": 60,
     "death": 60,
 }
@@ -56,11 +56,11 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "exchange": {"exposed": "s", "bytes": "bytes", "calls": ""},
     "input": {"late rank": "", "late in": "", "late by": "s"},
     "slow": {"late rank": "", "late in": "", "late by": "s"},
-    "leak": {"grows by": "bytes", "grows in": ""},
+    "leak": {"grow by": "bytes", "grow in": ""},
     "hang": {"stuck rank": "", "stuck in": "", "named after": "s"},
     "death": {"dead rank": "", "died at": ""},
 }  # fmt: skip
-"""Case -> what is asked, and its unit. Times and bytes are those of a step of rank 0."""
+"""Case -> what is asked, and its unit. Times and bytes are those of a step, of rank 0; growth of both."""
 
 
 class Told(NamedTuple):
@@ -175,7 +175,7 @@ def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
     if case == "death":
         return {"dead rank": FAULTY, "died at": AT_STEP}
     if case == "leak":
-        return {"grows by": KEPT_BYTES, "grows in": "keep"}
+        return {"grow by": 2 * KEPT_BYTES, "grow in": "keep"}
     if case in ("input", "slow"):
         within = "data" if case == "input" else "forward"
         return {"late rank": FAULTY, "late in": within, "late by": _apart(facts)}

@@ -133,7 +133,7 @@ def _zeromon(run: Run) -> Answers:
             "late by": late["late_seconds"],
         }
     for risk in first["risks"]:
-        answers["grows by"] = risk["growth_bytes_per_step"]
+        answers["grow by"] = risk["growth_bytes_per_step"]  # the host's, of all ranks
     for hang in said["hangs"]:
         stuck = (hang["missing"] or [None])[0]
         lines = [rank["stack"] for rank in said["ranks"] if rank["rank"] == stuck and rank["stack"]]
@@ -235,15 +235,14 @@ def _memray_launch(run: Run) -> list[str]:
 
 
 def _memray(run: Run) -> Answers:
-    """What was allocated and not freed, by its stack; asked of the process that grows."""
-    path = run.folder / "0.bin"
-    if run.case != "leak" or not path.exists():
+    """What was allocated and not freed, by its stack."""
+    paths = [run.folder / f"{rank}.bin" for rank in range(2)]
+    if run.case != "leak" or not all(path.exists() for path in paths):
         return {}
-    nbytes, *where = run.read("python", "-c", _LARGEST_LEAK, str(path)).split()
-    return {
-        "grows by": int(nbytes) / int(run.arguments[1]),
-        "grows in": where[0] if where else None,
-    }
+    found = [run.read("python", "-c", _LARGEST_LEAK, str(path)).split() for path in paths]
+    nbytes = sum(int(size) for size, *_ in found)
+    where = {name for _, *names in found for name in names}
+    return {"grow by": nbytes / int(run.arguments[1]), "grow in": ", ".join(sorted(where)) or None}
 
 
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
