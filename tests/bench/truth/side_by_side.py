@@ -60,7 +60,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "hang": {"stuck rank": "", "stuck in": "", "named after": "s"},
     "death": {"dead rank": "", "died at": ""},
 }  # fmt: skip
-"""Case -> what is asked, and its unit. Times and bytes are those of a step, of rank 0; growth of both."""
+"""Case -> what is asked, and its unit. Times and bytes are of a step of rank 0; growth is of both."""
 
 
 class Told(NamedTuple):
