@@ -93,6 +93,21 @@ def test_a_rank_that_has_not_come_is_named(
     assert "last all_reduce #4 [4,4] Float" in rows[1][1]
 
 
+def test_many_scattered_ranks_fit_a_terminal_and_are_named_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = [[4096, 11008]] * 9
+    waiting = [*DONE, entry(5, "_all_gather_base", state="started", input_sizes=shapes)]
+    dumped(tmp_path / "d", {n: waiting if n % 5 else DONE for n in range(64)}, size=64)
+    assert main(["trace", "flight", str(tmp_path / "d")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    ahead, below = lines[:5], lines[5:]
+    assert max(map(len, ahead)) <= 80
+    assert ahead[3].split(None, 2)[:2] == ["13", "ranks"]
+    assert "train.py:44 train" in ahead[3]
+    assert below[0] == "  13 ranks: 0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60"
+
+
 def test_a_rank_without_a_dump_is_told_apart_from_one_that_has_not_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,10 @@ def test_two_snapshots_show_what_grew(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [(r["role"], r["count"], r["after_bytes"] - r["before_bytes"]) for r in rows] == [
         ("optimizer state", 2, 8 * MIB - 9), ("parameters", 2, 4 * MIB - 9),
     ]  # fmt: skip
+    assert main(["trace", "memory", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    told = capsys.readouterr().out
+    assert max(len(line) for line in told.splitlines() if str(tmp_path) not in line) <= 80
+    assert "train.py:120 main   optimizer     +2  24.0 MiB  +8.0 MiB" in told
     assert main(["trace", "memory", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
     assert "every stack holds as much in both" in capsys.readouterr().out
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from zeromon.diagnosis.flight import FlightFinding, RankCall
-from zeromon.report.table import table
+from zeromon.report.table import fitted
 from zeromon.traces.stacks import NO_STACK, origin
 from zeromon.units import human_seconds
 
 _MOST_ROWS = 12
-_MOST_SIZES = 3
+_LONGEST_RANKS = 10
 
 
 def as_text(found: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
@@ -38,24 +39,30 @@ def _block(one: FlightFinding) -> str:
     rows: dict[tuple[str, ...], list[int]] = {}
     for call in one.ranks:
         rows.setdefault(_cells(call, one), []).append(call.rank)
-    cells = [(_spans(members), *row) for row, members in rows.items()]
-    if len(cells) > _MOST_ROWS:
+    cells, below = [], []
+    for row, members in list(rows.items())[:_MOST_ROWS]:
+        label = spans = _spans(members)
+        if len(spans) > _LONGEST_RANKS:
+            label = f"{len(members):,} ranks"
+            below.append(f"\n  {label}: {textwrap.shorten(spans, 300, placeholder=' ...')}")
+        cells.append((label, *row))
+    if len(rows) > _MOST_ROWS:
         rest = sum(len(members) for members in list(rows.values())[_MOST_ROWS:])
-        cells = [*cells[:_MOST_ROWS], (f"and {rest:,} more", "", "", "", "")]
-    return f"{head}\n{table(('ranks', 'state', 'call', 'issued', 'where'), cells)}"
+        cells.append((f"and {rest:,} more", "", "", ""))
+    text = fitted(("ranks", "state", "call", "where"), cells, 2, 3)
+    return f"{head}\n{text}{''.join(below)}"
 
 
 def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
     state = f"{call.state} ({call.torch_state})" if call.sequence == one.sequence else call.state
     if call.sequence is None:
-        return state, "-", "-", NO_STACK
+        return state, "-", NO_STACK
     sizes = call.sizes[0] or call.sizes[1]
-    shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
-    more = " ..." if len(sizes) > _MOST_SIZES else ""
+    shapes = "".join(str(list(size)).replace(" ", "") for size in sizes[:1])
+    more = " ..." if len(sizes) > 1 else ""
     text = f"{call.op} #{abs(call.sequence)} {shapes}{more} {' '.join(sorted(set(call.types)))}"
     last = "last " if call.sequence != one.sequence else ""
-    issued = datetime.fromtimestamp(call.created_ns / 1e9, timezone.utc)
-    return state, f"{last}{text}".strip(), f"{issued:%H:%M:%S}", origin(call.stack, alone=True)
+    return state, f"{last}{text}".strip(), origin(call.stack, alone=True)
 
 
 def _spans(ranks: Sequence[int]) -> str:
@@ -66,5 +73,4 @@ def _spans(ranks: Sequence[int]) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
-    return ", ".join(texts)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zeromon.report.table import table
-from zeromon.traces.allocations import DeviceMemory, Grown, Holding, roles_of
+from zeromon.report.table import fitted, table
+from zeromon.traces.allocation_roles import COMMUNICATION, OPTIMIZER_STATE
+from zeromon.traces.allocations import DeviceMemory, Grown, Holding, Peak, roles_of
 from zeromon.traces.stacks import origin
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _MOST_ROWS = 10
+_SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
 
 
 def as_text(name: str, devices: Sequence[DeviceMemory]) -> str:
@@ -27,16 +29,15 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     cells = [
         (
             origin(row.stack),
-            row.role,
+            _SHORT.get(row.role, row.role),
             f"{row.count:+,}",
-            human_bytes(row.before_bytes),
             human_bytes(row.after_bytes),
             _signed(row.after_bytes - row.before_bytes),
         )
         for row in (*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:])
     ]
-    header = ("where", "role", "count", "A", "B", "difference")
-    return "\n".join([*heads, "", f"{_signed(total)} in all", table(header, cells)]) + "\n"
+    grown = fitted(("where", "role", "count", "B", "B - A"), cells, 0)
+    return "\n".join([*heads, "", f"{_signed(total)} in all", grown]) + "\n"
 
 
 def _signed(nbytes: int) -> str:
@@ -45,7 +46,6 @@ def _signed(nbytes: int) -> str:
 
 def _device(name: str, device: DeviceMemory) -> list[str]:
     reserved = device.reserved_bytes
-    inactive = sum(row.inactive_bytes for row in device.segments)
     head = (
         f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
         f"{human_bytes(reserved)} reserved"
@@ -54,7 +54,9 @@ def _device(name: str, device: DeviceMemory) -> list[str]:
         (
             row.kind or "-",
             human_count(row.count),
-            *map(human_bytes, (row.reserved_bytes, row.allocated_bytes, row.pending_bytes)),
+            human_bytes(row.reserved_bytes),
+            human_bytes(row.allocated_bytes),
+            human_bytes(row.pending_bytes),
             human_bytes(row.inactive_bytes),
         )
         for row in device.segments
@@ -62,28 +64,27 @@ def _device(name: str, device: DeviceMemory) -> list[str]:
     header = ("segments", "count", "reserved", "allocated", "awaits free", "inactive")
     share = human_ratio(device.stranded_bytes / reserved if reserved else None)
     fragments = (
-        f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) are inactive in "
-        f"segments in use, {human_bytes(inactive - device.stranded_bytes)} in free ones; the largest "
-        f"free block has {human_bytes(device.largest_inactive_bytes)}"
+        f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) inactive in "
+        f"segments in use\n  largest free block: {human_bytes(device.largest_inactive_bytes)}"
     )
     blocks = [f"{head}\n{table(header, rows)}\n{fragments}", _roles(device)]
     if device.peak is None:
-        why = "the file has no history of allocations: torch.cuda.memory._record_memory_history()"
-        blocks.append(f"The peak is n/a: {why}\n{_holdings(device.held)}")
+        blocks.append(
+            "The peak is n/a: the file has no history of allocations\n"
+            f"  torch.cuda.memory._record_memory_history() records it\n{_holdings(device.held)}"
+        )
     else:
-        blocks.append(f"{_peak(device)}\n{_holdings(device.peak.held)}")
+        blocks.append(f"{_peak(device.peak)}\n{_holdings(device.peak.held)}")
     if device.ooms:
         blocks.append(_ooms(device))
     return blocks
 
 
-def _peak(device: DeviceMemory) -> str:
-    peak = device.peak
-    assert peak is not None
+def _peak(peak: Peak) -> str:
     when = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
     text = (
-        f"The peak: {human_bytes(peak.nbytes)} allocated, {human_bytes(peak.reserved_bytes)} reserved, "
-        f"at event {peak.event + 1:,} of {peak.events:,}{when}"
+        f"The peak: {human_bytes(peak.nbytes)} allocated of {human_bytes(peak.reserved_bytes)} "
+        f"reserved\n  at event {peak.event + 1:,} of {peak.events:,}{when}"
     )
     if peak.untold_bytes:
         text += (
@@ -104,10 +105,15 @@ def _roles(device: DeviceMemory) -> str:
 
 def _holdings(held: Sequence[Holding]) -> str:
     rows = [
-        (origin(one.stack), one.role, human_count(one.count), human_bytes(one.nbytes))
+        (
+            origin(one.stack),
+            _SHORT.get(one.role, one.role),
+            human_count(one.count),
+            human_bytes(one.nbytes),
+        )
         for one in held[:_MOST_ROWS]
     ]
-    text = table(("where", "role", "count", "bytes"), rows)
+    text = fitted(("where", "role", "count", "bytes"), rows, 0)
     if len(held) > _MOST_ROWS:
         rest = held[_MOST_ROWS:]
         text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"
@@ -125,5 +131,5 @@ def _ooms(device: DeviceMemory) -> str:
         )
         for oom in device.ooms
     ]
-    header = ("where", "after", "asked for", "allocated", "free on the device")
-    return f"Allocations that failed\n{table(header, rows)}"
+    header = ("where", "after", "asked for", "allocated", "free")
+    return f"Allocations that failed, and what the device had free\n{fitted(header, rows, 0)}"

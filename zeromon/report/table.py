@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zeromon.units import printable
 
+_WIDTH, _LEAST = 80, 16
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 
 
@@ -31,3 +32,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:
+    """A table of 80 columns: cells of the columns *cuts* lose their middle, the first of them first."""
+    cells = [list(map(printable, row)) for row in rows]
+    for column in cuts:
+        widths = [max(map(len, one)) + 2 for one in zip(header, *cells, strict=True)]
+        most = max(_LEAST, widths[column] - 2 - max(0, sum(widths) - _WIDTH))
+        for row in cells:
+            row[column] = _shortened(row[column], most)
+    return table(header, cells)
+
+
+def _shortened(text: str, most: int) -> str:
+    ahead = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:ahead]}...{text[ahead + 3 - most :]}"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from zeromon.report.table import table
+from zeromon.report.table import fitted, table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.critical import CriticalPath
@@ -270,7 +270,7 @@ def _critical_path(rank: int, path: CriticalPath) -> str:
     kinds = ", ".join(f"{share(seconds)} {kind}" for kind, seconds in path.kinds.items())
     rows = [
         (
-            part.name if len(part.name) <= 32 else f"{part.name[:29]}...",
+            part.name,
             part.kind,
             human_count(part.count),
             human_seconds(part.seconds),
@@ -281,7 +281,7 @@ def _critical_path(rank: int, path: CriticalPath) -> str:
     lines = [
         f"Critical path of step {path.step} of rank {rank}, {human_seconds(path.seconds)}",
         f"  {kinds}",
-        table(("name", "what", "parts", "time", "share"), rows),
+        fitted(("name", "what", "parts", "time", "share"), rows, 0),
     ]
     if path.inferred:
         lines.append(
@@ -336,7 +336,7 @@ def _difference(row: Row) -> tuple[str, str]:
 def _changes(rows: Sequence[Row]) -> str:
     cells = [
         (
-            row.name if len(row.name) <= 60 else f"{row.name[:57]}...",
+            row.name,
             row.what.value,
             str(row.change.value) if row.change is not None else "",
             *(
@@ -352,7 +352,7 @@ def _changes(rows: Sequence[Row]) -> str:
     more = len(rows) - 2 * _MOST_ROWS
     header = ("what differs, a step", "kind", "how", "A", "B", "difference", "99 %")
     left_out = f"\n  and {human_count(more)} more: --json has all" if more > 0 else ""
-    return table(header, cells) + left_out
+    return fitted(header, cells, 0) + left_out
 
 
 def _ops(rank: RankTrace) -> str:
@@ -387,7 +387,7 @@ def _units(rank: RankTrace) -> str:
 def _families(rank: RankTrace, all_of_them: bool) -> str:
     rows = [
         (
-            one.name if len(one.name) <= 46 else f"{one.name[:43]}...",
+            one.name,
             human_count(one.count),
             human_seconds(one.seconds),
             human_ratio(one.seconds / rank.span_seconds if rank.span_seconds else None),
@@ -395,4 +395,4 @@ def _families(rank: RankTrace, all_of_them: bool) -> str:
         for one in rank.families[: None if all_of_them else _FIRST_ROWS]
     ]
     header = ("family", "calls", "time", "of span")
-    return f"Kernels of rank {rank.rank} by family\n{table(header, rows)}"
+    return f"Kernels of rank {rank.rank} by family\n{fitted(header, rows, 0)}"
