@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zeromon.cli.output import refuse_format
-from zeromon.cli.report import html_report, recent, snapshot_of, write_text
+from zeromon.cli.output import dashboard, refuse_format
+from zeromon.cli.report import recent, snapshot_of, write_text
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
@@ -84,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
         found = compare([[find(name) for name in names.split(",")] for names in options.runs])
     verdict = judge(found, limits) if limits else Verdict((), ())
     if options.output:
-        pages = html_report()
+        pages = dashboard("html_report")
         write_text(options.output, pages.compare_page(found, as_text(found, _PAGE_COLUMNS)))
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:

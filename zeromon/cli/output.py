@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from zeromon.errors import ExportError
+from zeromon.probes.installation import install_hint
 from zeromon.ring.atomic import replace_file
 from zeromon.units import printable
 
@@ -25,6 +28,14 @@ def refuse_format(path: str | None, *suffixes: str) -> None:
         raise ExportError(
             f"{printable(str(path))}: {suffix} is not a format of -o", f"It writes {formats}."
         )
+
+
+def dashboard(module: str) -> Any:
+    """A module of zeromon_dashboard; raises :class:`ExportError` where plotly is missing."""
+    try:
+        return importlib.import_module(f"zeromon_dashboard.{module}")
+    except ImportError as error:
+        raise ExportError("-o needs plotly", install_hint("dashboard")) from error
 
 
 def write(text: str, output: str | None) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from zeromon.errors import PlanError
+from zeromon.cli.output import dashboard, write
 from zeromon.memory import plan
 from zeromon.memory.cluster import copies, fewest_devices, throughputs, unique_bytes
 from zeromon.memory.ladder import ladder
@@ -15,7 +13,6 @@ from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
-from zeromon.probes.installation import install_hint
 from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import table
 from zeromon.snapshot import Rung
@@ -243,11 +240,5 @@ def _seconds(row: plan.Row) -> dict[str, Any]:
 
 def write_html(found: dict[str, Any], path: str, figure: str = "plan") -> None:
     """The HTML page with the data of ``--json``; *figure*: the function that draws it."""
-    try:
-        figures = importlib.import_module("zeromon_dashboard.figures")
-    except ImportError as error:
-        raise PlanError("-o needs plotly", hint=install_hint("dashboard")) from error
-    try:
-        Path(path).write_text(figures.page(getattr(figures, figure)(found)))
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror}") from error
+    figures = dashboard("figures")
+    write(figures.page(getattr(figures, figure)(found)), path)

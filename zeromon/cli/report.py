@@ -9,7 +9,6 @@ network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when ther
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import shutil
 import subprocess
@@ -18,14 +17,13 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeromon.cli import least, servers
-from zeromon.cli.output import refuse_format
+from zeromon.cli.output import dashboard, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
-from zeromon.probes.installation import install_hint
 from zeromon.report.render import render
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
@@ -85,17 +83,9 @@ def write_page(
 
     Raises :class:`SourceError` when it cannot be made.
     """
-    pages = html_report()
+    pages = dashboard("html_report")
     known = series(run) if steps is None else steps
     write_text(path, pages.run_page(run, known, report_text(run), still=still))
-
-
-def html_report() -> Any:
-    """The module that makes pages; raises :class:`SourceError` where plotly is missing."""
-    try:
-        return importlib.import_module("zeromon_dashboard.html_report")
-    except ImportError as error:
-        raise SourceError("-o needs plotly", install_hint("dashboard")) from error
 
 
 def write_text(path: str, content: str) -> None:

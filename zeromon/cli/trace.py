@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import re
 import sys
 import time
@@ -31,12 +30,11 @@ from typing import Any
 import msgspec
 
 from zeromon.cli import positive
-from zeromon.cli.output import add_page_argument, refuse_format
+from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
-from zeromon.probes.installation import install_hint
 from zeromon.readout.text import capture_text
 from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
@@ -82,10 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon trace capture [RUN] ...`` and ``zeromon trace analyze FILE...``"""
     verbs = parser.add_subparsers(metavar="ACTION", required=True)
     sub = verbs.add_parser(
-        "capture",
-        help="record the next steps of a live run",
-        description=CAPTURE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "capture", help="record the next steps of a live run", description=CAPTURE
     )
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
     sub.add_argument(
@@ -100,12 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
     sub.set_defaults(call=capture)
-    sub = verbs.add_parser(
-        "analyze",
-        help="analyse the time of the devices",
-        description=ANALYZE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
     sub.add_argument(
         "files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder"
     )
@@ -122,12 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_diff(verbs: Any) -> None:
-    sub = verbs.add_parser(
-        "diff",
-        help="what differs between two runs",
-        description=DIFF,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = verbs.add_parser("diff", help="what differs between two runs", description=DIFF)
     sub.add_argument("before", metavar="A", help="trace file, or folder of a capture")
     sub.add_argument("after", metavar="B", help="the same of another run")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -291,11 +276,5 @@ def _with_waits(orders: list[Durations], ranks: list[RankTrace]) -> list[RankTra
 
 def write_html(rows: list[tuple[str, dict[str, Lane]]], path: str) -> None:
     """A lane a rank and kind."""
-    try:
-        figures: Any = importlib.import_module("zeromon_dashboard.figures")
-    except ImportError as error:
-        raise TraceError("-o needs plotly", install_hint("dashboard")) from error
-    try:
-        Path(path).write_text(figures.page(figures.timeline(rows)))
-    except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror}", "") from error
+    figures = dashboard("figures")
+    write(figures.page(figures.timeline(rows)), path)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from zeromon.cli.output import add_page_argument, refuse_format, write
+from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import TraceError
 from zeromon.export.files import Progress
-from zeromon.probes.installation import install_hint
 from zeromon.report.flight import as_text as flight_text
 from zeromon.report.memory_snapshot import as_growth, as_text
 from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
@@ -43,10 +41,7 @@ is no dump.
 def add_actions(verbs: Any) -> None:
     """The actions of ``zeromon trace`` that read files of torch."""
     sub = verbs.add_parser(
-        "memory",
-        help="who holds the memory, in snapshots of torch's allocator",
-        description=MEMORY,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "memory", help="who holds the memory, in snapshots of torch's allocator", description=MEMORY
     )
     sub.add_argument("file", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     sub.add_argument("later", nargs="?", metavar="FILE", help="what grew until this one")
@@ -54,10 +49,7 @@ def add_actions(verbs: Any) -> None:
     add_page_argument(sub, "write a flame graph as HTML (needs plotly)")
     sub.set_defaults(call=memory)
     sub = verbs.add_parser(
-        "flight",
-        help="what hangs, in dumps of torch's Flight Recorder",
-        description=FLIGHT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "flight", help="what hangs, in dumps of torch's Flight Recorder", description=FLIGHT
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="dump of a rank, or folder of dumps")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -81,7 +73,8 @@ def memory(options: argparse.Namespace) -> int:
     for rows in grown.values():
         text += "\n" + as_growth(names, rows)
     if options.html:
-        _write_page(names[-1], read[-1], text, options.html)
+        page = dashboard("html_report").memory_page(Path(names[-1]).name, read[-1], text)
+        write(page, options.html)
     if options.json:
         content = {
             "files": [
@@ -116,14 +109,6 @@ def _as_json(device: DeviceMemory) -> dict[str, Any]:
         "allocated_bytes": device.allocated_bytes,
         "roles": roles,
     }
-
-
-def _write_page(name: str, devices: tuple[DeviceMemory, ...], text: str, path: str) -> None:
-    try:
-        pages: Any = importlib.import_module("zeromon_dashboard.html_report")
-    except ImportError as error:
-        raise TraceError("-o needs plotly", install_hint("dashboard")) from error
-    write(pages.memory_page(Path(name).name, devices, text), path)
 
 
 # ---- flight recorder -------------------------------------------------------------------------------

@@ -32,15 +32,15 @@ class RankCall:
     rank: int
     state: str
     """One of :data:`WAITING`, :data:`DONE`, :data:`MISSING`, :data:`UNSEEN`."""
-    torch_state: str
+    torch_state: str = ""
     """As the recorder has it: scheduled, started, completed."""
-    sequence: int | None
+    sequence: int | None = None
     """Of *op*: that of the finding, or of the last call before it; None where neither is known."""
-    op: str
-    sizes: tuple[tuple[tuple[int, ...], ...], ...]
-    types: tuple[str, ...]
-    created_ns: int
-    stack: tuple[str, ...]
+    op: str = ""
+    sizes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    types: tuple[str, ...] = ()
+    created_ns: int = 0
+    stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,6 @@ class FlightFinding:
     seconds: float | None
     """From then to the newest dump; None for what has ended on all members."""
     ranks: tuple[RankCall, ...]
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks that are in it."""
-        return tuple(one.rank for one in self.ranks if one.state == WAITING)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Members that have not called it."""
-        return tuple(one.rank for one in self.ranks if one.state == MISSING)
 
 
 WAITING, DONE, MISSING, UNSEEN = "waiting", "done", NOT_CALLED, "no dump"
@@ -212,15 +202,15 @@ def _finding(
 ) -> FlightFinding:
     rows, inside = [], []
     for rank in members:
-        own = calls.get(rank)
-        entry = (own or {}).get(sequence)
-        before = (own or {}).get(max((n for n in own or () if 0 <= n < sequence), default=-1))
+        own = calls.get(rank, {})
+        entry = own.get(sequence)
         if entry is not None:
             inside.append(entry)
             state = DONE if entry.ended else WAITING
         else:
-            state = UNSEEN if own is None else MISSING
-        rows.append(_row(rank, state, entry or before))
+            state = MISSING if rank in calls else UNSEEN
+            entry = own.get(max((n for n in own if 0 <= n < sequence), default=sequence))
+        rows.append(_row(rank, state, entry))
     since_ns = min(entry.created_ns for entry in inside)
     return FlightFinding(
         kind=str(kind),
@@ -235,10 +225,7 @@ def _finding(
 
 def _row(rank: int, state: str, entry: Entry | None) -> RankCall:
     if entry is None:
-        return RankCall(
-            rank=rank, state=state, torch_state="", sequence=None, op="", sizes=(), types=(),
-            created_ns=0, stack=(),
-        )  # fmt: skip
+        return RankCall(rank=rank, state=state)
     return RankCall(
         rank=rank,
         state=state,

@@ -85,8 +85,7 @@ def read_dump(path: Path) -> Dump:
                 content = msgspec.json.decode(with_usual_numbers(file.read(_MOST_BYTES)))
         rank = content.get("rank")
         if not isinstance(rank, int):
-            found = RANK_IN_NAME.search(path.name)
-            rank = int(found[1]) if found else int(None)  # type: ignore[call-overload]
+            rank = int(RANK_IN_NAME.findall(path.name)[0])
         entries = tuple(_entry(row) for row in content["entries"])
         groups = {
             _text(name): (
