@@ -28,9 +28,9 @@ class Synthetic:
         self.units = [self.ring.name(NameKind.UNIT, {"fqn": f"layers.{n}"}) for n in range(10)]
         self.step = self.sequence = 0
 
-    def write_step(self) -> None:
-        """RECORDS_A_STEP records of one step that ends now."""
-        write, now = self.ring.write, time.monotonic_ns()
+    def write_step(self, end_ns: int = 0) -> None:
+        """RECORDS_A_STEP records of one step that ends at *end_ns* of CLOCK_MONOTONIC; 0: now."""
+        write, now = self.ring.write, end_ns or time.monotonic_ns()
         start = now - 80_000_000
         self.step += 1
         for n in range(COLLECTIVES_A_STEP):

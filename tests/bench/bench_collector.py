@@ -25,6 +25,7 @@ from zeromon.export.prometheus.exposition import Exposition
 from zeromon.storage.run_store import Store, encode
 
 SECONDS = 12
+STEP_NS = 84_000_000
 
 
 def cpu(ranks: int, seconds: float) -> dict[str, float]:
@@ -41,10 +42,12 @@ def cpu(ranks: int, seconds: float) -> dict[str, float]:
         writer.write_step()
     collector.tick()
     spent, ticks = 0.0, round(seconds)
-    for _ in range(ticks):
-        for writer in writers:
-            for _ in range(steps):
-                writer.write_step()
+    began_ns = time.monotonic_ns()
+    for tick in range(ticks):
+        for number, writer in enumerate(writers):
+            for step in range(steps):  # ranks come up to a millisecond apart, by turns
+                late_ns = (number + step) % ranks * 1_000_000 // ranks
+                writer.write_step(began_ns + (tick * steps + step) * STEP_NS + late_ns)
         began = time.process_time()
         collector.tick()
         spent += time.process_time() - began
