@@ -16,7 +16,7 @@ from zeromon.errors import TraceError
 from zeromon.export.files import Progress
 from zeromon.report.flight import as_text as flight_text
 from zeromon.report.memory_snapshot import as_growth, as_text
-from zeromon.traces.allocations import DeviceMemory, devices_of, growers, roles_of
+from zeromon.traces.allocations import DeviceMemory, devices_of, growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.flight import DUMP_HINT, RANK_IN_NAME, Dump, read_dump
 
@@ -78,8 +78,7 @@ def memory(options: argparse.Namespace) -> int:
     if options.json:
         content = {
             "files": [
-                {"file": name, "devices": [_as_json(device) for device in found]}
-                for name, found in zip(names, read, strict=True)
+                {"file": name, "devices": found} for name, found in zip(names, read, strict=True)
             ],
             "grown": grown,
         }
@@ -96,19 +95,6 @@ def _devices(name: str) -> tuple[DeviceMemory, ...]:
         return devices_of(read_snapshot(path, lambda nbytes: progress.add(nbytes >> 10)))
     finally:
         progress.end()
-
-
-def _as_json(device: DeviceMemory) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.to_builtins(device)
-    roles = {"now": roles_of(device.held)}
-    if device.peak is not None:
-        roles["peak"] = roles_of(device.peak.held)
-    return {
-        **content,
-        "reserved_bytes": device.reserved_bytes,
-        "allocated_bytes": device.allocated_bytes,
-        "roles": roles,
-    }
 
 
 # ---- flight recorder -------------------------------------------------------------------------------

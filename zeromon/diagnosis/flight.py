@@ -6,7 +6,6 @@ which members have called something else, of another size or of other types, com
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ NO_DUMP = "a member has no dump"
 ALL_SEEN = "all ranks that have a dump are in it"
 """Of a backend that does not say who the members are."""
 _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"))
-_WORLD = "default_pg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +78,16 @@ class _Member:
 def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
     """What the members have called differently, then what hangs, the oldest first."""
     now_ns = max((dump.written_ns for dump in dumps), default=0)
-    names, ranks = _groups(dumps)
     calls: dict[str, _Calls] = {}
     for dump in dumps:
         for entry in dump.entries:
             of_ranks = calls.setdefault(entry.group, {one.rank: {} for one in dumps})
             of_ranks[dump.rank][entry.sequence] = entry
+    names, ranks = _groups(dumps, calls)
+    certain = {group for dump in dumps for group, (_, members) in dump.groups.items() if members}
     hangs = hangs_of([_member(dump, names, ranks, calls) for dump in dumps], now_ns)
     found = []
     differ: dict[str, int] = {}
-    certain = {group for dump in dumps for group, (_, members) in dump.groups.items() if members}
     for group, of_group in calls.items():
         if (first := _first_difference(of_group)) is not None:
             sequence, kind = first
@@ -124,22 +122,20 @@ def under_way(dumps: Sequence[Dump]) -> list[str]:
     ]
 
 
-def _groups(dumps: Iterable[Dump]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+def _groups(
+    dumps: Iterable[Dump], calls: dict[str, _Calls]
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """Group -> what to call it, and -> its members; of gloo, those that have called it, or all."""
     names: dict[str, str] = {}
     ranks: dict[str, tuple[int, ...]] = {}
-    seen: dict[str, set[int]] = defaultdict(set)
     for dump in dumps:
         for group, (description, members) in dump.groups.items():
-            known = description not in ("", "undefined", _WORLD)
-            names[group] = description if known else "world" if description == _WORLD else group
+            names[group] = {"default_pg": "world", "undefined": group}.get(description, description)
             ranks[group] = members or ranks.get(group, ())
-            if description == _WORLD or any(entry.group == group for entry in dump.entries):
-                seen[group].add(dump.rank)
-    everyone = tuple(sorted(dump.rank for dump in dumps))
-    for group, members in ranks.items():
-        if not members:
-            ranks[group] = everyone if names[group] == "world" else tuple(sorted(seen[group]))
+    for group, of_group in calls.items():
+        names[group] = names[group] or group
+        is_whole = names[group] == "world"
+        ranks[group] = ranks[group] or tuple(r for r, own in of_group.items() if own or is_whole)
     return names, ranks
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zeromon.report.table import fitted, table
 from zeromon.traces.allocation_roles import COMMUNICATION, OPTIMIZER_STATE
-from zeromon.traces.allocations import DeviceMemory, Grown, Holding, Peak, roles_of
+from zeromon.traces.allocations import DeviceMemory, Grown, Holding, Peak
 from zeromon.traces.stacks import origin
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
@@ -94,8 +94,7 @@ def _peak(peak: Peak) -> str:
 
 
 def _roles(device: DeviceMemory) -> str:
-    now = roles_of(device.held)
-    most = roles_of(device.peak.held) if device.peak is not None else {}
+    now, most = device.roles["now"], device.roles.get("peak", {})
     rows = [
         (role, human_bytes(most.get(role, 0)) if most else "n/a", human_bytes(now.get(role, 0)))
         for role in dict.fromkeys([*most, *now])

@@ -85,6 +85,10 @@ class DeviceMemory:
     """The allocator of one device."""
 
     device: int
+    reserved_bytes: int
+    """What the allocator has from the device."""
+    allocated_bytes: int
+    """What the program has from the allocator."""
     segments: tuple[SegmentRow, ...]
     stranded_bytes: int
     """Inactive in segments that something else keeps: the device does not get it back."""
@@ -92,17 +96,9 @@ class DeviceMemory:
     held: tuple[Holding, ...]
     """Now, the most first."""
     peak: Peak | None
+    roles: dict[str, dict[str, int]]
+    """``now``, and ``peak`` where it is known -> role -> bytes, the most first."""
     ooms: tuple[Oom, ...]
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What the allocator has from the device."""
-        return sum(row.reserved_bytes for row in self.segments)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """What the program has from the allocator."""
-        return sum(row.allocated_bytes for row in self.segments)
 
 
 def roles_of(held: Iterable[Holding]) -> dict[str, int]:
@@ -132,27 +128,33 @@ def _device(
 ) -> DeviceMemory:
     kinds = [kind_of(stack) for stack in stacks]
     active = {b.address: b for segment in segments for b in segment.blocks if b.active}
-    now = [(block.requested, block.stack, None) for block in active.values()]
     idle = [(s, b) for s in segments for b in s.blocks if not b.active]
-    walk = _Walk(events, active, segments)
-    peak = _live_at(walk.most_at, events, active) if ALLOC in events.actions else None
-    return DeviceMemory(
-        device=number,
-        segments=_rows(segments),
-        stranded_bytes=sum(b.nbytes for s, b in idle if any(o.active for o in s.blocks)),
-        largest_inactive_bytes=max((block.nbytes for _, block in idle), default=0),
-        held=_holdings(now, kinds, stacks),
-        peak=None
-        if peak is None
-        else Peak(
+    rows = _rows(segments)
+    held = _holdings([(b.requested, b.stack, None) for b in active.values()], kinds, stacks)
+    roles = {"now": roles_of(held)}
+    walk, peak = _Walk(events, active, segments), None
+    if ALLOC in events.actions:
+        live = _live_at(walk.most_at, events, active)
+        peak = Peak(
             event=walk.most_at,
             events=len(events.actions),
             seconds=_seconds(events, walk.most_at),
             nbytes=walk.most,
             reserved_bytes=walk.reserved_at_most,
-            untold_bytes=walk.most - sum(size for size, _, _ in peak),
-            held=_holdings(peak, kinds, stacks),
-        ),
+            untold_bytes=walk.most - sum(size for size, _, _ in live),
+            held=_holdings(live, kinds, stacks),
+        )
+        roles["peak"] = roles_of(peak.held)
+    return DeviceMemory(
+        device=number,
+        reserved_bytes=sum(row.reserved_bytes for row in rows),
+        allocated_bytes=sum(row.allocated_bytes for row in rows),
+        segments=rows,
+        stranded_bytes=sum(b.nbytes for s, b in idle if any(o.active for o in s.blocks)),
+        largest_inactive_bytes=max((block.nbytes for _, block in idle), default=0),
+        held=held,
+        peak=peak,
+        roles=roles,
         ooms=tuple(
             Oom(
                 nbytes=events.sizes[at],

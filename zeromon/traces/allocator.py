@@ -114,7 +114,6 @@ class Segment:
 class Snapshot:
     """The content of a file."""
 
-    name: str
     segments: tuple[Segment, ...]
     traces: dict[int, Events]
     """Device -> its events; without devices that have none."""
@@ -153,7 +152,6 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
             raise KeyError
         devices = enumerate(content.get("device_traces") or ())
         return Snapshot(
-            path.name,
             tuple(_segment(row, stacks) for row in content["segments"]),
             {n: traces[id(one)][1] for n, one in devices if id(one) in traces},
             stacks.stacks,
