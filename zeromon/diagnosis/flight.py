@@ -17,6 +17,8 @@ from zeromon.traces.flight import Dump, Entry
 from zeromon.units import human_seconds
 
 OTHER_TYPES = "mismatched element types"
+DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES)
+"""The kinds of findings that members have called something different."""
 NO_DUMP = "a member has no dump"
 ALL_SEEN = "all ranks that have a dump are in it"
 """Of a backend that does not say who the members are."""
@@ -106,7 +108,7 @@ def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
         found.append(
             _finding(kind, hang.group, hang.sequence, members, calls[hang.group_id], now_ns)
         )
-    return tuple(sorted(found, key=lambda one: (one.kind not in _DIFFER, one.since_ns)))
+    return tuple(sorted(found, key=lambda one: (one.kind not in DIFFER, one.since_ns)))
 
 
 def under_way(dumps: Sequence[Dump]) -> list[str]:
@@ -171,9 +173,6 @@ def _member(
 def _operation(entry: Entry) -> str:
     found = operation_named(entry.op)
     return found.label if found else entry.op
-
-
-_DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES)
 
 
 def _first_difference(calls: _Calls) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from zeromon.diagnosis.flight import FlightFinding, RankCall
+from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
 from zeromon.report.table import fitted
 from zeromon.traces.stacks import NO_STACK, origin
 from zeromon.units import human_seconds
@@ -57,12 +57,15 @@ def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
     state = f"{call.state} ({call.torch_state})" if call.sequence == one.sequence else call.state
     if call.sequence is None:
         return state, "-", NO_STACK
-    sizes = call.sizes[0] or call.sizes[1]
-    shapes = "".join(str(list(size)).replace(" ", "") for size in sizes[:1])
-    more = " ..." if len(sizes) > 1 else ""
-    text = f"{call.op} #{abs(call.sequence)} {shapes}{more} {' '.join(sorted(set(call.types)))}"
-    last = "last " if call.sequence != one.sequence else ""
-    return state, f"{last}{text}".strip(), origin(call.stack, alone=True)
+    text = f"{call.op} #{abs(call.sequence)}"
+    if call.sequence != one.sequence:
+        text = f"last {text}"
+    if one.kind in DIFFER:
+        sizes = call.sizes[0] or call.sizes[1]
+        shapes = "".join(str(list(size)).replace(" ", "") for size in sizes[:1])
+        more = " ..." if len(sizes) > 1 else ""
+        text = f"{text} {shapes}{more} {' '.join(sorted(set(call.types)))}".rstrip()
+    return state, text, origin(call.stack, alone=True)
 
 
 def _spans(ranks: Sequence[int]) -> str:
