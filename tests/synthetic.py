@@ -28,12 +28,15 @@ class Synthetic:
         self.units = [self.ring.name(NameKind.UNIT, {"fqn": f"layers.{n}"}) for n in range(10)]
         self.step = self.sequence = 0
 
-    def write_step(self, end_ns: int = 0) -> None:
-        """RECORDS_A_STEP records of one step that ends at *end_ns* of CLOCK_MONOTONIC; 0: now."""
+    def write_step(self, end_ns: int = 0, collectives: int = COLLECTIVES_A_STEP) -> None:
+        """One step with so many collectives that ends at *end_ns* of CLOCK_MONOTONIC; 0: now.
+
+        With all of them it has RECORDS_A_STEP records.
+        """
         write, now = self.ring.write, end_ns or time.monotonic_ns()
         start = now - 80_000_000
         self.step += 1
-        for n in range(COLLECTIVES_A_STEP):
+        for n in range(collectives):
             self.sequence += 1
             op = Op.ALL_GATHER if n % 3 else Op.REDUCE_SCATTER
             at, begin = place(self.group, self.units[n % 10]), start + n * 2_000_000

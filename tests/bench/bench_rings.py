@@ -1,0 +1,337 @@
+"""Real rings, real collectors, a real Prometheus: `bench_rings.py [COLLECTORS RANKS_EACH SECONDS RATE]`.
+
+One run of COLLECTORS nodes: a collector process each, with its own folders and port, which exchange
+reports with the first; RANKS_EACH rings of the usual size each, to which few writers write a step a
+second, RATE records a rank (7 to 85); and a Prometheus that finds all collectors through /sd and
+evaluates the generated rules. Measured for SECONDS: how old the newest record is in the snapshots, and
+the newest tick in Prometheus; dropped records; memory and CPU of each part. All share this machine. The
+full form, which is the default, takes about 15 minutes; the short form is `16 8 60 25`. On the last line:
+JSON. Exit code 1 where a collector is missing, a step was not read, or a record was dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+import psutil
+from prometheus_server import Prometheus
+from records import keep
+from support import ROOT, wait_for
+from synthetic import Synthetic
+
+from zeromon.export.prometheus import config, rules
+from zeromon.snapshot import RunSnapshot
+from zeromon.storage.run_store import decode
+
+RUN, TOKEN, INTERVAL = "rings", "bench-rings", 10
+FIXED_RECORDS = 5
+"""Of a step, beside two a collective."""
+WRITERS = 2
+
+
+def write(folders: Sequence[str], first: int, each: int, world: int, rate: int) -> None:
+    """Writes a step of each rank at each full second, until the parent ends."""
+    parent, collectives = os.getppid(), (rate - FIXED_RECORDS) // 2
+    ranks = [
+        Synthetic(Path(folder), first + n * each + local, world)
+        for n, folder in enumerate(folders)
+        for local in range(each)
+    ]
+    print("written", flush=True)
+    while os.getppid() == parent:
+        time.sleep(1 - time.monotonic() % 1)
+        now = int(time.monotonic()) * 10**9
+        for rank in ranks:
+            rank.write_step(now, collectives)
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback: nodes do not exchange reports over that."""
+    found = (
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    )
+    address = next(found, None)
+    assert address is not None, "this machine has no address other than loopback"
+    return address
+
+
+class Node:
+    """A collector process with a ring folder, a store and a port of its own, as `zeromon run` starts it."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        self.root, self.run = folder / "rings", folder / "rings" / RUN
+        self.run.mkdir(mode=0o700, parents=True)
+        facts = {"run": RUN, "command": ["bench"], "started": time.time(), "pid": os.getpid()}
+        (self.run / "run.json").write_text(json.dumps(facts | {"mono_ns": time.monotonic_ns()}))
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "zeromon.collector"], cwd="/", stderr=log,
+                env=os.environ | {
+                    "PYTHONPATH": str(ROOT), "ZEROMON_DIR": str(self.root),
+                    "ZEROMON_STORE": str(folder / "store"), "ZEROMON_PORT": str(port),
+                    "ZEROMON_HOST": host, "ZEROMON_TOKEN": TOKEN,
+                },
+            )  # fmt: skip
+        self.address = ""
+
+    def listens(self) -> bool:
+        """Whether it serves; from then on :attr:`address` is its own."""
+        assert self.process.poll() is None, self.log.read_text()
+        with suppress(OSError, ValueError):
+            facts = json.loads((self.root / "collector.json").read_text())
+            self.address = f"{facts['host']}:{facts['port']}"
+        return bool(self.address)
+
+    def get(self, path: str) -> bytes:
+        """Its answer."""
+        request = urllib.request.Request(f"http://{self.address}{path}")
+        request.add_header("Authorization", f"Bearer {TOKEN}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def snapshot(self) -> RunSnapshot:
+        """Its newest, without the steps."""
+        return decode(self.get(f"/api/runs/{RUN}?since={1 << 62}"))
+
+
+class Watched:
+    """CPU of some processes from when this was made."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.processes = [psutil.Process(pid) for pid in pids]
+        self._began, self._before = time.monotonic(), self._used()
+
+    def _used(self) -> list[float]:
+        times = [one.cpu_times() for one in self.processes]
+        return [each.user + each.system for each in times]
+
+    def shares(self) -> list[float]:
+        """Of each, as a share of one core."""
+        took = time.monotonic() - self._began
+        return [(b - a) / took for a, b in zip(self._before, self._used(), strict=True)]
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """Resident bytes that count for the process alone, and of those the rings' (shared memory)."""
+    fields = {
+        words[0]: int(words[1]) * 1024
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        if len(words := line.split()) > 1
+    }
+    return fields["Pss:"], fields.get("Pss_Shmem:", 0)
+
+
+def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) -> tuple[Any, Any]:
+    """The collectors and the writers, when all collectors know all nodes and all rings are written."""
+
+    def mine(process: Any) -> Any:
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        return process
+
+    host, world = own_address(), nodes * each
+    collectors = []
+    for n in range(nodes):
+        collectors.append(Node(folder / str(n), host))
+        mine(collectors[-1].process)
+    for node in collectors:
+        wait_for(node.listens, 300)
+    cards = [
+        {
+            "node": f"node{n}", "address": node.address, "first_rank": n * each, "ranks": each,
+            "run": "" if n else RUN,
+        }
+        for n, node in enumerate(collectors)
+    ]  # fmt: skip
+    for node in collectors:
+        (node.run / "nodes.json").write_text(json.dumps(cards))
+    share = -(-nodes // WRITERS)
+    writers = []
+    for first in range(0, nodes, share):
+        folders = [str(node.run) for node in collectors[first : first + share]]
+        words = [first * each, each, world, rate]
+        writers.append(mine(subprocess.Popen(
+            [sys.executable, str(HERE), "--write", *folders, "--", *map(str, words)],
+            stdout=subprocess.PIPE,
+        )))  # fmt: skip
+    for writer in writers:
+        assert writer.stdout.readline()
+    for node in collectors:
+        wait_for(lambda node=node: len(ranks_of(node)) == each, 120)
+    wait_for(lambda: len(json.loads(collectors[0].get("/sd"))) == nodes, 120)
+    return collectors, writers
+
+
+def ranks_of(node: Node) -> Sequence[Any]:
+    """The ranks of its snapshot; none before it has the run."""
+    with suppress(OSError):
+        return node.snapshot().ranks
+    return ()
+
+
+def followed(collectors: Sequence[Node], server: Prometheus, seconds: float) -> dict[str, Any]:
+    """Asks one collector after the other, and Prometheus, until *seconds* have passed."""
+    records, snapshots, ticks, memories = [], [], [], []
+    end, number = time.monotonic() + seconds, 0
+    while (began := time.monotonic()) < end:
+        run = collectors[number % len(collectors)].snapshot()
+        now = time.monotonic_ns()
+        records.append((now - min(one.last_event_ns for one in run.ranks)) / 1e9)
+        snapshots.append((now - run.taken_ns) / 1e9)
+        found = server.query("time() - zeromon_collector_last_tick_timestamp_seconds")
+        ticks += [float(one["value"][1]) for one in found]
+        memories.append(psutil.Process(server.process.pid).memory_info().rss)
+        number += 1
+        time.sleep(max(0.0, 1 - (time.monotonic() - began)))
+    return {
+        "record_age": spread(records), "snapshot_age": spread(snapshots),
+        "prometheus_age": spread(ticks), "prometheus_bytes": max(memories),
+    }  # fmt: skip
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "most": max(values)}
+
+
+def asked(server: Prometheus, seconds: float) -> dict[str, float]:
+    """What Prometheus says of its scrapes and rules over that time."""
+    window = f"[{max(30, round(seconds))}s]"
+    numbers = {
+        "targets": "count(up)",
+        "failed_scrapes": f"sum(count_over_time(up{window}) - sum_over_time(up{window}))",
+        "scrape": f"quantile(0.5, avg_over_time(scrape_duration_seconds{window}))",
+        "slowest_scrape": f"max(max_over_time(scrape_duration_seconds{window}))",
+        "series": "sum(scrape_samples_post_metric_relabeling)",
+        "recorded": 'count({__name__=~"zeromon:.+"})',
+        "tick_seconds": "avg(zeromon_collector_tick_seconds_total / zeromon_collector_ticks_total)",
+    }
+    found = {name: server.number(expression) for name, expression in numbers.items()}
+    with urllib.request.urlopen(f"{server.url}/api/v1/rules", timeout=30) as answer:
+        groups = json.load(answer)["data"]["groups"]
+    return found | {
+        "rules_seconds": sum(group["evaluationTime"] for group in groups),
+        "rule_errors": sum(bool(rule.get("lastError")) for g in groups for rule in g["rules"]),
+    }
+
+
+def measured(nodes: int, each: int, seconds: float, rate: int) -> dict[str, Any]:
+    """All figures of one form."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="zeromon-rings-", dir="/dev/shm"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        collectors, writers = started(stack, folder, nodes, each, rate)
+        (folder / "token").write_text(TOKEN)
+        (folder / "rules.yml").write_text(json.dumps(rules.document(rules.Thresholds())))
+        sd = f"http://{collectors[0].address}/sd"
+        made = config.document([sd], [], token_file=str(folder / "token"))
+        server = stack.enter_context(
+            Prometheus(made["scrape_configs"], f"{INTERVAL}s", (folder / "rules.yml",))
+        )
+        server.wait("count(count_over_time(zeromon_rank_up[10m]) >= 2)", nodes * each, 120)
+        pids = [node.process.pid for node in collectors]
+        own, others = Watched(pids), Watched(one.pid for one in writers)
+        theirs = Watched([server.process.pid])
+        psutil.cpu_percent()
+        found: dict[str, Any] = followed(collectors, server, seconds)
+        shares, machine = own.shares(), psutil.cpu_percent()
+        held = [memory(pid) for pid in pids]
+        ranks = [rank for node in collectors for rank in node.snapshot().ranks]
+        steps = [rank.steps for rank in ranks]
+        return found | asked(server, seconds) | {
+            "collectors": nodes, "ranks": len(ranks), "seconds": seconds, "rate": rate,
+            "collector_cpu": spread(shares), "collectors_cpu": sum(shares),
+            "collector_bytes": spread([all_ - rings for all_, rings in held]),
+            "collectors_bytes": sum(all_ - rings for all_, rings in held),
+            "rings_bytes": sum(rings for _, rings in held),
+            "writers_cpu": sum(others.shares()), "prometheus_cpu": theirs.shares()[0],
+            "machine": machine / 100, "load": os.getloadavg()[0],
+            "dropped": sum(rank.dropped for rank in ranks),
+            "behind": max(steps) - min(steps),
+        }  # fmt: skip
+
+
+def show(row: dict[str, Any]) -> None:
+    """A form as text, and its figures for the file of `run.py`."""
+    title = f"{row['collectors']} x {row['ranks'] // row['collectors']} ranks"
+    print(f"{title}, {row['seconds']:.0f} s, {row['rate']} records/s a rank; load {row['load']:.1f},"
+          f" the machine's cores {row['machine']:.0%} busy")  # fmt: skip
+    for name, label in (("record_age", "age of a rank's newest record, in a snapshot"),
+                        ("snapshot_age", "age of the snapshot"),
+                        ("prometheus_age", "age of a collector's newest tick, in Prometheus")):  # fmt: skip
+        print(f"  {label}: median {row[name]['median']:.2f} s, most {row[name]['most']:.2f} s")
+    print(f"  dropped records {row['dropped']}; ranks differ by {row['behind']} steps at the end")
+    cpu, nbytes = row["collector_cpu"], row["collector_bytes"]
+    print(f"  a collector: {cpu['median']:.2%} of a core (most {cpu['most']:.2%}), a tick"
+          f" {row['tick_seconds'] * 1e3:.1f} ms, {nbytes['median'] / 1e6:.1f} MB"
+          f" (most {nbytes['most'] / 1e6:.1f} MB) without the rings")  # fmt: skip
+    print(f"  all collectors: {row['collectors_cpu']:.2f} cores, {row['collectors_bytes'] / 1e6:,.0f} MB;"
+          f" writers {row['writers_cpu']:.1%} of a core")  # fmt: skip
+    print(f"  Prometheus: {row['series']:,.0f} series, {row['recorded']:.0f} recorded,"
+          f" {row['prometheus_bytes'] / 1e6:.0f} MB, {row['prometheus_cpu']:.1%} of a core; a scrape"
+          f" {row['scrape'] * 1e3:.0f} ms (most {row['slowest_scrape'] * 1e3:.0f} ms),"
+          f" {row['failed_scrapes']:.0f} failed; rules {row['rules_seconds'] * 1e3:.0f} ms,"
+          f" {row['rule_errors']} with errors", flush=True)  # fmt: skip
+    keep(f"{title}, a collector", cpu["median"], "of a core")
+    keep(f"{title}, memory of a collector", nbytes["median"], "bytes")
+    keep(f"{title}, age of a rank's newest record", row["record_age"]["median"], "s")
+    keep(f"{title}, dropped", row["dropped"], "records", noise=0)
+    keep(f"{title}, failed scrapes", row["failed_scrapes"], "scrapes", noise=0)
+
+
+def main() -> int:
+    """Prints the figures of that form, and of one collector with 64 ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, usual in (("collectors", 128), ("ranks", 8), ("seconds", 600), ("rate", 15)):
+        parser.add_argument(name, type=int, nargs="?", default=usual)
+    parser.add_argument("--write", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.write:
+        write(options.write, *(options.collectors, options.ranks, options.seconds, options.rate))
+        return 0
+    if not 7 <= options.rate <= 85:
+        parser.error("RATE is 7 to 85")
+    forms = ((options.collectors, options.ranks), (1, 64))
+    found = []
+    for nodes, each in forms:
+        found.append(
+            measured(nodes, each, min(options.seconds, 60 if nodes == 1 else 10**6), options.rate)
+        )
+        show(found[-1])
+    print(json.dumps(found))
+    return any(
+        row["dropped"] or row["behind"] > 3 or row["targets"] < row["collectors"] for row in found
+    )
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
