@@ -76,4 +76,4 @@ def test_the_noise_of_several_rounds_is_what_they_differ_by(bench: ModuleType) -
 def test_every_bench_of_the_list_is_a_file(bench: ModuleType) -> None:
     for one in (*bench.OURS, *bench.PEERS):
         assert (bench.HERE / one.command.split()[0]).is_file()
-    assert sum(one.minutes for one in bench.OURS) < 20
+    assert sum(one.minutes for one in bench.OURS) < 22

@@ -1,10 +1,10 @@
 """Real rings, collectors and Prometheus: `bench_rings.py [COLLECTORS RANKS_EACH SECONDS RATE]`.
 
 One run of COLLECTORS nodes: a collector process each, with its own folders and port, which exchange
-reports with the first; RANKS_EACH rings of the usual size each, to which two writers write RATE records a
-second and rank (10 to 90), a step every 0.9 s; and a Prometheus that finds all collectors through /sd and
-evaluates the generated rules. Measured for SECONDS: how old the newest record is in the snapshots, and
-the newest tick in Prometheus; dropped records; memory and CPU of each part. Then the same for one
+reports with the first; RANKS_EACH rings of the usual size each, to which two writers write RATE records
+a second and rank (10 to 90), a step every 0.9 s; and a Prometheus that finds all collectors through /sd
+and evaluates the generated rules. Measured for SECONDS: how old the newest record is in the snapshots,
+and the newest tick in Prometheus; dropped records; memory and CPU of each part. Then the same for one
 collector with 64 ranks, for at most 20 s. All share this machine. `128 8 600 15` is the default; the
 short form is `16 8 60 15`. On the last line: JSON. Exit code 1 where a collector is missing, a rank is
 behind the others, or a record was dropped.
@@ -296,7 +296,8 @@ def show(row: dict[str, Any]) -> None:
           f" {row['tick_seconds'] * 1e3:.1f} ms, {nbytes['median'] / 1e6:.1f} MB"
           f" (most {nbytes['most'] / 1e6:.1f} MB) without the rings")  # fmt: skip
     print(f"  all collectors: {row['collectors_cpu']:.2f} cores,"
-          f" {row['collectors_bytes'] / 1e6:,.0f} MB; writers {row['writers_cpu']:.1%} of a core")  # fmt: skip
+          f" {row['collectors_bytes'] / 1e6:,.0f} MB;"
+          f" writers {row['writers_cpu']:.1%} of a core")  # fmt: skip
     print(f"  Prometheus: {row['series']:,.0f} series, {row['recorded']:.0f} recorded,"
           f" {row['prometheus_bytes'] / 1e6:.0f} MB, {row['prometheus_cpu']:.1%} of a core; a scrape"
           f" {row['scrape'] * 1e3:.0f} ms (most {row['slowest_scrape'] * 1e3:.0f} ms),"
@@ -319,6 +320,8 @@ def main() -> int:
     if options.write:
         write(options.write, *(options.collectors, options.ranks, options.seconds, options.rate))
         return 0
+    if shutil.which("prometheus") is None:
+        parser.error("prometheus is not installed")
     if not 10 <= options.rate <= 90:
         parser.error("RATE is 10 to 90")
     forms = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from zeromon.fold.state import RankState, group_label, group_size
@@ -47,14 +48,13 @@ def dimensions(state: RankState) -> tuple[Dimension, ...]:
     return tuple(found.values())
 
 
-def label_of(state: RankState) -> str:
-    """Returns the label of :func:`strategy`; the agent's own where this version does not know it."""
-    found = strategy(state)
+def label_of(state: RankState, found: Strategy) -> str:
+    """Returns the label of its strategy *found*; the agent's own where this version does not know it."""
     return found.label if found != Strategy() else str(state.meta.get("strategy", found.label))
 
 
-def strategy(state: RankState) -> Strategy:
-    """Returns the strategy that the agent sent, with the model parallelism that the rank uses."""
-    used = {dim_of(one.name) for one in dimensions(state) if one.used and one.size > 1}
+def strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
+    """Returns the strategy that the agent sent, with those of the rank's *dims* that split the model."""
+    used = {dim_of(one.name) for one in dims if one.used and one.size > 1}
     parts = tuple(dim for dim in MODEL_PARALLEL if dim in used)
     return replace(Strategy.read(state.meta), parts=parts)

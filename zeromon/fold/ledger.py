@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 
 from zeromon.fold.dimensions import names
@@ -71,10 +70,7 @@ def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, .
     *failed*: the step in which it ended is lost.
     """
     until = state.last_event_ns
-    ledger = deepcopy(state.ledger)
-    if state.history:
-        add_step(ledger, state.history[-1])
-    causes = _of_steps(ledger)
+    causes = _of_steps(_with_last_step(state))
     exposed = causes.pop(Cause.EXPOSED, 0.0)
     set_up = _add_set_up(state, causes, until)
     _add_step_under_way(state, causes, until, failed=failed)
@@ -84,6 +80,21 @@ def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, .
     ]
     found += _split_exposed(state, exposed)
     return added(found)
+
+
+def _with_last_step(state: RankState) -> LedgerSums:
+    """A copy of the sums, to which the last step, whose times may still come, is added."""
+    sums = state.ledger
+    found = replace(
+        sums,
+        spent_ns=[*sums.spent_ns],
+        exposed_ns=[*sums.exposed_ns],
+        timed_ns=[*sums.timed_ns],
+        timed_exposed_ns=[*sums.timed_exposed_ns],
+    )
+    if state.history:
+        add_step(found, state.history[-1])
+    return found
 
 
 def ledger_totals(state: RankState) -> dict[str, float]:

@@ -7,6 +7,7 @@ it what the group is for; metrics and rules use that value, and views show the n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypedDict
 
 from zeromon.ring.text_enum import TextEnum
@@ -48,6 +49,7 @@ _LONG = {"tensor", "pipeline", "context", "sequence", "expert"}
 """Words that name a dimension only beside ``parallel`` or alone."""
 
 
+@lru_cache
 def dim_of(name: str) -> Dim:
     """Returns what a group of this name is for; a name of several dimensions is ``other``."""
     text = name.lower().removeprefix(_MESH).partition(":")[0]

@@ -38,6 +38,9 @@ class Cause(TextEnum):
     """Steps that were taken again after a restart, and the step in which an attempt ended."""
 
 
+_ORDER = {cause: number for number, cause in enumerate(Cause)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
     """One cause."""
@@ -53,9 +56,8 @@ def added(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     sums: dict[tuple[Cause, str], float] = {}
     for row in rows:
         sums[row.cause, row.of] = sums.get((row.cause, row.of), 0.0) + row.seconds
-    order = {cause: number for number, cause in enumerate(Cause)}
     found = [LedgerRow(cause=cause, of=of, seconds=s) for (cause, of), s in sums.items() if s > 0]
-    return tuple(sorted(found, key=lambda row: (order[row.cause], -row.seconds, row.of)))
+    return tuple(sorted(found, key=lambda row: (_ORDER[row.cause], -row.seconds, row.of)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

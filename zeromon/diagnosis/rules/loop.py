@@ -38,7 +38,7 @@ def _recent(rank: RankSnapshot) -> list[StepSummary]:
 
 def _mean(steps: Sequence[StepSummary], phase: Phase) -> float:
     """Mean seconds of *phase* in a step."""
-    return statistics.fmean(_seconds(step, phase) for step in steps) if steps else 0.0
+    return sum(_seconds(step, phase) for step in steps) / len(steps) if steps else 0.0
 
 
 def _seconds(step: StepSummary, phase: Phase) -> float:
