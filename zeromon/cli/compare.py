@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zeromon.cli.output import dashboard, refuse_format
-from zeromon.cli.report import recent, snapshot_of, write_text
+from zeromon.cli.output import dashboard, refuse_format, write
+from zeromon.cli.report import recent, snapshot_of
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
@@ -85,8 +85,7 @@ def call(options: argparse.Namespace) -> int:
     verdict = judge(found, limits) if limits else Verdict((), ())
     if options.output:
         pages = dashboard("html_report")
-        write_text(options.output, pages.compare_page(found, as_text(found, _PAGE_COLUMNS)))
-        sys.stderr.write(f"zeromon: wrote {options.output}\n")
+        write(pages.compare_page(found, as_text(found, _PAGE_COLUMNS)), options.output)
     elif options.json:
         content = {
             "comparison": found, "broken": verdict.exceeded, "undecided": verdict.undecided

@@ -85,13 +85,9 @@ def write_page(
     """
     pages = dashboard("html_report")
     known = series(run) if steps is None else steps
-    write_text(path, pages.run_page(run, known, report_text(run), still=still))
-
-
-def write_text(path: str, content: str) -> None:
-    """Raises :class:`SourceError` where *path* cannot be written."""
+    page = pages.run_page(run, known, report_text(run), still=still)
     try:
-        Path(path).write_text(content)
+        Path(path).write_text(page)
     except OSError as error:
         raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 

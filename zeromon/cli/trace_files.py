@@ -59,17 +59,16 @@ def add_actions(verbs: Any) -> None:
 def memory(options: argparse.Namespace) -> int:
     """Reads one or two snapshots, and prints who holds what."""
     refuse_format(options.html, ".html")
-    names = [options.file, *([options.later] if options.later else [])]
+    names = [name for name in (options.file, options.later) if name]
     read = [_devices(name) for name in names]
+    files = list(zip(names, read, strict=True))
     grown = {
         device.device: growers(before.held, device.held)
         for device in read[-1]
         for before in read[0]
         if len(read) > 1 and before.device == device.device
     }
-    text = "\n".join(
-        as_text(Path(name).name, found) for name, found in zip(names, read, strict=True)
-    )
+    text = "\n".join(as_text(Path(name).name, found) for name, found in files)
     for rows in grown.values():
         text += "\n" + as_growth(names, rows)
     if options.html:
@@ -77,9 +76,7 @@ def memory(options: argparse.Namespace) -> int:
         write(page, options.html)
     if options.json:
         content = {
-            "files": [
-                {"file": name, "devices": found} for name, found in zip(names, read, strict=True)
-            ],
+            "files": [{"file": name, "devices": found} for name, found in files],
             "grown": grown,
         }
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
@@ -103,15 +100,13 @@ def _devices(name: str) -> tuple[DeviceMemory, ...]:
 def flight(options: argparse.Namespace) -> int:
     """Reads the dumps of a job, and prints what hangs."""
     dumps, notes = _dumps([Path(name) for name in options.files])
-    found = findings(dumps)
+    found, ranks = findings(dumps), [dump.rank for dump in dumps]
     notes += under_way(dumps) if not found else []
     if options.json:
-        content = {
-            "ranks": [dump.rank for dump in dumps], "findings": found, "notes": notes,
-        }  # fmt: skip
+        content = {"ranks": ranks, "findings": found, "notes": notes}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
     else:
-        show(flight_text(found, [dump.rank for dump in dumps], notes))
+        show(flight_text(found, ranks, notes))
     return int(bool(found))
 
 
