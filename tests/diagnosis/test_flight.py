@@ -125,6 +125,7 @@ def test_a_rank_without_a_dump_is_told_apart_from_one_that_has_not_come(
         ({"op": "broadcast"}, "mismatched operations", "broadcast #3 [4,4] Float"),
         ({"input_sizes": [[4, 5]], "output_sizes": [[4, 5]]}, "mismatched sizes",
          "all_reduce #3 [4,5] Float"),
+        ({"input_sizes": [[4, 4], [9]]}, "mismatched sizes", "all_reduce #3 [4,4] [9] Float"),
         ({"input_dtypes": ["Int"], "output_dtypes": ["Int"]}, "mismatched element types",
          "all_reduce #3 [4,4] Int"),
     ],

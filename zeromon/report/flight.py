@@ -12,6 +12,7 @@ from zeromon.traces.stacks import NO_STACK, origin
 from zeromon.units import human_seconds
 
 _MOST_ROWS = 12
+_MOST_SIZES = 3
 _LONGEST_RANKS = 10
 
 
@@ -62,8 +63,8 @@ def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
         text = f"last {text}"
     if one.kind in DIFFER:
         sizes = call.sizes[0] or call.sizes[1]
-        shapes = "".join(str(list(size)).replace(" ", "") for size in sizes[:1])
-        more = " ..." if len(sizes) > 1 else ""
+        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
+        more = " ..." if len(sizes) > _MOST_SIZES else ""
         text = f"{text} {shapes}{more} {' '.join(sorted(set(call.types)))}".rstrip()
     return state, text, origin(call.stack, alone=True)
 
