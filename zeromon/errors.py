@@ -99,9 +99,7 @@ class PlanError(ZeromonError):
 class TraceError(ZeromonError):
     """A file that cannot be read as a trace."""
 
-    hint = (
-        "zeromon trace analyze takes Kineto traces: .json or .json.gz, as torch.profiler exports."
-    )
+    hint = "zeromon trace --help has an example for each kind of file."
 
 
 class CaptureRefused(ZeromonError):

@@ -56,6 +56,24 @@ def test_without_words_and_with_help_there_is_help(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [["run"], ["runs"], ["export"], ["track"], ["trace"],
+     *(["trace", one] for one in ("capture", "analyze", "diff", "memory", "flight"))],
+)  # fmt: skip
+def test_the_help_fits_a_small_terminal(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        build_parser(words[0]).parse_args([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert not [line for line in lines if line.count("  zeromon ") > 1], "examples are wrapped"
+    if words == ["trace"]:
+        assert sum(line.startswith("  zeromon trace ") for line in lines) == 12
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["atach"], "zeromon: there is no command atach; did you mean attach"),

@@ -178,7 +178,14 @@ def test_many_ranks_have_the_rows_that_differ(
     assert "\n  11  " in text and "and 3 ranks nearer to the median" in text
     assert "Idle streams of rank 12" in text and "Kernels of" not in text
     assert main(["trace", "analyze", str(tmp_path / "traces"), "--rank", "13"]) == 2
-    assert "no file is of rank 13" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        "no file is of rank 13\n  The files are of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n"
+        in said
+    )
+    for action in ("analyze", "memory", "flight"):
+        assert main(["trace", action, str(tmp_path / "none.json")]) == 2
+        assert "zeromon trace --help" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["trace", "analyze", str(tmp_path / "empty")]) == 2
     assert "has no trace" in capsys.readouterr().err

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __doc__ = (__doc__ or "").format(
     formats="\n".join(
-        f"  zeromon export RUN --to {name:<16}{fmt.description}" for name, fmt in FORMATS.items()
+        f"  zeromon export RUN --to {name:<13} {fmt.description}" for name, fmt in FORMATS.items()
     )
 )
 

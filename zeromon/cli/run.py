@@ -9,11 +9,11 @@ the ranks of a node find each other by the job and step of Slurm, or by MASTER_A
 run of Slurm has the name JOB-SCRIPT or JOB.STEP-SCRIPT: `zeromon attach 4711` finds it.
 
 environment:
-  ZEROMON_PORT   port of the collector (default 9417; the next free one if it is taken)
-  ZEROMON_DIR    folder of the live records (default /dev/shm/zeromon-UID, or the temporary folder)
-  ZEROMON_STORE  folder of the records of ended runs (default ~/.local/state/zeromon)
+  ZEROMON_PORT   port of the collector (default 9417, or the next free one)
+  ZEROMON_DIR    live records (default /dev/shm/zeromon-UID, or temporary)
+  ZEROMON_STORE  records of ended runs (default ~/.local/state/zeromon)
   ZEROMON_RUN    name of the run
-  ZEROMON_NOTIFY URLs for alerts, as --notify has them; commas or spaces between them
+  ZEROMON_NOTIFY URLs as for --notify, with commas or spaces between them
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Lists the runs of this node, and orders their records: rename, note, tag, delete.
 
-  zeromon runs                                running and recorded runs, with verdict, duration and size
-  zeromon runs --json                         the same for scripts
+  zeromon runs                          with verdict, duration and size
+  zeromon runs --json                   the same for scripts
   zeromon runs note RUN "with the new loader"
-  zeromon runs tag RUN baseline zero2         --remove TAG takes one off
-  zeromon runs rename RUN NAME                of a run that has ended
-  zeromon runs rm RUN RUN                     asks first; never a run that is running
+  zeromon runs tag RUN baseline zero2   --remove TAG takes one off
+  zeromon runs rename RUN NAME          of a run that has ended
+  zeromon runs rm RUN RUN               asks first; never one that is running
 
 RUN is a run id or its beginning; rm takes whole names only. Notes and tags are kept in the run's record,
 and zeromon report shows them.

@@ -1,17 +1,19 @@
 """Takes traces of a live run, and analyses Kineto traces: the time of each rank's device by activity.
 
-zeromon trace capture                               two steps of the only live run, all ranks
-zeromon trace capture RUN --steps 1 --ranks 0,3     one step of two ranks
-zeromon trace analyze trace.json.gz                 one file
-zeromon trace analyze traces/                       all ranks of a job: a file each
-zeromon trace analyze trace.json --idle             why streams are idle, and their queues
-zeromon trace analyze trace.json --gemm             matrix products against a roofline
-zeromon trace analyze trace.json --critical-path    what each moment of a step waited for
-zeromon trace analyze rank*.json --json             for scripts
-zeromon trace analyze rank*.json -o trace.html      a timeline to zoom into
-zeromon trace diff before.json.gz after.json.gz     what appeared, grew or is less hidden
-zeromon trace memory snapshot.pickle                who held torch's memory at its peak
-zeromon trace flight /tmp/dumps/                    what hangs, by torch's Flight Recorder
+  zeromon trace capture                      two steps of the only live run
+  zeromon trace capture RUN --steps 1 --ranks 0,3   one step of two ranks
+  zeromon trace analyze t.json.gz            one file
+  zeromon trace analyze traces/              all ranks of a job: a file each
+  zeromon trace analyze t.json --idle        why streams are idle; their queues
+  zeromon trace analyze t.json --gemm        products against a roofline
+  zeromon trace analyze t.json --critical-path   what each moment waited for
+  zeromon trace analyze rank*.json --json    for scripts
+  zeromon trace analyze rank*.json -o t.html a timeline to zoom into
+  zeromon trace diff old.json.gz new.json.gz what appeared, grew, is less hidden
+  zeromon trace memory snapshot.pickle       who held torch's memory at its peak
+  zeromon trace flight /tmp/dumps/           what hangs: torch's Flight Recorder
+
+`zeromon trace ACTION --help` describes each.
 """
 
 from __future__ import annotations
@@ -229,15 +231,20 @@ def call(options: argparse.Namespace) -> int:
         if options.html:
             drawn.append((f"rank {ranks[-1].rank}", lanes(data)))
     if not ranks:
-        raise TraceError(f"{' '.join(options.files)} has no trace: a file *.json or *.json.gz")
+        names = " ".join(options.files)
+        hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
+        raise TraceError(f"{names} has no trace", hint)
     ranks = _told_apart(_with_waits(orders, ranks))
     if options.html:
         write_html(drawn, options.html)
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
         return 0
-    if options.rank is not None and options.rank not in [r.rank for r in ranks]:
-        raise TraceError(f"no file is of rank {options.rank}")
+    known = [rank.rank for rank in ranks]
+    if options.rank is not None and options.rank not in known:
+        shown = ", ".join(map(str, sorted(known)[:_MOST_UNKNOWN]))
+        hint = f"The files are of {shown}{' and more' if len(known) > _MOST_UNKNOWN else ''}."
+        raise TraceError(f"no file is of rank {options.rank}", hint)
     wanted = [name for name in SECTIONS if getattr(options, name)]
     wanted += ["critical-path"] if options.critical_path is not None else []
     show(as_text(ranks, wanted, options.rank))

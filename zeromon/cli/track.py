@@ -32,10 +32,10 @@ from zeromon.sources.new_steps import NewSteps
 from zeromon.storage.run_store import Store
 
 _TEXTS = {
-    "wandb": "a run beside that of the script, in its project; needs wandb",
-    "mlflow": "the script's own run; needs mlflow, or mlflow-skinny",
-    "tensorboard": "runs below the folder of the script's SummaryWriter; needs tensorboard",
-    "kubeflow": "progress and metrics in the status of a TrainJob of Kubeflow Trainer",
+    "wandb": "a run beside the script's; needs wandb",
+    "mlflow": "the script's own run; needs mlflow-skinny",
+    "tensorboard": "runs below its folder; needs tensorboard",
+    "kubeflow": "the status of a TrainJob of Kubeflow Trainer",
 }
 __doc__ = (__doc__ or "").format(
     trackers="\n".join(f"  zeromon track --to {name:<13}{text}" for name, text in _TEXTS.items())

@@ -80,16 +80,10 @@ def _wandb(export: Export) -> str:
 
 
 FORMATS = {
-    "parquet": Format(
-        ".parquet", _parquet, "a table, a row a rank and step: polars, pandas, DuckDB"
-    ),
+    "parquet": Format(".parquet", _parquet, "a table, a row a rank and step"),
     "csv": Format(".csv", _csv, "the same for spreadsheets"),
-    "chrome-trace": Format(
-        ".trace.json", _chrome_trace, "for ui.perfetto.dev and chrome://tracing"
-    ),
-    "tensorboard": Format(
-        "-tensorboard", _tensorboard, "event files, a run a rank; needs tensorboard"
-    ),
-    "wandb": Format("-wandb", _wandb, "an offline run for wandb sync; needs wandb"),
+    "chrome-trace": Format(".trace.json", _chrome_trace, "for ui.perfetto.dev"),
+    "tensorboard": Format("-tensorboard", _tensorboard, "a run a rank; needs tensorboard"),
+    "wandb": Format("-wandb", _wandb, "offline, for wandb sync; needs wandb"),
 }
 """Name after ``--to`` -> format."""

@@ -166,14 +166,18 @@ def read_step(
 
     Without *step*: in that of the median length. Raises :class:`TraceError` where there is none.
     """
-    found = [
+    steps = [
         HostStep(int(match.group(1)), mark.start_ns, mark.end_ns)
         for mark in data.marks for match in (STEP_MARK.match(mark.name),)
-        if match and not mark.on_device and step in (None, int(match.group(1)))
+        if match and not mark.on_device
     ]  # fmt: skip
+    if not steps:
+        raise TraceError(f"{path} has no profiler step", "torch.profiler marks them at step().")
+    found = [one for one in steps if step in (None, one.step)]
     if not found:
-        what = "no profiler step" if step is None else f"no profiler step {step}"
-        raise TraceError(f"{path} has {what}: torch.profiler marks them at step()")
+        first, last = min(one.step for one in steps), max(one.step for one in steps)
+        known = f"step {first}" if first == last else f"steps {first} to {last}"
+        raise TraceError(f"{path} has no profiler step {step}", f"It has {known}.")
     host = sorted(found, key=lambda one: one.end_ns - one.start_ns)[len(found) // 2]
     told(-path.stat().st_size)
     for event in complete_events(path, TraceData(), told):
