@@ -7,6 +7,7 @@ element, but for ``buffer_bytes``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast, get_args, get_type_hints
 
@@ -157,12 +158,13 @@ class TrackersMetadata(TypedDict, total=False):
 
 
 def without_secrets(url: str) -> str:
-    """*url* without user, password and query; also of a database."""
+    """*url* without user, password, query and fragment; also of a database."""
     scheme, mark, rest = url.partition("://")
-    if not mark:
-        return url
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+    return scheme + mark + re.split("[?#]", _LOGIN.sub("", rest, count=1))[0] if mark else url
+
+
+_LOGIN = re.compile(r"^(?:[^/?#]*@|[^/?#@:[]*:(?!\d+[/?#])[^@]*@)")
+"""User and password; a driver of a database takes also a password with a slash or a question mark."""
 
 
 class ProcessMetadata(TypedDict, total=False):

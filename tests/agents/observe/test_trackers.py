@@ -21,6 +21,12 @@ SECRET = "s3cr3t"
     [
         (f"https://me:{SECRET}@host:5000/a?token={SECRET}", "https://host:5000/a"),
         (f"postgresql+psycopg://me:{SECRET}@db/mlflow", "postgresql+psycopg://db/mlflow"),
+        (f"postgresql://me:{SECRET}/?#{SECRET}@db/mlflow", "postgresql://db/mlflow"),
+        (f"https://me:a@{SECRET}@host/a", "https://host/a"),
+        (f"https://host?token={SECRET}", "https://host"),
+        (f"https://host:5000#{SECRET}", "https://host:5000"),
+        ("https://host:5000/a@b", "https://host:5000/a@b"),
+        ("https://[::1]:5000/a@b", "https://[::1]:5000/a@b"),
         ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"), ("file:///tmp/a@b", "file:///tmp/a@b"),
         ("databricks://profile", "databricks://profile"), ("databricks", "databricks"),
     ],
