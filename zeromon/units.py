@@ -13,7 +13,7 @@ def human_bytes(nbytes: float | None) -> str:
     if nbytes is None or nbytes < 0:
         return "n/a"
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
+        if nbytes < (1024 if unit == "B" else 1023.95):  # that is 1024.0 when it is rounded
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"

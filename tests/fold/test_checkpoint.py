@@ -13,6 +13,7 @@ from builders import MS, collective, folded, host, span, state, step
 from prometheus_client.parser import text_string_to_metric_families
 
 from zeromon.collector.daemon import Collector
+from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import TOTALS
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.fold.checkpoint import checkpoint_of, decode, encode, restore
@@ -243,3 +244,18 @@ def test_a_reader_that_goes_on_has_lost_only_what_it_did_not_know(tmp_path: Path
         reader.read()
         assert least <= reader.lost <= most
         assert reader.position == 1001
+
+
+def test_a_group_that_is_named_after_its_first_calls_has_its_size(tmp_path: Path) -> None:
+    """A poll reads the names before the records, so a call may come before the name of its group."""
+    path = tmp_path / "rank0.1.ring"
+    ring = RingWriter(path, rank=0, capacity=CAPACITY)
+    issued, done = head(Kind.ISSUED, Op.ALL_REDUCE), head(Kind.DONE, Op.ALL_REDUCE)
+    follower = RankFollower(path)
+    for number in (1, 2):
+        ring.write(number * MS, issued, place(1), 1 << 20, number, Dtype.BFLOAT16, 0)
+        ring.write(number * MS + 9, done, place(1), 1 << 20, number * MS, 5, number)
+        follower.poll()
+        assert ring.name(NameKind.GROUP, {"label": "world", "size": 2, "ranks": [0, 1]}) == number
+    (row,) = follower.state.traffic.values()
+    assert (row.calls, row.size, row.bus_factor) == (2, 2, 1.0)

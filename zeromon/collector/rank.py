@@ -9,7 +9,7 @@ from pathlib import Path
 from zeromon.fold.checkpoint import Checkpoint, restore
 from zeromon.fold.fold import fold_records
 from zeromon.fold.observed import Vitals
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, know_group
 from zeromon.fold.summarize import vitals
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
@@ -100,7 +100,7 @@ class RankFollower:
             if name.kind == NameKind.META:
                 state.meta.update(payload)
             elif name.kind == NameKind.GROUP:
-                state.groups[name.id] = payload
+                know_group(state, name.id, payload)
             elif name.kind == NameKind.UNIT:
                 state.units[name.id] = fqn = str(payload.get("fqn", ""))
                 if fqn == BACKGROUND:

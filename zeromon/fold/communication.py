@@ -38,8 +38,7 @@ class CollectiveStats:
     )  # fmt: skip
 
     def __init__(self, op: Op, size: int, step: int, totals: Any = None) -> None:
-        self.size = size
-        self.bus_factor = bus_factor(op, size)
+        self.sized(op, size)
         self.step = step
         self.totals = totals
         """The totals of the same operation and group: they save the fold a second look-up."""
@@ -57,6 +56,10 @@ class CollectiveStats:
         self.matched_ns = 0
         """Exposed nanoseconds of the calls that were matched across ranks."""
         self.best_busbw = 0.0
+
+    def sized(self, op: Op, size: int) -> None:
+        """Sets the number of ranks of the group."""
+        self.size, self.bus_factor = size, bus_factor(op, size)
 
     def at(self, step: int) -> list[float]:
         """Returns the sums of *step*, which the caller adds to."""

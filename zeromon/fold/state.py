@@ -386,6 +386,14 @@ def group_size(state: RankState, group: int) -> int:
     return int(state.groups.get(group, {}).get("size", 1))
 
 
+def know_group(state: RankState, group: int, facts: dict[str, Any]) -> None:
+    """Notes the *facts* of a group; rows that its first calls have made before get its size."""
+    state.groups[group] = facts
+    for (op, of, _, _), row in state.traffic.items():
+        if of == group:
+            row.sized(op, group_size(state, group))
+
+
 def group_id(state: RankState, group: int) -> str:
     """A name of a group that is the same on all members: its label, its own name, and its ranks."""
     facts = state.groups.get(group, {})
