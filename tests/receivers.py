@@ -35,6 +35,8 @@ class Webhook:
     """An HTTP server that keeps what is posted."""
 
     status: int = 200
+    location: str = ""
+    """Where it redirects to."""
     pause: float = 0.0
     requests: list[Request] = field(default_factory=list)
     port: int = 0
@@ -50,8 +52,15 @@ def webhook(host: str = "127.0.0.1", tls: SSLContext | None = None) -> Iterator[
             kept.requests.append(Request(self.path, dict(self.headers), body))
             time.sleep(kept.pause)
             self.send_response(kept.status)
+            if kept.location:
+                self.send_header("Location", kept.location)
             self.end_headers()
             self.wfile.write(b"ok")
+
+        def do_GET(self) -> None:
+            kept.requests.append(Request(self.path, dict(self.headers), ""))
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass

@@ -211,7 +211,7 @@ def test_an_exporter_is_a_choice_of_export_and_writes_the_steps(
     try:
         with pytest.raises(SystemExit):
             cli.main(["export", "--help"])
-        assert "--to jsonl           a JSON object a rank and step" in capsys.readouterr().out
+        assert "--to jsonl         a JSON object a rank and step" in capsys.readouterr().out
         assert cli.main(["export", one.run, "--to", "jsonl"]) == 0
     finally:
         sys.modules.pop("zeromon.cli.export", None)

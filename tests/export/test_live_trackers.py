@@ -157,6 +157,13 @@ def test_kubeflow_gets_progress_and_metrics_of_any_script(controller: Webhook) -
     assert (found["progressPercentage"], found["estimatedRemainingSeconds"]) == (100, 0)
 
 
+def test_the_token_follows_no_redirect(controller: Webhook) -> None:
+    controller.status, controller.location = 302, f"http://localhost:{controller.port}/other"
+    with pytest.raises(OSError, match="302"):
+        TRACKERS["kubeflow"](snapshot(), {}).push(snapshot(), [])
+    assert [request.path for request in controller.requests] == ["/status"]
+
+
 def test_what_is_not_known_is_left_out_and_the_end_of_a_failed_run_is_not_100(
     controller: Webhook,
 ) -> None:

@@ -126,6 +126,13 @@ class _Mlflow:
         pass
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Urllib would pass the token on to another server, and the figures to none."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Refuses: the redirect is the error that it is without this handler."""
+
+
 class _Kubeflow:
     """The status of the TrainJob (KEP-2779), as the callback of transformers sends it for a Trainer."""
 
@@ -133,7 +140,9 @@ class _Kubeflow:
         self._url = os.environ[_URL]
         trusted = ssl.create_default_context(cafile=os.environ.get(_CA) or None)
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=trusted),
+            _NoRedirect(),
         )
         self._last: dict[str, float] = {}
 
