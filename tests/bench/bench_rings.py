@@ -104,7 +104,7 @@ class Node:
 
     def listens(self) -> bool:
         """Whether it serves; from then on :attr:`address` is its own."""
-        assert self.process.poll() is None, self.log.read_text()
+        assert self.process.poll() is None, (self.process.returncode, self.log.read_text())
         with suppress(OSError, ValueError):
             facts = json.loads((self.root / "collector.json").read_text())
             self.address = f"{facts['host']}:{facts['port']}"
@@ -153,16 +153,13 @@ def memory(pid: int) -> tuple[float, float]:
 def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) -> tuple[Any, Any]:
     """The collectors and the writers, when all collectors know all nodes and all rings are written."""
 
-    def mine(process: Any) -> Any:
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        return process
-
+    processes: list[subprocess.Popen[bytes]] = []
+    stack.callback(end, processes)
     host, world = own_address(), nodes * each
     collectors = []
     for n in range(nodes):
         collectors.append(Node(folder / str(n), host))
-        mine(collectors[-1].process)
+        processes.append(collectors[-1].process)
     for node in collectors:
         wait_for(node.listens, 300)
     cards = [
@@ -179,16 +176,23 @@ def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) ->
     for first in range(0, nodes, share):
         folders = [str(node.run) for node in collectors[first : first + share]]
         words = [first * each, each, world, rate]
-        writers.append(mine(subprocess.Popen(
-            [sys.executable, __file__, "--write", *folders, "--", *map(str, words)],
-            stdout=subprocess.PIPE,
-        )))  # fmt: skip
+        command = [sys.executable, __file__, "--write", *folders, "--", *map(str, words)]
+        writers.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        processes.append(writers[-1])
     for writer in writers:
         assert writer.stdout.readline()
     for node in collectors:
         wait_for(lambda node=node: len(ranks_of(node)) == each, 120)
     wait_for(lambda: len(json.loads(collectors[0].get("/sd"))) == nodes, 120)
     return collectors, writers
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends all of them, at the same time."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
 def ranks_of(node: Node) -> Sequence[Any]:
