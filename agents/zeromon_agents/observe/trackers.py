@@ -23,9 +23,21 @@ class Trackers:
     def __init__(self) -> None:
         self._wandb: Any = None
         self._mlflow = ""
+        self._failed = False
 
     def news(self) -> TrackersMetadata:
-        """Returns the runs that were opened since the last call; empty without one."""
+        """Returns the runs that were opened since the last call; empty without one.
+
+        After an error it does not look again: a thousand errors would end the agent.
+        """
+        if self._failed:
+            return {}
+        self._failed = True
+        found = self._news()
+        self._failed = False
+        return found
+
+    def _news(self) -> TrackersMetadata:
         found: TrackersMetadata = {}
         run = getattr(sys.modules.get("wandb"), "run", None)
         settings = getattr(run, "_settings", None)
@@ -54,7 +66,8 @@ def _mlflow_run() -> str:
     if stack is None:
         return ""
     stacks = [stack] if isinstance(stack, list) else list(stack.get_all_thread_values().values())
-    return next((_text(runs[-1].info.run_id) for runs in stacks if runs), "")
+    # a thread may end its run meanwhile
+    return next((_text(last.info.run_id) for runs in stacks for last in runs[-1:]), "")
 
 
 def _absolute(uri: str) -> str:

@@ -53,6 +53,15 @@ def test_a_process_without_trackers_and_one_that_uses_none_tell_nothing(
     assert Trackers().news() == {}
 
 
+def test_a_library_with_other_insides_costs_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fluent = SimpleNamespace(_active_run_stack=object())
+    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)  # type: ignore[arg-type]
+    trackers = Trackers()
+    with pytest.raises(AttributeError):
+        trackers.news()
+    assert trackers.news() == {}
+
+
 def test_a_run_of_wandb_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is missing")
     monkeypatch.chdir(tmp_path)
