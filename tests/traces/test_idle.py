@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,13 @@ def test_many_ranks_have_the_rows_that_differ(
     for action in ("analyze", "memory", "flight"):
         assert main(["trace", action, str(tmp_path / "none.json")]) == 2
         assert "zeromon trace --help" in capsys.readouterr().err
+        assert main(["trace", action, "a" * 300]) == 2
+        assert "File name too long" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "empty" / "nobody_writes.json")
+    os.mkfifo(tmp_path / "empty" / "nobody_writes_0")
+    assert main(["trace", "flight", str(tmp_path / "empty")]) == 2
+    assert "holds no dumps" in capsys.readouterr().err
     assert main(["trace", "analyze", str(tmp_path / "empty")]) == 2
     assert "has no trace" in capsys.readouterr().err
 

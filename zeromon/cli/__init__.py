@@ -115,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        say(f"{error.filename}: {error.strerror}")
+        return 2
 
 
 def positive(text: str) -> int:

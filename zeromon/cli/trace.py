@@ -151,7 +151,7 @@ def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | No
     """
     files = []
     for path in paths:
-        inside = path.glob("*.json*") if path.is_dir() else (path,)
+        inside = filter(Path.is_file, path.glob("*.json*")) if path.is_dir() else (path,)
         files += sorted(file for file in inside if file.name != RESULT_FILE)
     for number, file in enumerate(files, 1):
         size = file.stat().st_size >> 10 if file.is_file() else 0

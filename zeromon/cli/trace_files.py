@@ -118,7 +118,7 @@ def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
         file: path.is_dir()
         for path in paths
         for file in (sorted(path.iterdir()) if path.is_dir() else [path])
-        if file == path or RANK_IN_NAME.search(file.name)
+        if file == path or (RANK_IN_NAME.search(file.name) and file.is_file())
     }
     progress = Progress(len(inside), "files")
     for file, is_optional in inside.items():
