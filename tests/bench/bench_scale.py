@@ -80,7 +80,7 @@ def own_metrics(server: Prometheus) -> dict[str, float]:
 
 def kept(nodes: int, ranks: int, seconds: float) -> dict[str, float]:
     """All collectors under a Prometheus for that long."""
-    command = [sys.executable, str(Path(__file__).with_name("fleet.py")), str(nodes), str(ranks)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "fleet.py"), str(nodes), str(ranks)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         url = serving.stdout.readline().split()[1]
