@@ -51,7 +51,7 @@ help:
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
-	@echo "make bench     what zeromon costs, in 22 minutes, as build/bench.json; tests/bench/run.py --compare A B"
+	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
 	@echo "make docs      the documentation as a site, in build/site; a broken link is an error"
 	@echo "make release   the checks of a release, then dist/; nothing is uploaded"

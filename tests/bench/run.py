@@ -46,10 +46,10 @@ class Bench(NamedTuple):
 
 OURS = (
     Bench("bench_hooks.py", 0.3),
-    Bench("bench_imports.py 5", 0.9, rounds=2),
+    Bench("bench_imports.py 5", 0.5),
     Bench("bench_census.py", 0.2, rounds=3),
     Bench("bench_collector.py", 0.4),
-    Bench("bench_exposition.py 8 80", 0.4, rounds=2),
+    Bench("bench_exposition.py 8 80", 0.2),
     Bench("bench_forecast.py 5", 0.3),
     Bench("bench_nodes.py 16 128", 0.2, rounds=2),
     Bench("bench_store.py 200000 ours", 0.4),
@@ -66,7 +66,7 @@ OURS = (
     Bench("bench_dash.py", 2.1),
     Bench("bench_attach.py 10 fsdp2", 0.3),
     Bench("bench_soak.py --steps 300", 0.5),
-    Bench("bench_rings.py 16 8 60 15", 2.2),
+    Bench("bench_rings.py 8 8 30 15", 1.2),
 )
 """Not here, because they take long, or need a cgroup of their own: advice, fit, fleet, ledger, scale,
 try, whatif. `rings` fails where no prometheus is installed."""

@@ -246,14 +246,14 @@ def forked() -> dict:
     os.waitpid(child, 0)
     dist.all_reduce(tensor)
     from zeromon.ring.buffer import RingReader
-    from zeromon.ring.events import Kind
+    from zeromon.ring.events import Kind, kind_of
 
     records = RingReader(ring.path).read()
     numbers = [r[0] for r in records]
     return {
         "child_mode": int(os.read(read, 9)),
         "in_order": numbers == list(range(1, len(numbers) + 1)),
-        "issued": sum(r[2] == Kind.ISSUED for r in records),
+        "issued": sum(kind_of(r) == Kind.ISSUED for r in records),
     }
 
 
@@ -288,11 +288,21 @@ def peak() -> dict:
     if "watch" in sys.argv:
         zeromon_agents.start()
     tensor_kib, peaks = 16 * 1024, []
+    page_kib = os.sysconf("SC_PAGE_SIZE") // 1024
+
+    def resident_kib() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page_kib
+
+    dist.all_reduce(torch.ones(1))
+    most, limit = resident_kib() + tensor_kib // 2, time.monotonic() + 5
     for count in (20, 80):
         for _ in range(count):
             work = dist.all_reduce(torch.ones(tensor_kib * 256), async_op=True)
             work.wait()
-            time.sleep(0.002)  # gloo's own thread frees the tensor a moment later
+            del work
+            # gloo's own thread frees the tensor a moment later
+            while resident_kib() > most and time.monotonic() < limit:
+                time.sleep(0.001)
         status = Path("/proc/self/status").read_text()
         line = next(x for x in status.splitlines() if x.startswith("VmHWM"))
         peaks.append(int(line.split()[1]))

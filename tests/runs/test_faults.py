@@ -20,7 +20,7 @@ from zeromon.collector.run import read_folder
 from zeromon.readout.verdict import Health
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.events import Kind
+from zeromon.ring.events import Kind, kind_of
 from zeromon.sources.live import collector_address, runs_at
 
 TINY = str(PROGRAMS / "tiny.py")
@@ -83,7 +83,7 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     folder = node.root / "r"
     ring = wait_for(lambda: next(iter(folder.glob("rank1.*.ring")), None))
     reader = RingReader(ring)
-    wait_for(lambda: any(raw[2] == Kind.STEP and raw[8] >= 20 for raw in reader.read()))
+    wait_for(lambda: any(kind_of(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read()))
     pid = reader.header.pid
     os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
     time.sleep(0.2)
