@@ -51,7 +51,7 @@ PATIENCE = 60.0
 QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "plain": {
         "step": "s", "data": "s", "forward": "s", "backward": "s", "optimizer": "s",
-        "parameters": "bytes", "gradients": "bytes", "optimizer state": "bytes",
+        "parameters": "bytes", "gradients": "bytes", "optimizer state": "bytes", "late rank": "",
     },
     "exchange": {"exposed": "s", "bytes": "bytes", "calls": ""},
     "input": {"late rank": "", "late in": "", "late by": "s"},

@@ -97,9 +97,9 @@ def _zeromon_launch(run: Run) -> list[str]:
     return [sys.executable, "-m", "zeromon", "run", "--", *_torchrun(run)]
 
 
-def _report(run: Run) -> dict[str, Any]:
+def _report(run: Run, *more: str) -> dict[str, Any]:
     stores = {"ZEROMON_DIR": str(run.folder / "rings"), "ZEROMON_STORE": str(run.folder / "store")}
-    words = [sys.executable, "-m", "zeromon", "report", "--json"]
+    words = [sys.executable, "-m", "zeromon", "report", "--json", *more]
     done = subprocess.run(
         words, capture_output=True, text=True, env=os.environ | stores, timeout=60
     )
@@ -111,7 +111,15 @@ def _report(run: Run) -> dict[str, Any]:
 
 def _zeromon(run: Run) -> Answers:
     """The figures and conclusions of `zeromon report`, from its JSON."""
-    said = _report(run)
+    return _from_report(_report(run))
+
+
+def _zeromon_ended(run: Run) -> Answers:
+    """The same once the collector has seen the end, which takes it a second or two."""
+    return _from_report(_report(run, "--wait", "20"))
+
+
+def _from_report(said: Mapping[str, Any]) -> Answers:
     if not said:
         return {}
     first, answers = said["ranks"][0], {"late rank": "nobody"}
@@ -286,7 +294,7 @@ def _debug_server(run: Run) -> Answers:
 PROBING = {"PROBING": "job.py", "PROBING_TORCH_PROFILING": "on"}
 ALL = "plain exchange input slow leak hang death"
 TOOLS = (
-    Tool("zeromon", "zeromon", 0, ALL, _zeromon_launch, live=_zeromon, after=_zeromon),
+    Tool("zeromon", "zeromon", 0, ALL, _zeromon_launch, live=_zeromon, after=_zeromon_ended),
     Tool(
         "TraceML", "traceml-ai", 3, "plain exchange input slow leak death",
         _traceml_launch, {"TOOL": "traceml"}, after=_traceml,
