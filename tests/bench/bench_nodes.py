@@ -47,7 +47,7 @@ def measure(nodes: int) -> tuple[float, float, float]:
             )  # fmt: skip
             told[number] = until
             report = NodeReport(
-                "run", card, 0, 10**6, nodes, groups, joints[-2048:], peers(card.first_rank)
+                "run", card, 10**6, nodes, groups, joints[-2048:], peers(card.first_rank)
             )
             body = msgspec.json.encode(report)
             began = time.process_time()

@@ -21,7 +21,9 @@ from builders import MS, arrival, rank, run
 from hypothesis import given, strategies as st
 from support import wait_for
 
+from zeromon import __version__
 from zeromon.collector.cluster import (
+    EXCHANGE,
     Clock,
     KnownNode,
     Leader,
@@ -208,7 +210,6 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
             NodeReport(
                 "r",
                 card(0),
-                at,
                 peers=peer_updates([as_peer_rank(r, "n0") for r in here], asked, at, 0),
             ),
             at,
@@ -217,7 +218,6 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
             NodeReport(
                 "r",
                 card(2),
-                at,
                 peers=peer_updates([as_peer_rank(r, "n1") for r in there], asked, at, 0),
             ),
             at,
@@ -242,10 +242,10 @@ def test_ranks_of_a_silent_node_are_not_accused() -> None:
     now = 100 * SECOND
     here, there = reports(now)
     head = Leader()
-    head.answer(NodeReport("r", card(2), now, peers=[as_peer_rank(r, "n1") for r in there]), now)
+    head.answer(NodeReport("r", card(2), peers=[as_peer_rank(r, "n1") for r in there]), now)
     later = now + 20 * SECOND
     reply = head.answer(
-        NodeReport("r", card(0), later, peers=[as_peer_rank(r, "n0") for r in here]), later
+        NodeReport("r", card(0), peers=[as_peer_rank(r, "n0") for r in here]), later
     )
     (hang,) = reply.hangs
     assert (hang.elsewhere, hang.missing, hang.kind) == (
@@ -293,7 +293,7 @@ def test_a_node_without_the_head_says_why() -> None:
 def test_many_joints_make_the_sample_smaller() -> None:
     head = Leader()
     groups, many = packed(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
-    report = NodeReport("r", card(2), 0, groups=groups, joints=many)
+    report = NodeReport("r", card(2), groups=groups, joints=many)
     head.answer(report, SECOND)
     assert head.answer(report, 2 * SECOND).sample == 2
     head = Leader()
@@ -307,13 +307,13 @@ def test_many_joints_make_the_sample_smaller() -> None:
 def test_a_thousand_nodes_are_answered_more_seldom() -> None:
     head = Leader()
     for number in range(320):
-        reply = head.answer(NodeReport("r", card(2 * number), 0), number * SECOND // 100)
-    reply = head.answer(NodeReport("r", card(0), 0), 4 * SECOND)
+        reply = head.answer(NodeReport("r", card(2 * number)), number * SECOND // 100)
+    reply = head.answer(NodeReport("r", card(0)), 4 * SECOND)
     assert reply.every_seconds == 10.0
     assert len(reply.nodes) == 320  # it knew of none
-    reply = head.answer(NodeReport("r", card(0), 0, known=320), 5 * SECOND)
+    reply = head.answer(NodeReport("r", card(0), known=320), 5 * SECOND)
     assert reply.nodes == []
-    late = head.answer(NodeReport("r", card(0), 0, known=320), 40 * SECOND)
+    late = head.answer(NodeReport("r", card(0), known=320), 40 * SECOND)
     assert len(late.nodes) == 319
     cards = [seen.card for seen in late.nodes]
     heard = {seen.card.first_rank: KnownNode(seen.card, 20.0) for seen in late.nodes}
@@ -335,7 +335,7 @@ def test_names_from_elsewhere_steer_no_terminal() -> None:
         as_peer_rank(rank(2, failed=True, ended=bad), "another"), doing=bad
     )
     head = Leader()
-    reply = head.answer(NodeReport("r", card(2, node=bad), SECOND, peers=[peer]), SECOND)
+    reply = head.answer(NodeReport("r", card(2, node=bad), peers=[peer]), SECOND)
     (away,) = reply.away
     shown = [seen.card.node for seen in reply.nodes] + [away.node, away.ended, away.doing]
     assert all(text.isprintable() for text in shown)
@@ -455,14 +455,68 @@ class Silent:
 
     view = ()
 
+    def __init__(self) -> None:
+        self.leader = Leader()
+
     def exchange(self, body: bytes) -> bytes:
-        return answer(Leader(), body, 0)
+        return answer(self.leader, body, 0)
+
+
+def of_a_later_version(message: NodeReport | LeaderReply, **fields: object) -> bytes:
+    """A message of the next layout, in which *fields* have another form."""
+    read = json.loads(msgspec.json.encode(message))
+    return json.dumps(read | {"exchange": EXCHANGE + 1, "zeromon": "9.0", **fields}).encode()
+
+
+VERSIONS = (
+    f"runs zeromon 9.0 (exchange {EXCHANGE + 1}), this node zeromon {__version__} "
+    f"(exchange {EXCHANGE}): they do not read each other's reports; install one version on all nodes"
+)
+
+
+def test_the_leader_names_a_node_of_another_version() -> None:
+    """Its rows are longer than this version's; the nodes of this version are read as before."""
+    leader = Leader()
+    longer = of_a_later_version(NodeReport("r", card(2)), groups=["g"], joints=[[0, [0] * 12]])
+    reply = msgspec.json.decode(answer(leader, longer, SECOND), type=LeaderReply)
+    assert (reply.exchange, reply.zeromon, reply.nodes) == (EXCHANGE, __version__, [])
+    assert leader.note == f"node n1 {VERSIONS}"
+    exchange = ClusterSync("r", card(0), [card(0, run="r"), card(2)], leader)
+    exchange.enqueue(deque(), [])
+    assert exchange.note == leader.note
+    assert [view.heard_seconds for view in exchange.nodes()] == [0.0, None]
+    answer(leader, of_a_later_version(NodeReport("r", card(4))), SECOND)
+    assert leader.note == f"node n1 {VERSIONS}; the same of 1 more nodes"
+    for first in (2, 4):
+        answer(leader, msgspec.json.encode(NodeReport("r", card(first))), SECOND)
+    assert leader.note == ""
+
+
+def test_a_node_of_another_version_than_the_leader_names_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Later(Silent):
+        def exchange(self, body: bytes) -> bytes:
+            return of_a_later_version(LeaderReply(1, 1, 1.0), matches="of another form")
+
+    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
+    server = start_server(Later(), "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
+    leader = NodeInfo("n0", f"127.0.0.1:{server.server_port}", 0, 2, "r")
+    exchange = ClusterSync("r", card(2), [leader, card(2)], None)
+    exchange._replied -= 60
+    try:
+        wait_for(lambda: exchange.note)
+    finally:
+        exchange.close()
+        server.shutdown()
+    assert exchange.note == f"node n0 {VERSIONS}"
+    assert not exchange.is_heard
 
 
 def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> None:
     """The token itself, as collectors of an earlier version sent it, is no proof."""
     url = server_of("secret")
-    body = msgspec.json.encode(NodeReport("r", card(2), 0))
+    body = msgspec.json.encode(NodeReport("r", card(2)))
     assert post(url, body)[0] == 401
     assert post(url, body, Authorization="Bearer secret")[0] == 401
     assert post(url, body, **report_headers("other", body))[0] == 401
@@ -478,7 +532,7 @@ def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> N
 def test_a_report_of_an_hour_ago_is_refused(
     server_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, now = msgspec.json.encode(NodeReport("r", card(2), 0)), time.time()
+    body, now = msgspec.json.encode(NodeReport("r", card(2))), time.time()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
     proof = report_headers("secret", body)
     monkeypatch.undo()

@@ -3,7 +3,8 @@
     python tests/contracts/dump.py > contracts.txt
 
 The lines are the command line (verbs, options, defaults), the metrics (name, type, unit, labels, help),
-the JSON keys of a run snapshot with their types, the rules (code, name), and the environment variables.
+the JSON keys of a run snapshot with their types, those of the messages between nodes with the number
+of their layout, the rules (code, name), and the environment variables.
 ``contracts.txt`` beside this file is the state of this version; ``test_contracts.py`` fails when they
 differ. A test of docs/export.md holds the columns of the step export.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.cli import build_parser
+from zeromon.collector.cluster import EXCHANGE, LeaderReply, NodeReport
 from zeromon.diagnosis.pages import pages
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.snapshot import RunSnapshot
@@ -106,6 +108,8 @@ def dump() -> str:
         *command_line(build_parser()),
         *metrics(),
         *sorted(json_keys(RunSnapshot, "run")),
+        *sorted((*json_keys(NodeReport, "report"), *json_keys(LeaderReply, "reply"))),
+        f"json exchange: {EXCHANGE}; another number after any change of json report and json reply",
         *rules(),
         *environment(),
     ]

@@ -189,7 +189,7 @@ def nodes(run: RunSnapshot) -> None:
     put("node_card", "all.json", json.dumps(told))
     joint = PartialArrival("", 7, 4, 2, 10**9, 2 * 10**9, 1, 10**9, 10**6)
     peers = [as_peer_rank(rank, "n1") for rank in run.ranks]
-    report = NodeReport("r", cards[1], 0, 5, 2, ["g"], [(0, joint)], peers)
+    report = NodeReport("r", cards[1], 5, 2, ["g"], [(0, joint)], peers)
     body = msgspec.json.encode(report)
     put("node_message", "report.json", body)
     match = MatchedCollective("", 7, 10**9, 1, 10**6, 10**6, 10**6)

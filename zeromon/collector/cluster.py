@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from zeromon import __version__
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.stragglers import (
     NEVER,
@@ -30,6 +31,8 @@ from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.snapshot import GroupProgress, Hang, InFlight, NodeView, RemoteRank
 from zeromon.units import printable
 
+EXCHANGE = 1
+"""The layout of reports and replies: every change of their fields gets the next number."""
 _MOST_JOINTS_A_SECOND = 10_000
 _MOST_NAMED = 64
 """A reply lists all nodes up to this number; of more nodes, only the silent and the distant ones."""
@@ -79,13 +82,37 @@ class PeerRank(msgspec.Struct, frozen=True):
     pause: str = ""
 
 
+class Version(msgspec.Struct, kw_only=True):
+    """The version of a message, decoded first: the other fields may have another layout."""
+
+    exchange: int = 0
+    """:data:`EXCHANGE` of the sender; 0 before messages had it."""
+    zeromon: str = ""
+
+
+class Sender(Version, kw_only=True):
+    """Who sent a report, and in which version."""
+
+    run: str
+    card: NodeInfo
+
+
+def unread(node: str, version: Version) -> str:
+    """Returns why a message of *node* is not read; "" if it has the layout of this version."""
+    if version.exchange == EXCHANGE:
+        return ""
+    theirs = f"zeromon {printable(version.zeromon[:40])}" if version.zeromon else "an older zeromon"
+    return (
+        f"node {node} runs {theirs} (exchange {version.exchange}), this node zeromon {__version__} "
+        f"(exchange {EXCHANGE}): they do not read each other's reports; install one version on all nodes"
+    )
+
+
 class NodeReport(msgspec.Struct):
     """The report of a node to the leader. Times are by the leader's clock."""
 
     run: str
     card: NodeInfo
-    sent_ns: int = 0
-    """Unused; leaders of earlier versions refuse a report without it."""
     round_trip_ns: int = -1
     """To the leader and back, the shortest of the last exchanges; -1 before the first."""
     known: int = 0
@@ -94,6 +121,8 @@ class NodeReport(msgspec.Struct):
     joints: list[tuple[int, PartialArrival]] = []
     """Each with the index of its group in *groups*; its own group is empty."""
     peers: list[PeerRank] = []
+    exchange: int = EXCHANGE
+    zeromon: str = __version__
 
 
 def printable_node(card: NodeInfo) -> NodeInfo:
@@ -132,6 +161,8 @@ class LeaderReply(msgspec.Struct):
     away: list[RemoteRank] = []
     asked: list[str] = []
     """Ids of the groups whose progress the leader needs."""
+    exchange: int = EXCHANGE
+    zeromon: str = __version__
 
 
 class ClockOffset(NamedTuple):
@@ -270,6 +301,24 @@ class Leader:
         self._notable: list[KnownNode] = []
         """The nodes that are silent or distant."""
         self._concluded_ns = -(1 << 62)
+        self._unread: dict[int, str] = {}
+        """Why the reports of a node, by its first rank, are not read."""
+
+    def reads(self, sender: Sender) -> bool:
+        """Whether the report of *sender* has the layout of this version; keeps the reason if not."""
+        with self._lock:
+            reason = unread(printable(sender.card.node), sender)
+            self._unread.pop(sender.card.first_rank, None)
+            if reason:
+                self._unread[sender.card.first_rank] = reason
+            return not reason
+
+    @property
+    def note(self) -> str:
+        """Why the reports of a node are not read, and how many more nodes' are not; "" for none."""
+        reasons = list(self._unread.values())
+        more = f"; the same of {len(reasons) - 1} more nodes" if len(reasons) > 1 else ""
+        return reasons[0] + more if reasons else ""
 
     def answer(self, report: NodeReport, received_ns: int) -> LeaderReply:
         """Stores a report and returns the reply; *received_ns* is by this node's clock."""

@@ -26,12 +26,15 @@ from zeromon.collector.cluster import (
     NodeInfo,
     NodeReport,
     PeerRank,
+    Sender,
+    Version,
     node_views,
     packed,
     peer_updates,
     printable_node,
     to_leader_clock,
     unpacked,
+    unread,
 )
 from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
 from zeromon.levels import NODE_SILENT_SECONDS
@@ -46,9 +49,11 @@ _MOST_WAITING = 8192
 _MOST_JOINTS = 2048
 _MOST_CARDS = 1 << 22
 _MOST_REPLY = 1 << 26
+_SENDER = msgspec.json.Decoder(Sender)
 _REPORT = msgspec.json.Decoder(NodeReport)
+_VERSION = msgspec.json.Decoder(Version)
 _REPLY = msgspec.json.Decoder(LeaderReply)
-_Message = TypeVar("_Message", NodeReport, LeaderReply)
+_Message = TypeVar("_Message", Sender, NodeReport, Version, LeaderReply)
 _CARDS = msgspec.json.Decoder(list[NodeInfo])
 _ENCODER = msgspec.json.Encoder()
 
@@ -86,14 +91,21 @@ def _decoded(decoder: msgspec.json.Decoder[_Message], content: bytes) -> _Messag
 
 def answer(leader: Leader, body: bytes, received_ns: int) -> bytes:
     """Returns the leader's reply to a report; raises :class:`ValueError` for a malformed one."""
-    reply = leader.answer(_decoded(_REPORT, body), received_ns)
+    if leader.reads(_decoded(_SENDER, body)):
+        reply = leader.answer(_decoded(_REPORT, body), received_ns)
+    else:
+        reply = LeaderReply(received_ns, received_ns, 1.0)
     reply.replied_ns = time.monotonic_ns()
     return _ENCODER.encode(reply)
 
 
 def node_report(body: bytes) -> str:
     """Returns the run of a report; raises :class:`ValueError` for a malformed one."""
-    return _decoded(_REPORT, body).run
+    return _decoded(_SENDER, body).run
+
+
+class _OtherVersion(ValueError):
+    """The leader's messages have another layout; its text says which versions the two nodes run."""
 
 
 class ClusterSync:
@@ -140,6 +152,7 @@ class ClusterSync:
         if self.leader is not None:
             now = time.monotonic_ns()
             self._take(self.leader.answer(self._report(now, 0), now), 0)
+            self.note = self.leader.note
 
     @property
     def is_heard(self) -> bool:
@@ -212,6 +225,8 @@ class ClusterSync:
             return f"ranks of other nodes are not matched without a token: set {needs}"
         if isinstance(error, PermissionError):
             return f"{where}, refuses: set the same ZEROMON_TOKEN on all nodes"
+        if isinstance(error, _OtherVersion):
+            return str(error)
         hint = ""
         if self._leader_is_local:
             hint = (
@@ -249,6 +264,8 @@ class ClusterSync:
             given.encode(), reply_signature(token, proof[NONCE], content).encode()
         ):
             raise PermissionError("answers with another token")
+        if reason := unread(self._leader_name, _decoded(_VERSION, content)):
+            raise _OtherVersion(reason)
         reply = _decoded(_REPLY, content)
         self.clock.heard(sent, reply.received_ns, reply.replied_ns, heard)
         best = self.clock.best(heard)
