@@ -106,7 +106,7 @@ def call(options: argparse.Namespace) -> int:
         if folder is not None:
             tasks.withdraw(folder)
             if not _is_one_of_many():
-                for path in (folder / paths.NOTIFY, *folder.glob(f"{paths.TRACK}*")):
+                for path in (folder / paths.NOTIFY, *folder.glob(f"*{paths.TRACK}*")):
                     path.unlink(missing_ok=True)
                 (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):

@@ -13,15 +13,18 @@ docs/trackers.md has the details.
 from __future__ import annotations
 
 import argparse
+import fcntl
+import json
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zeromon.cli import least, say
 from zeromon.cli.attach import again
-from zeromon.errors import RunNotFound, SourceError, ZeromonError
+from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.export.live_trackers import TRACKERS, LiveTracker, OpenRun, check, opened
 from zeromon.readout.alerts import leads
 from zeromon.ring import paths
@@ -63,12 +66,46 @@ def call(options: argparse.Namespace) -> int:
     """Follows the run to its end; returns 1 where something was not sent."""
     check(options.to)
     source = _source(options.run) if options.of is None else _source_of(options.of)
-    tracking = _Tracking(options.to, source, options.of)
+    with _alone(options.to, source.run, options.of or _folder_of(source.run)):
+        tracking = _Tracking(options.to, source, options.of)
+        try:
+            return tracking.follow(options.every)
+        except KeyboardInterrupt:
+            tracking.close()
+            raise
+
+
+def _folder_of(run: str) -> Path | None:
+    """The folder of *run*; None if the run is not on this node."""
+    for folder in (path for root in paths.ring_roots() for path in root.glob("*/")):
+        name = folder.name
+        with suppress(OSError, ValueError, LookupError):
+            name = json.loads((folder / paths.RUN_NAME).read_text())[0]
+        if name == run:
+            return folder
+    return None
+
+
+@contextmanager
+def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
+    """Locks *run* for the tracker *name*: a second process would send everything twice.
+
+    Raises :class:`ExportError` if the lock is held.
+    """
+    if folder is None:
+        yield
+        return
+    fd = os.open(folder / f".{paths.TRACK}{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        return tracking.follow(options.every)
-    except KeyboardInterrupt:
-        tracking.close()
-        raise
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ExportError(
+            f"another process sends run {run} to {name} already",
+            f"`zeromon run --track {name}` starts one; a second would send everything twice.",
+        ) from error
+    finally:
+        os.close(fd)
 
 
 def _source(target: str | None) -> LiveSource:

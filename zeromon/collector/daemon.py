@@ -27,7 +27,7 @@ import msgspec
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer, node_report, read_node_infos
 from zeromon.collector.notify import Notifier
-from zeromon.collector.run import RUN_NAME, RunFollower, is_run_folder
+from zeromon.collector.run import RunFollower, is_run_folder
 from zeromon.collector.trace_capture import Captures
 from zeromon.errors import (
     CaptureRefused,
@@ -207,7 +207,7 @@ class Collector:
         else:
             run.run = self.store.free_name(run.folder.name, run.started_wall)
         with suppress(OSError):  # the agent of rank 0 sends it to the other nodes
-            replace_file(run.folder / RUN_NAME, json.dumps([run.run, run.started_wall]))
+            replace_file(run.folder / paths.RUN_NAME, json.dumps([run.run, run.started_wall]))
         run.record = Record(self.store.folder(run.run))
         run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
 

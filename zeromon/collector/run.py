@@ -59,10 +59,9 @@ from zeromon.storage.run_store import Store
 from zeromon.units import printable, printable_values
 
 TOTALS = "totals.msgpack"
-RUN_NAME = "name.json"
 _RUN_FILES = (
-    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", RUN_NAME, f".{RUN_NAME}.*", "nodes.json",
-    NOTE,
+    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
+    "nodes.json", NOTE,
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
     TOLD, f".{TOLD}.*", f"{paths.TRACK}*", f".{paths.TRACK}*",
@@ -468,7 +467,7 @@ def _read_totals(path: Path) -> dict[str, Checkpoint]:
 def _started_of(folder: Path) -> float:
     """Returns when the run started according to an earlier collector; 0 without one."""
     with suppress(OSError, ValueError, TypeError):
-        _, started = json.loads((folder / RUN_NAME).read_text())
+        _, started = json.loads((folder / paths.RUN_NAME).read_text())
         return float(started)
     return 0.0
 

@@ -27,6 +27,8 @@ NOTIFY = "notify.json"
 """The file of a run's folder that has the URLs for its alerts."""
 TRACK = "track-"
 """The beginning of the names of files that say what `zeromon track` cannot send."""
+RUN_NAME = "name.json"
+"""The file of a run's folder that has the run's name and when it started, seconds since the epoch."""
 _ROOM_FOR_RINGS = 64
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.paths import RUN_NAME
 from zeromon.ring.signing import is_own_card, signed_card
 from zeromon_agents.runtime.guard import Guard
 
@@ -253,7 +254,7 @@ def node_of(content: bytes, token: str) -> dict[str, Any] | None:
 
 def _name_in(run_dir: Path) -> tuple[str, float]:
     with suppress(OSError, ValueError, TypeError):
-        name, started = json.loads((run_dir / "name.json").read_bytes())
+        name, started = json.loads((run_dir / RUN_NAME).read_bytes())
         return str(name), float(started)
     return "", 0.0
 
