@@ -12,6 +12,7 @@ import ast
 import importlib.util
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -433,9 +434,25 @@ def read_installed() -> Schema:
     return found
 
 
+_WIDTH, _WIDTH_OF_A_ROW = 105, 65
+"""Characters of a line, and of a value that stays on one line."""
+
+
 def dumped(content: Schema) -> str:
-    """Returns the text of ``schema.json``."""
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+    """Returns the text of ``schema.json``: an entry a line, and lists of names wrapped."""
+    return _entry(content, "") + "\n"
+
+
+def _entry(value: Any, indent: str) -> str:
+    line = json.dumps(value, sort_keys=True)
+    if not isinstance(value, (dict, list)) or len(indent + line) < _WIDTH_OF_A_ROW:
+        return line
+    inside = indent + " "
+    if isinstance(value, dict):
+        rows = [f"{inside}{json.dumps(k)}: {_entry(v, inside)}" for k, v in sorted(value.items())]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    body = textwrap.fill(line[1:-1], _WIDTH, initial_indent=inside, subsequent_indent=inside)
+    return f"[\n{body}\n{indent}]"
 
 
 if __name__ == "__main__":
