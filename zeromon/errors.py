@@ -9,6 +9,7 @@
       RunAmbiguous         several runs match
       RunRefused           the record of a run cannot be changed so
       SourceError          a collector or a Prometheus does not answer
+        SourceRefused      a collector wants a token, or another one
       CollectorError       the collector cannot start
       LaunchError          the command cannot be started
       PlanError            a model, a configuration or a plan is invalid
@@ -76,6 +77,10 @@ class SourceError(ZeromonError):
     """A collector or a Prometheus does not answer, or answers something unexpected."""
 
     hint = "Check the address; `zeromon attach` without arguments lists the runs of this node."
+
+
+class SourceRefused(SourceError):
+    """A collector wants a token, or another one."""
 
 
 class CollectorError(ZeromonError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import MS, rank, run, summary
+from served import Fixed
 
+from zeromon.collector.http import start_server
 from zeromon.errors import SourceError
 from zeromon.snapshot import NodeView, RunSnapshot
 from zeromon.sources import new_steps
@@ -89,3 +92,25 @@ def test_the_first_node_is_needed(collectors: list[Collector]) -> None:
     collectors[0].answers = False
     with pytest.raises(SourceError):
         NewSteps(collectors[0]).run()
+
+
+@pytest.mark.parametrize("token", ["another", "same"])
+def test_a_node_that_refuses_to_be_read_is_named(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector of an earlier version knows no signed reads, and refuses them as a wrong token."""
+    monkeypatch.setenv("ZEROMON_TOKEN", "same")
+    first = Collector("n0", (0, 1), ("n0", "n1"))
+    server = start_server(Fixed(run(rank(2))), "127.0.0.1", 0, token)  # type: ignore[arg-type]
+    here, there = first.snapshot.nodes
+    there = replace(there, address=f"127.0.0.1:{server.server_port}")
+    first.snapshot = replace(first.snapshot, nodes=(here, there))
+    steps = NewSteps(first)
+    try:
+        found = steps.run()
+    finally:
+        server.shutdown()
+    refused = token == "another"
+    assert [one.rank for one in found.ranks] == ([0, 1] if refused else [0, 1, 2])
+    assert ("left out: n1, whose collectors" in steps.left_out) == refused
+    assert bool(steps.left_out) == refused

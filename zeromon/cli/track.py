@@ -184,7 +184,7 @@ class _Tracking:
             self._say(f"{self._name} does not take the figures: {type(error).__name__}")
             return False
         self._steps.kept()
-        self._say("")
+        self._say(self._steps.left_out)
         return True
 
     def close(self) -> int:

@@ -13,7 +13,14 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError, TrialRefused
+from zeromon.errors import (
+    CaptureRefused,
+    RunAmbiguous,
+    RunNotFound,
+    SourceError,
+    SourceRefused,
+    TrialRefused,
+)
 from zeromon.probes.listeners import listening_users
 from zeromon.probes.output import output_of
 from zeromon.ring import paths
@@ -202,7 +209,7 @@ def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -
         if error.status == 409:
             raise _refused(error.content) from error
         if error.status == 401:
-            raise SourceError(f"{address} requires a token", "Set ZEROMON_TOKEN.") from error
+            raise SourceRefused(f"{address} requires a token", "Set ZEROMON_TOKEN.") from error
         if error.status == 404:
             raise RunNotFound(f"{address} does not follow that run (any more)") from error
         raise SourceError(f"{address} answers {error.status}") from error

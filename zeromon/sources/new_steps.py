@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from zeromon.errors import RunNotFound, SourceError
+from zeromon.errors import RunNotFound, SourceError, SourceRefused
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveSource
@@ -16,6 +16,10 @@ _MOST = 5000
 """Of more new steps of a rank those that stand out are read."""
 _LATE_US = 600_000_000
 """A step that ends so long after those of other ranks began is not waited for."""
+_LEFT_OUT = (
+    "left out: {}, whose collectors refuse to be read; all nodes need the same ZEROMON_TOKEN and the"
+    " same version of zeromon"
+)
 
 
 class NewSteps:
@@ -29,6 +33,8 @@ class NewSteps:
         self._known: dict[int, int] = {}
         """Rank -> when its last step began, microseconds since the epoch."""
         self._read: dict[int, int] = {}
+        self.left_out = ""
+        """Which nodes refuse to be read, and why; "" for none."""
 
     def run(self) -> RunSnapshot:
         """The run with the ranks of all nodes; a node that does not answer is left out.
@@ -41,11 +47,18 @@ class NewSteps:
         for node in run.nodes if self.first.live else ():
             if node.address and not node.here:
                 self._others.setdefault(node.address, LiveSource(node.address, run.run, signs=True))
-        for source in self._others.values():
-            with suppress(SourceError, RunNotFound):
+        refusing = []
+        for address, source in self._others.items():
+            try:
                 there = source.latest()
+            except SourceRefused:  # noqa: PERF203
+                refusing += [node.node for node in run.nodes if node.address == address]
+            except (SourceError, RunNotFound):
+                continue
+            else:
                 ranks |= {rank.rank: rank for rank in there.ranks}
                 self._seen.append((source, there))
+        self.left_out = _LEFT_OUT.format(", ".join(refusing)) if refusing else ""
         return replace(run, ranks=tuple(ranks[number] for number in sorted(ranks)))
 
     def rows(self) -> list[dict[str, Any]]:
