@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from wandb_files import wandb_history
 
 from zeromon.errors import ExportError
 from zeromon.export import chrome_trace, tables, trackers
-from zeromon.export.files import Progress, replaced
+from zeromon.export.files import Export, Progress, replaced
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import (
     Done,
@@ -42,11 +43,21 @@ from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import NAMES, Writer, frame, merged, pieces, row_of
 
 STEPS = 30
-QUIET = Progress(1)
 
 
 def snapshot(**facts: Any) -> RunSnapshot:
     return run(*(rank(n) for n in range(2)), run="train-1", **facts)
+
+
+def export(
+    run: RunSnapshot,
+    steps: list[pl.LazyFrame],
+    path: Path,
+    rings: Sequence[RingEvents] = (),
+    *,
+    force: bool = False,
+) -> Export:
+    return Export(run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(1))
 
 
 @pytest.fixture
@@ -68,7 +79,7 @@ def kept(tmp_path: Path) -> list[pl.LazyFrame]:
 def test_a_table_has_every_row_with_what_is_unknown_as_null(
     kept: list[pl.LazyFrame], tmp_path: Path
 ) -> None:
-    tables.write(snapshot(), kept, tmp_path / "t.parquet", packed=True)
+    tables.write_parquet(export(snapshot(), kept, tmp_path / "t.parquet"))
     found = pl.read_parquet(tmp_path / "t.parquet")
     whole = pl.concat(kept).collect()
     assert found.height == 2 * STEPS
@@ -85,7 +96,7 @@ def test_a_table_has_every_row_with_what_is_unknown_as_null(
 def test_the_columns_are_those_of_the_documentation(kept: list[pl.LazyFrame]) -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert names == tables.table(snapshot(), kept).collect_schema().names()
+    assert names == tables.table(export(snapshot(), kept, Path("t"))).collect_schema().names()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
     early = frame(
         [row_of(0, summary(1, start_ns=-5 * MS), 0)]
     )  # before the epoch: a number below 0
-    tables.write(hostile, [*kept, early.lazy()], tmp_path / "t.csv", packed=False)
+    tables.write_csv(export(hostile, [*kept, early.lazy()], tmp_path / "t.csv"))
     with (tmp_path / "t.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * STEPS + 1
@@ -115,7 +126,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
 
 def test_rows_of_many_steps_say_of_how_many(tmp_path: Path, kept: list[pl.LazyFrame]) -> None:
     few = merged(pl.concat(kept).collect())
-    tables.write(snapshot(), [few.lazy()], tmp_path / "t.csv", packed=False)
+    tables.write_csv(export(snapshot(), [few.lazy()], tmp_path / "t.csv"))
     assert pl.read_csv(tmp_path / "t.csv")["steps"].to_list() == [16, 14, 16, 14]
 
 
@@ -125,7 +136,7 @@ def test_rows_of_many_steps_say_of_how_many(tmp_path: Path, kept: list[pl.LazyFr
 def traced(
     run: RunSnapshot, found: list[pl.LazyFrame], rings: list[RingEvents], path: Path
 ) -> list[dict[str, Any]]:
-    chrome_trace.write(run, found, rings, path, QUIET, packed=False)
+    chrome_trace.write(export(run, found, path, rings))
     return checked(json.loads(path.read_text()))
 
 
@@ -152,7 +163,7 @@ def test_a_row_of_many_steps_has_no_slice(kept: list[pl.LazyFrame], tmp_path: Pa
     """Where its steps began and ended is not known any more; the number of such rows is told."""
     few = merged(pl.concat(kept).collect()).lazy()
     path = tmp_path / "t.json"
-    assert chrome_trace.write(snapshot(), [few], [], path, QUIET, packed=False) == 4
+    assert chrome_trace.write(export(snapshot(), [few], path)).startswith("4 rows are of many")
     events = checked(json.loads(path.read_text()))
     assert not [e for e in events if e["ph"] == "X"]
     assert [e for e in events if e["ph"] == "C"]
@@ -234,7 +245,7 @@ def test_hostile_names_stay_text_and_a_packed_trace_is_the_same(
     plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
     events = traced(hostile, kept, [], plain)
     assert evil in next(e["args"]["name"] for e in events if e["name"] == "process_name")
-    chrome_trace.write(hostile, kept, [], packed, QUIET, packed=True)
+    chrome_trace.write(export(hostile, kept, packed))
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
 
@@ -272,10 +283,11 @@ def test_the_scalars_of_a_step_come_together_also_over_the_end_of_a_segment() ->
     def rows(*keys: tuple[int, int]) -> pl.LazyFrame:
         return frame([row_of(r, summary(step), 0) for step, r in keys]).lazy()
 
-    found = list(trackers.by_step([rows((1, 0), (1, 1), (2, 1)), rows((2, 0), (1, 0))], QUIET))
+    pieces = [rows((1, 0), (1, 1), (2, 1)), rows((2, 0), (1, 0))]
+    found = list(trackers.by_step(export(snapshot(), pieces, Path("t")).rows()))
     assert [step for step, _ in found] == [1, 2, 1]
-    ranks = [{name.partition("/")[0] for name in values} for _, values in found]
-    assert ranks == [{"rank0", "rank1"}, {"rank0", "rank1"}, {"rank0"}]
+    ranks = [{row["rank"] for row in together} for _, together in found]
+    assert ranks == [{0, 1}, {0, 1}, {0}]
 
 
 def test_a_boards_id_is_of_one_run_only() -> None:
@@ -290,7 +302,7 @@ def test_tensorboard_reads_back_what_was_written(kept: list[pl.LazyFrame], tmp_p
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is missing"
     )
     for force in (False, True):  # the second replaces the first
-        trackers.write_tensorboard(snapshot(), kept, tmp_path / "tb", QUIET, force=force)
+        trackers.write_tensorboard(export(snapshot(), kept, tmp_path / "tb", force=force))
     job = accumulator.EventAccumulator(str(tmp_path / "tb" / "job"))
     job.Reload()
     for tag, value in trackers.ledger_scalars(snapshot()).items():
@@ -305,7 +317,7 @@ def test_tensorboard_reads_back_what_was_written(kept: list[pl.LazyFrame], tmp_p
         assert len(found.Scalars("memory/allocated_bytes")) == STEPS - 4
         assert len(found.Scalars("communication/exposed_share")) == STEPS - STEPS // 8
     with pytest.raises(ExportError, match="holds an export already"):
-        trackers.write_tensorboard(snapshot(), kept, tmp_path / "tb", QUIET, force=False)
+        trackers.write_tensorboard(export(snapshot(), kept, tmp_path / "tb", force=False))
 
 
 def test_wandb_keeps_an_offline_run_with_every_step(
@@ -314,7 +326,7 @@ def test_wandb_keeps_an_offline_run_with_every_step(
     pytest.importorskip("wandb", reason="wandb is missing")
     monkeypatch.setattr(trackers, "_SCALARS", trackers._SCALARS[:2])
     for force in (False, True):
-        trackers.write_wandb(snapshot(), kept, tmp_path / "wb", QUIET, force=force)
+        trackers.write_wandb(export(snapshot(), kept, tmp_path / "wb", force=force))
     (path,) = (tmp_path / "wb").glob("wandb/offline-run-*-train-1/*.wandb")
     history = wandb_history(path)
     ledger = trackers.ledger_scalars(snapshot())
@@ -323,7 +335,7 @@ def test_wandb_keeps_an_offline_run_with_every_step(
     assert [values["step"] for values in history] == list(range(1, STEPS + 1))
     assert all(values["rank1/time/step_seconds"] == 0.1 for values in history)
     with pytest.raises(ExportError, match="holds an export already"):
-        trackers.write_wandb(snapshot(), kept, tmp_path / "wb", QUIET, force=False)
+        trackers.write_wandb(export(snapshot(), kept, tmp_path / "wb", force=False))
 
 
 @pytest.mark.parametrize(
@@ -337,9 +349,9 @@ def test_what_is_not_installed_is_said_with_the_way_out(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ExportError, match=f"needs {package}, which is not installed") as caught:
         if package == "wandb":
-            trackers.write_wandb(snapshot(), [], tmp_path / "out", QUIET, force=False)
+            trackers.write_wandb(export(snapshot(), [], tmp_path / "out", force=False))
         else:
-            trackers.write_tensorboard(snapshot(), [], tmp_path / "out", QUIET, force=False)
+            trackers.write_tensorboard(export(snapshot(), [], tmp_path / "out", force=False))
     assert caught.value.hint == f"pip install {package}"
     assert not (tmp_path / "out").exists()
 

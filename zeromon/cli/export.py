@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.errors import ExportError
-from zeromon.export.files import Progress
-from zeromon.export.formats import FORMATS, Export
+from zeromon.export.files import Export, Progress
+from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store

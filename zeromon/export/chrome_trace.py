@@ -9,23 +9,19 @@ since the first step; slices that overlap are spread over lanes, for those of a 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO, Any
 
 import msgspec
 
+from zeromon.export.files import Export, replaced
 from zeromon.fold.lanes import COMMUNICATION, SPENT, WAITS, spans
 from zeromon.readout.breakdown import PHASES
 from zeromon.ring.events import Event, Exit, HostSample, MemorySample, Oom
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import IDLE, NOT_TIMED, SKIPPED, UNTIMED
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from zeromon.export.files import Progress
 
 Slice = tuple[float, float, str, dict[str, Any]]
 """Start and duration in microseconds, name and arguments of a slice."""
@@ -48,52 +44,34 @@ _ARGUMENTS = (
 _MEMORY = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 
 
-def write(
-    run: RunSnapshot,
-    pieces: Sequence[pl.LazyFrame],
-    rings: Iterable[RingEvents],
-    path: Path,
-    progress: Progress,
-    *,
-    packed: bool,
-) -> int:
-    """Writes the trace; returns the number of merged rows, which are counters without a slice."""
-    with path.open("wb") as file:
-        if not packed:
-            return _write(run, pieces, rings, file, progress)
-        with gzip.GzipFile("", "wb", 1, file) as pack:
-            return _write(run, pieces, rings, pack, progress)
-
-
-def _write(
-    run: RunSnapshot,
-    pieces: Sequence[pl.LazyFrame],
-    rings: Iterable[RingEvents],
-    file: IO[bytes] | gzip.GzipFile,
-    progress: Progress,
-) -> int:
-    encode, merged, first_us = msgspec.json.Encoder().encode, 0, _first_us(run, pieces)
-    file.write(b'{"displayTimeUnit":"ms","otherData":')
-    file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))
-    file.write(b',"traceEvents":[\n')
-    file.write(b",\n".join(map(encode, names(run))))
-    for piece in pieces:
-        for row in piece.collect().iter_rows(named=True):
-            progress.add(1)
+def write(export: Export) -> str:
+    """Writes the trace, packed where the path ends in .gz; returns a note on rows without a slice."""
+    run, encode, merged = export.run, msgspec.json.Encoder().encode, 0
+    first_us = _first_us(export)
+    with ExitStack() as closing:
+        path = closing.enter_context(replaced(export.path, force=export.force))
+        file: IO[bytes] | gzip.GzipFile = closing.enter_context(path.open("wb"))
+        if export.path.suffix == ".gz":
+            file = closing.enter_context(gzip.GzipFile("", "wb", 1, file))
+        file.write(b'{"displayTimeUnit":"ms","otherData":')
+        file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))
+        file.write(b',"traceEvents":[\n')
+        file.write(b",\n".join(map(encode, names(run))))
+        for row in export.rows():
             merged += row["steps"] > 1
             file.writelines(b",\n" + encode(event) for event in step_events(row, first_us))
-    for ring in rings:
-        file.writelines(b",\n" + encode(event) for event in ring_events(ring, first_us))
-    file.write(b"\n]}\n")
-    return merged
+        for ring in export.rings:
+            file.writelines(b",\n" + encode(event) for event in ring_events(ring, first_us))
+        file.write(b"\n]}\n")
+    return f"{merged:,} rows are of many steps each: counters, no slices" if merged else ""
 
 
-def _first_us(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> int:
+def _first_us(export: Export) -> int:
     """The time 0 of the trace: the start-up before the first step."""
     import polars as pl
 
-    firsts = [piece.select(pl.col("start_us").min()).collect().item() for piece in pieces]
-    startup = max((rank.startup_seconds or 0.0 for rank in run.ranks), default=0.0)
+    firsts = [piece.select(pl.col("start_us").min()).collect().item() for piece in export.steps]
+    startup = max((rank.startup_seconds or 0.0 for rank in export.run.ranks), default=0.0)
     return min((int(first) for first in firsts if first is not None), default=0) - round(
         1e6 * startup
     )

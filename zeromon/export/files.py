@@ -1,13 +1,22 @@
 """Writes an export: whole or not at all, readable by this user only, over a file only with force."""
 
+from __future__ import annotations
+
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zeromon.errors import ExportError
 from zeromon.ring.atomic import replacing
+from zeromon.ring.slices import RingEvents
+from zeromon.snapshot import RunSnapshot
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _TELL_SECONDS = 0.2
 _BAR = 20
@@ -54,3 +63,26 @@ class Progress:
         """Removes the line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What is exported, and where to."""
+
+    run: RunSnapshot
+    steps: Sequence[pl.LazyFrame]
+    """The step history, in pieces that fit into memory each."""
+    rings: Iterable[RingEvents]
+    """The last events of each rank; can be read once."""
+    path: Path
+    """The file or folder to write."""
+    force: bool
+    """Whether an existing export is replaced."""
+    progress: Progress
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields the rows of the step history by the names of its columns, and counts them as done."""
+        for piece in self.steps:
+            for row in piece.collect().iter_rows(named=True):
+                self.progress.add(1)
+                yield row

@@ -5,11 +5,9 @@ Columns carry their units (docs/export.md); what is unknown is null, in CSV an e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeromon.snapshot import RunSnapshot
+from zeromon.export.files import Export, replaced
 from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
 from zeromon.units import no_formula
 
@@ -20,14 +18,15 @@ _KEYS = ("rank", "step", "steps")
 _MAY_BE_UNKNOWN = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 
-def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
-    """Returns the table of *pieces* with the exported columns."""
+def table(export: Export) -> pl.LazyFrame:
+    """Returns the step history with the exported columns."""
     import polars as pl
 
+    run = export.run
     strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
     flags = {"idle": IDLE, "skipped": SKIPPED, "untimed": UNTIMED}
     rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
-    return pl.concat(pieces).select(
+    return pl.concat(export.steps).select(
         pl.lit(no_formula(run.run)).alias("run"),
         pl.lit(no_formula(run.node)).alias("node"),
         pl.col("rank")
@@ -44,10 +43,15 @@ def table(run: RunSnapshot, pieces: Sequence[pl.LazyFrame]) -> pl.LazyFrame:
     )
 
 
-def write(run: RunSnapshot, pieces: Sequence[pl.LazyFrame], path: Path, *, packed: bool) -> None:
-    """Writes Parquet, or CSV unless *packed*; raises polars's PolarsError or OSError."""
-    rows = table(run, pieces)
-    if packed:
-        rows.sink_parquet(path, compression="zstd")
-    else:
-        rows.sink_csv(path)
+def write_parquet(export: Export) -> str:
+    """Writes Parquet; raises polars's PolarsError or OSError."""
+    with replaced(export.path, force=export.force) as file:
+        table(export).sink_parquet(file, compression="zstd")
+    return ""
+
+
+def write_csv(export: Export) -> str:
+    """Writes CSV; raises polars's PolarsError or OSError."""
+    with replaced(export.path, force=export.force) as file:
+        table(export).sink_csv(file)
+    return ""

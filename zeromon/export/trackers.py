@@ -11,21 +11,17 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zeromon.errors import ExportError
+from zeromon.export.files import Export
 from zeromon.readout.breakdown import PHASES
 from zeromon.readout.ledger import job_ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import NOT_TIMED
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from zeromon.export.files import Progress
 
 _SCALARS = (
     ("time/step_seconds", "duration_us"),
@@ -122,67 +118,49 @@ class EventFiles:
             writer.close()
 
 
-def write_tensorboard(
-    run: RunSnapshot,
-    pieces: Sequence[pl.LazyFrame],
-    folder: Path,
-    progress: Progress,
-    *,
-    force: bool,
-) -> None:
+def write_tensorboard(export: Export) -> str:
     """Writes the event files of a run."""
+    run, folder = export.run, export.path
     files, step = EventFiles(folder), 0
-    ours = [*folder.glob(f"rank*/events.*{_SUFFIX}"), *folder.glob(f"job/events.*{_SUFFIX}")]
-    _make_room(folder, ours, force=force)
+    _make_room(export, f"rank*/events.*{_SUFFIX}", f"job/events.*{_SUFFIX}")
     try:
-        for row in _rows(pieces, progress):
+        for row in export.rows():
             files.add_row(row)
             step = max(step, row["step"])
         files.add("job", run.taken_wall, step, ledger_scalars(run).items())
     finally:
         files.close()
+    return ""
 
 
-def _rows(pieces: Sequence[pl.LazyFrame], progress: Progress) -> Iterator[Row]:
-    for piece in pieces:
-        for row in piece.collect().iter_rows(named=True):
-            progress.add(1)
-            yield row
-
-
-def _make_room(folder: Path, ours: Sequence[Path], *, force: bool) -> None:
-    """Removes the files of an earlier export with *force*, and nothing else."""
-    if ours and not force:
+def _make_room(export: Export, *patterns: str) -> None:
+    """Removes the files of an earlier export with force, and nothing else."""
+    ours = [path for pattern in patterns for path in export.path.glob(pattern)]
+    if ours and not export.force:
         hint = "Give another -o, or --force to replace it."
-        raise ExportError(f"{folder} holds an export already", hint)
+        raise ExportError(f"{export.path} holds an export already", hint)
     for path in ours:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    export.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 # ---- Weights & Biases ------------------------------------------------------------------------------
 
 
-def write_wandb(
-    run: RunSnapshot,
-    pieces: Sequence[pl.LazyFrame],
-    folder: Path,
-    progress: Progress,
-    *,
-    force: bool,
-) -> None:
+def write_wandb(export: Export) -> str:
     """Writes an offline run for ``wandb sync``, with the step as x-axis and metrics by rank."""
+    run = export.run
     wandb, name = needed("wandb", "wandb"), wandb_id(run.run)
-    _make_room(folder, [*folder.glob(f"wandb/offline-run-*-{name}")], force=force)
-    board = open_wandb(
-        run, id=name, name=run.run, project="zeromon", dir=str(folder), mode="offline"
-    )
+    _make_room(export, f"wandb/offline-run-*-{name}")
+    folder = str(export.path)
+    board = open_wandb(run, id=name, name=run.run, project="zeromon", dir=folder, mode="offline")
     step = 0
-    for step, values in by_step(pieces, progress):
-        board.log({"step": step, **values})
+    for step, rows in by_step(export.rows()):
+        board.log({"step": step, **named(rows)})
     board.log({"step": step, **ledger_scalars(run)})
     board.finish()
     wandb.teardown()  # only then the last of it is in the file
+    return ""
 
 
 def open_wandb(run: RunSnapshot, settings: Row | None = None, **where: Any) -> Any:
@@ -219,22 +197,18 @@ def wandb_id(run: str) -> str:
     return name if name == run else f"{name}-{zlib.crc32(run.encode()):08x}"
 
 
-def by_step(
-    pieces: Sequence[pl.LazyFrame], progress: Progress
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the scalars of all ranks by step, in the order in which the steps began."""
-    for step, rows in _grouped(_rows(pieces, progress)):
-        yield step, named(rows)
-
-
 def live_steps(rows: Iterable[Row], ranks: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """The same of new *rows* of a run of so many *ranks*; of many ranks the largest and the median."""
+    """Yields the scalars of *rows* by step, of a run of so many *ranks*.
+
+    Of many ranks the largest and the median of each.
+    """
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
-    for step, together in _grouped(ordered):
+    for step, together in by_step(ordered):
         yield step, named(together) if ranks <= MOST_RANKS else _reduced(together)
 
 
-def _grouped(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+def by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+    """Yields the rows of all ranks by step, in the order in which the steps began."""
     together: list[Row] = []
     seen = set[int]()
     for row in rows:

@@ -16,7 +16,7 @@ from trace_format import checked
 
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.export import chrome_trace
-from zeromon.export.files import Progress
+from zeromon.export.files import Export, Progress
 from zeromon.readout.throughput import flops_per_token, mfu, samples_per_step, tokens_per_step
 from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
@@ -162,9 +162,12 @@ def test_a_trace_of_the_record_has_every_collective_as_a_slice(
     folder = shared_node.store.folder(run.result.run)
     path = shared_node.folder / f"{strategy}.json"
     found, _ = pieces(folder / "history")
+    rings = slices.of_run(run.result.run, folder)
     chrome_trace.write(
-        run.result.snapshot, found, slices.of_run(run.result.run, folder), path, Progress(1),
-        packed=False,
+        Export(
+            run=run.result.snapshot, steps=found, rings=rings, path=path, force=False,
+            progress=Progress(1),
+        )
     )  # fmt: skip
     events = checked(json.loads(path.read_text()))
     calls, _ = flight_counts(run.facts)
