@@ -56,7 +56,7 @@ def test_no_counter_of_energy_makes_no_column(tmp_path: Path) -> None:
 def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
     done = zeromon(tmp_path, "ledger", "--price", "-1")
     assert done.returncode == 2
-    assert "must be a positive number" in done.stderr
+    assert "must be above 0" in done.stderr
 
 
 def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Path) -> None:

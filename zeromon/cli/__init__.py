@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zeromon import __version__
 from zeromon.cli.parser import Parser
@@ -120,34 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         say(f"{error.filename}: {error.strerror}")
         return 2
-
-
-def positive(text: str) -> int:
-    """Parses the value of an option that is a positive whole number."""
-    number = int(text)
-    if not 0 < number < 1 << 40:
-        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
-    return number
-
-
-def least(bottom: float) -> Callable[[str], float]:
-    """Returns the parser of an option that is a number of at least *bottom*."""
-
-    def number(text: str) -> float:
-        value = float(text)
-        if not bottom <= value < 1e18:
-            raise argparse.ArgumentTypeError(f"must be {bottom:g} or more, not {text}")
-        return value
-
-    return number
-
-
-def whole(text: str) -> int:
-    """Parses the value of an option that is a whole number, 0 or more; ``5e8`` is one, too."""
-    number = float(text)
-    if not 0 <= number < 1 << 40 or number != int(number):
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text}")
-    return int(number)
 
 
 def say(text: str) -> None:

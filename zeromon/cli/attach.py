@@ -25,7 +25,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zeromon.cli import attach_process, least, servers, whole
+from zeromon.cli import attach_process, servers
+from zeromon.cli.options import between, flag, option, whole
 from zeromon.errors import SourceError
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveRun, find, node_runs, only
@@ -41,48 +42,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--plain", action="store_true", help="print one line per step until the run ends"
-    )
-    how.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
+    flag(how, "--plain", "print one line per step until the run ends")
+    flag(how, "--json", "print one snapshot as JSON and exit")
     attach_process.add_arguments(parser)
     servers.add_argument(parser)
-    parser.add_argument(
-        "--run", metavar="R",
-        help="with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
+    option(
+        parser, "--run", "R",
+        "with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
     add_view_arguments(parser)
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of every verb that opens the terminal view."""
-    parser.add_argument(
-        "--every",
-        type=_seconds,
-        default=1.0,
-        metavar="S",
-        help="refresh interval in seconds (default: 1)",
-    )
+    option(parser, "--every", "S", "refresh interval in seconds", between(0.1, 3600), 1)
     parser.add_argument(
         "--theme",
         default=os.environ.get("ZEROMON_THEME", ""),
         help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (default: ZEROMON_THEME)",
     )
-    parser.add_argument(
-        "--tokens-per-step", type=whole, default=0, metavar="N",
-        help="tokens per step of all ranks together, in place of those measured",
+    option(
+        parser, "--tokens-per-step", "N",
+        "tokens per step of all ranks together, in place of those measured", whole, 0,
     )  # fmt: skip
-    parser.add_argument(
-        "--peak-tflops", type=least(0), default=0.0, metavar="X",
-        help="dense peak of one device in the training data type, for MFU",
+    option(
+        parser, "--peak-tflops", "X",
+        "dense peak of one device in the training data type, for MFU", between(0), 0.0,
     )  # fmt: skip
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("the interval must be between 0.1 and 3600 seconds")
-    return value
 
 
 def call(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from zeromon.attach.rank_processes import (
     siblings,
 )
 from zeromon.cli import say
+from zeromon.cli.options import flag
 from zeromon.cli.run import child_environment, start_collector
 from zeromon.cli.terminal import show
 from zeromon.diagnosis.hangs import LEAST_NS
@@ -40,15 +41,11 @@ _LAUNCHERS = ("python", "torchrun", "deepspeed", "accelerate")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `zeromon attach` for a run without zeromon."""
-    parser.add_argument(
-        "--all", action="store_true",
-        help="attach to all ranks of the job on this node; without TARGET to every rank of this user",
+    flag(
+        parser, "--all",
+        "attach to all ranks of the job on this node; without TARGET to every rank of this user",
     )  # fmt: skip
-    parser.add_argument(
-        "--no-view",
-        action="store_true",
-        help="attach, print the state of the ranks, and leave the agents there",
-    )
+    flag(parser, "--no-view", "attach, print the state of the ranks, and leave the agents there")
     parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
 
 

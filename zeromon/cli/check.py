@@ -27,7 +27,8 @@ from zeromon.check.figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
-from zeromon.cli import AFTER_DASHES, positive
+from zeromon.cli import AFTER_DASHES
+from zeromon.cli.options import flag, option, positive
 from zeromon.cli.sizes import host_memory, link_speed, memory_size
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.errors import CheckError, PlanError
@@ -41,32 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon check PATH... [--json] [--sarif FILE] [--model SPEC ...]``"""
     parser.add_argument("paths", nargs="*", metavar="PATH",
                         help="a file or a folder; after -- the launch command")  # fmt: skip
-    parser.add_argument(
-        "--select", default="", metavar="CODES", help="check only these rules: ZM302,ZM5"
-    )
-    parser.add_argument("--ignore", default="", metavar="CODES", help="check all rules but these")
-    parser.add_argument("--verbose", action="store_true", help="also print information")
+    option(parser, "--select", "CODES", "check only these rules: ZM302,ZM5", default="")
+    option(parser, "--ignore", "CODES", "check all rules but these", default="")
+    flag(parser, "--verbose", "also print information")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print JSON")
-    output.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 to a file; - for stdout")
+    flag(output, "--json", "print JSON")
+    option(output, "--sarif", "FILE", "write SARIF 2.1.0 to a file; - for stdout")
     machine = parser.add_argument_group("model and machine")
-    machine.add_argument("--model", metavar="SPEC", help="7B, or a Hugging Face config.json")
-    machine.add_argument("--devices", type=positive, metavar="N", help="number of devices")
-    machine.add_argument(
-        "--memory", metavar="SIZE", help="memory of one device: 80 (GiB), 80GB, h100, ..."
-    )
-    machine.add_argument(
-        "--host-memory",
-        metavar="SIZE",
-        help="memory of one host: 512 (GiB), 1TiB; here: that of this machine",
-    )
-    machine.add_argument(
-        "--interconnect", type=link_speed, metavar="SPEED",
-        help="of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr",
+    option(machine, "--model", "SPEC", "7B, or a Hugging Face config.json")
+    option(machine, "--devices", "N", "number of devices", positive)
+    option(machine, "--memory", "SIZE", "memory of one device: 80 (GiB), 80GB, h100, ...")
+    option(
+        machine, "--host-memory", "SIZE",
+        "memory of one host: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
-    machine.add_argument(
-        "--hosts", type=positive, metavar="N",
-        help="number of hosts (default: num_machines of the launch file, else one for 8 devices)",
+    option(
+        machine, "--interconnect", "SPEED",
+        "of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr", link_speed,
+    )  # fmt: skip
+    option(
+        machine, "--hosts", "N",
+        "number of hosts (default: num_machines of the launch file, else one for 8 devices)", positive,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from zeromon.cli.options import flag, option, several
 from zeromon.cli.output import dashboard, refuse_format, write
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.cli.terminal import is_coloured, working
@@ -61,12 +62,12 @@ _GAPS = (0, 4, 1, 8)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json] [-o FILE]``"""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or repeats of one: a,b,c")
-    parser.add_argument(
-        "--fail-on", action="append", default=[], metavar="LIMIT",
-        help="exit code 1 when the threshold is exceeded, 2 when it cannot be judged; may be repeated",
+    several(
+        parser, "--fail-on", "LIMIT",
+        "exit code 1 when the threshold is exceeded, 2 when it cannot be judged; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write an HTML page")
+    flag(parser, "--json", "print JSON")
+    option(parser, "-o --output", "FILE", "write an HTML page")
     names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
     parser.epilog = (
         f"metrics for thresholds:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"

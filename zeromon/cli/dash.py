@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from zeromon.cli import servers
+from zeromon.cli.options import flag
 from zeromon.errors import CollectorError, SourceError
 from zeromon.probes.installation import install_hint
 from zeromon.sources.access import is_loopback
@@ -51,7 +52,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help=f"port to listen on (default: {DEFAULT_PORT}, or the next free port)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    flag(parser, "--no-browser", "only print the address")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from zeromon.attach.loader import Outcome, detach
 from zeromon.attach.rank_processes import Process, processes
 from zeromon.cli import say
 from zeromon.cli.attach_process import selected_processes, watched_pids
+from zeromon.cli.options import flag
 from zeromon.cli.trial import end_trial
 from zeromon.errors import AttachRefused, RunNotFound
 from zeromon.ring import paths
@@ -26,8 +27,8 @@ from zeromon.sources.live import find, only
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon detach TARGET | --all``"""
     parser.add_argument("target", nargs="?", help="run id or pid")
-    parser.add_argument("--all", action="store_true", help="every watched rank of this user")
-    parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
+    flag(parser, "--all", "every watched rank of this user")
+    flag(parser, "--json", "print the result of each rank as JSON")
     parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
 
 

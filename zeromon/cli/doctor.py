@@ -19,6 +19,7 @@ import sys
 import msgspec
 
 from zeromon.cli.machine import Fact, survey
+from zeromon.cli.options import flag
 from zeromon.cli.terminal import show, working
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, run_state, stall_finding
@@ -33,8 +34,8 @@ _MOST_STACKS = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon doctor [TARGET] [--no-stacks] [--json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
-    parser.add_argument("--no-stacks", action="store_true", help="do not run py-spy")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    flag(parser, "--no-stacks", "do not run py-spy")
+    flag(parser, "--json", "print JSON")
 
 
 def call(options: argparse.Namespace) -> int:

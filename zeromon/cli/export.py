@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeromon.cli.options import flag, option
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.errors import ExportError
 from zeromon.export.files import Export, Progress
@@ -39,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon export RUN --to FORMAT [-o PATH] [--force]``"""
     parser.add_argument("run", metavar="RUN", help="run id or its beginning, or a file")
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format")
-    parser.add_argument(
-        "-o", "--output", metavar="PATH",
-        help="a file, for wandb and tensorboard a folder (default: named after the run); a "
+    option(
+        parser, "-o --output", "PATH",
+        "a file, for wandb and tensorboard a folder (default: named after the run); a "
         "chrome-trace that ends in .gz is compressed",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="replace an existing export")
+    flag(parser, "--force", "replace an existing export")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -37,10 +37,11 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli import positive, say
+from zeromon.cli import say
 from zeromon.cli.fit_files import Template, template
 from zeromon.cli.fit_launch import Request, launch, reported
 from zeromon.cli.fit_output import as_json, as_text
+from zeromon.cli.options import flag, option, positive, several
 from zeromon.cli.terminal import show
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
@@ -54,56 +55,32 @@ from zeromon.ring.atomic import replace_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon fit [options] -- command ...``"""
     what = parser.add_argument_group("what may change")
-    what.add_argument(
-        "--stages", metavar="NAME,...",
-        help="values of {stage}: 0 to 3, ddp, fsdp2, ... (default: the command as it is)",
+    option(
+        what, "--stages", "NAME,...",
+        "values of {stage}: 0 to 3, ddp, fsdp2, ... (default: the command as it is)",
     )  # fmt: skip
-    what.add_argument(
-        "--config", metavar="FILE", help="a DeepSpeed JSON or accelerate YAML of the command"
-    )
-    what.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE",
-        help="a variable for the command: BATCH={micro_batch}",
-    )  # fmt: skip
+    option(what, "--config", "FILE", "a DeepSpeed JSON or accelerate YAML of the command")
+    several(what, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument(
-        "--least", type=positive, default=1, metavar="N", help="smallest micro-batch (default: 1)"
-    )
-    sizes.add_argument(
-        "--most", type=positive, default=1024, metavar="N", help="largest (default: 1024)"
-    )
-    sizes.add_argument(
-        "--multiple", type=positive, default=1, metavar="N", help="only multiples of N"
-    )
-    sizes.add_argument(
-        "--global-batch", type=positive, metavar="N",
-        help="samples of a step of all ranks: {accumulation} follows; needs --ranks",
+    option(sizes, "--least", "N", "smallest micro-batch", positive, 1)
+    option(sizes, "--most", "N", "largest", positive, 1024)
+    option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
+    option(
+        sizes, "--global-batch", "N",
+        "samples of a step of all ranks: {accumulation} follows; needs --ranks", positive,
     )  # fmt: skip
-    sizes.add_argument(
-        "--ranks", type=positive, metavar="N", help="data-parallel ranks, for --global-batch"
-    )
+    option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
     each = parser.add_argument_group("launches")
-    each.add_argument(
-        "--launches", type=positive, default=MOST_LAUNCHES, metavar="N", help="in all (default: 4)"
-    )
-    each.add_argument(
-        "--steps", type=positive, default=12, metavar="N", help="of a launch (default: 12)"
-    )
-    each.add_argument(
-        "--seconds",
-        type=positive,
-        default=300,
-        metavar="N",
-        help="a launch takes at most (default: 300)",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="forget what an earlier call has measured"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("zeromon-fit"), metavar="DIR",
-        help="where the files to use and the output of launches go (default: zeromon-fit)",
+    option(each, "--launches", "N", "in all", positive, MOST_LAUNCHES)
+    option(each, "--steps", "N", "of a launch", positive, 12)
+    option(each, "--seconds", "N", "a launch takes at most", positive, 300)
+    flag(parser, "--again", "forget what an earlier call has measured")
+    option(
+        parser, "-o --output", "DIR",
+        "where the files to use and the output of launches go",
+        Path, Path("zeromon-fit"),
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    flag(parser, "--json", "print JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 

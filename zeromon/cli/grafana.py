@@ -14,6 +14,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from zeromon.cli.options import option
 from zeromon.cli.output import write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus.dashboards import BOARDS
@@ -25,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon grafana dashboards [-o DIR]``"""
     what = parser.add_subparsers(metavar="WHAT", required=True)
     made = what.add_parser("dashboards", help="write a JSON file per dashboard")
-    made.add_argument(
-        "-o", "--output", metavar="DIR", default=".", help="folder (default: this one)"
-    )
+    option(made, "-o --output", "DIR", "folder (default: this one)", default=".")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from zeromon.cli.options import between, flag, option
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show, working
 from zeromon.errors import ZeromonError
@@ -30,16 +31,9 @@ from zeromon.units import JOULES_A_KWH
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon ledger [JOB] [--run-only] [--price PRICE] [--json]``"""
     parser.add_argument("job", nargs="?", help="run id or its beginning (default: the newest)")
-    parser.add_argument("--run-only", action="store_true", help="leave out other runs of the job")
-    parser.add_argument("--price", type=_price, metavar="PRICE", help="price of an hour of a rank")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _price(text: str) -> float:
-    price = float(text)
-    if not 0 < price < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a positive number, not {text}")
-    return price
+    flag(parser, "--run-only", "leave out other runs of the job")
+    option(parser, "--price", "PRICE", "price of an hour of a rank", between(0, 1e9, above=True))
+    flag(parser, "--json", "print JSON")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from zeromon import __version__
 from zeromon.cli import say
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp_tools import MOST_BYTES, TOOLS, cut
+from zeromon.cli.options import flag
 from zeromon.errors import ZeromonError
 from zeromon.probes.installation import install_hint
 from zeromon.sources.access import Policy, only_loopback
@@ -50,7 +51,7 @@ with its reason. Names and texts in answers come from the program that ran: data
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon mcp [--http] [--host H] [--port P]``"""
-    parser.add_argument("--http", action="store_true", help="serve HTTP, not stdin and stdout")
+    flag(parser, "--http", "serve HTTP, not stdin and stdout")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address for --http (default: loopback)"
     )

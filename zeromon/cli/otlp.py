@@ -18,6 +18,7 @@ import threading
 from typing import Any
 
 from zeromon.cli import say
+from zeromon.cli.options import between, flag, option
 from zeromon.errors import ExportError, RunNotFound, SourceError
 from zeromon.probes.installation import install_hint
 from zeromon.snapshot import RunSnapshot
@@ -33,14 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address", nargs="?", metavar="HOST:PORT", help="a collector (default: this node's)"
     )
-    parser.add_argument(
-        "--endpoint", metavar="URL",
-        help=f"default: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, or {_DEFAULT}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--every", metavar="SECONDS", type=_seconds, default=15.0, help="default 15"
+    option(
+        parser, "--endpoint", "URL", f"default: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, or {_DEFAULT}"
     )
-    parser.add_argument("--once", action="store_true", help="push once; exit code 1 when it fails")
+    option(parser, "--every", "SECONDS", "seconds between two pushes", between(1, 86400), 15)
+    flag(parser, "--once", "push once; exit code 1 when it fails")
 
 
 def call(options: argparse.Namespace) -> int:
@@ -102,10 +100,3 @@ def _snapshots(address: str | None, sources: dict[str, LiveSource]) -> list[RunS
         source = sources.setdefault(run.run, LiveSource(run.address, run.run))
         snapshots.append(source.latest())
     return snapshots
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} seconds: 1 to 86400")
-    return value

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from zeromon.cli.options import option
 from zeromon.errors import ExportError
 from zeromon.probes.installation import install_hint
 from zeromon.ring.atomic import replace_file
@@ -16,7 +17,7 @@ from zeromon.units import printable
 
 def add_page_argument(parser: argparse.ArgumentParser, text: str) -> None:
     """``-o FILE``, and the older name ``--html``."""
-    parser.add_argument("-o", "--output", dest="html", metavar="FILE", help=text)
+    option(parser, "-o --output", "FILE", text, dest="html")
     parser.add_argument("--html", metavar="FILE", help=argparse.SUPPRESS)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
-from zeromon.cli import positive
+from zeromon.cli.options import flag, option, positive, several
 from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.plan_output import as_json, as_text, write_html
 from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
@@ -53,77 +53,54 @@ from zeromon.units import human_bytes
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon plan MODEL --devices N --memory SIZE [...]``"""
     add_setup_arguments(parser)
-    parser.add_argument(
-        "--fewest", action="store_true", help="also the fewest devices on which a strategy fits"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
+    flag(parser, "--json", "print JSON")
     add_page_argument(parser, "write the table and a chart as HTML (needs plotly)")
 
 
 def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what describes a model, a machine, a strategy and a batch; ``whatif`` has the same."""
     parser.add_argument("model", nargs="?", help="7B, a config.json, or module:factory")
-    parser.add_argument(
-        "--from", dest="run", metavar="RUN", help="take model and figures from a run"
-    )
+    option(parser, "--from", "RUN", "take model and figures from a run", dest="run")
     parser.add_argument("--config", help="a DeepSpeed JSON or accelerate YAML file")
     machine = parser.add_argument_group("machine")
-    machine.add_argument(
-        "--devices", type=positive, metavar="N", help="number of devices (default: 8)"
-    )
-    machine.add_argument(
-        "--memory",
-        "--gpu",
-        metavar="SIZE",
-        default=None,
-        help="of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
-    )
-    machine.add_argument(
-        "--reserve", type=share, default=plan.RESERVE, metavar="SHARE",
-        help="share for contexts, NCCL, fragmentation (default: %(default)s)",
+    option(machine, "--devices", "N", "number of devices (default: 8)", positive)
+    option(
+        machine, "--memory --gpu", "SIZE",
+        "of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
+    )  # fmt: skip
+    option(
+        machine, "--reserve", "SHARE",
+        "share for contexts, NCCL, fragmentation", share, plan.RESERVE,
     )  # fmt: skip
     add_host_arguments(machine)
-    machine.add_argument(
-        "--nvme", metavar="SIZE", help="free bytes of the NVMe drives of one host: 2TB"
-    )
+    option(machine, "--nvme", "SIZE", "free bytes of the NVMe drives of one host: 2TB")
     add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
     add_strategy_arguments(parser.add_argument_group("strategy (overrides --config)"))
     what = parser.add_argument_group("batch")
-    what.add_argument(
-        "--micro-batch", type=positive, metavar="N", help="sequences per rank and micro-step"
-    )
-    what.add_argument(
-        "--length", type=positive, metavar="TOKENS", help="tokens of a sequence (default: 2048)"
-    )
-    what.add_argument("--checkpointing", action="store_true", help="activation checkpointing")
-    what.add_argument(
-        "--no-fused-attention", action="store_true", help="attention scores are written to memory"
-    )
+    option(what, "--micro-batch", "N", "sequences per rank and micro-step", positive)
+    option(what, "--length", "TOKENS", "tokens of a sequence (default: 2048)", positive)
+    flag(what, "--checkpointing", "activation checkpointing")
+    flag(what, "--no-fused-attention", "attention scores are written to memory")
     learning = parser.add_argument_group("reinforcement learning")
-    learning.add_argument(
-        "--reference", action="append", default=[], metavar="MODEL",
-        help="a frozen model beside the trained one (reference, reward): 7B or config.json; repeatable",
+    several(
+        learning, "--reference", "MODEL",
+        "a frozen model beside the trained one (reference, reward): 7B or config.json; repeatable",
     )  # fmt: skip
-    learning.add_argument(
-        "--rollout", type=positive, metavar="N",
-        help="sequences of --length tokens that a rank generates at once",
+    option(
+        learning, "--rollout", "N",
+        "sequences of --length tokens that a rank generates at once", positive,
     )  # fmt: skip
-    parser.add_argument("--trace", action="store_true", help="run the real model on fake tensors")
+    flag(parser, "--trace", "run the real model on fake tensors")
 
 
 def add_host_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options of the hosts."""
-    group.add_argument(
-        "--host-memory", metavar="SIZE",
-        help="memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
+    option(
+        group, "--host-memory", "SIZE",
+        "memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
-    group.add_argument(
-        "--hosts",
-        "--nodes",
-        type=positive,
-        metavar="N",
-        help="number of hosts (default: one for 8 devices)",
-    )
+    option(group, "--hosts --nodes", "N", "number of hosts (default: one for 8 devices)", positive)
 
 
 DESCRIBED = "zeromon: "

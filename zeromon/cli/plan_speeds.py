@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from zeromon.cli.options import option
 from zeromon.cli.sizes import link_speed
 from zeromon.memory.devices import COMPUTE, device_named
 from zeromon.memory.plan import hosts_of
@@ -15,31 +16,25 @@ from zeromon.snapshot import RunSnapshot
 
 def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options."""
-    group.add_argument(
-        "--interconnect", type=link_speed, metavar="SPEED",
-        help="of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
+    option(
+        group, "--interconnect", "SPEED",
+        "of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
         "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
+        link_speed,
     )  # fmt: skip
-    group.add_argument(
-        "--efficiency", type=share, metavar="SHARE",
-        help=f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})",
+    option(
+        group, "--efficiency", "SHARE",
+        f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})", share,
     )  # fmt: skip
-    group.add_argument(
-        "--pcie", type=link_speed, metavar="SPEED", help="between device and host: pcie4, 32GB/s"
-    )
-    group.add_argument(
-        "--host-bandwidth", type=link_speed, metavar="SPEED",
-        help="by which the optimizer reads and writes the memory of a host (default: 109GB/s)",
+    option(group, "--pcie", "SPEED", "between device and host: pcie4, 32GB/s", link_speed)
+    option(
+        group, "--host-bandwidth", "SPEED",
+        "by which the optimizer reads and writes the memory of a host (default: 109GB/s)", link_speed,
     )  # fmt: skip
-    group.add_argument(
-        "--nvme-bandwidth",
-        type=link_speed,
-        metavar="SPEED",
-        help="of all NVMe drives of a host: 6GB/s",
-    )
-    group.add_argument(
-        "--link", type=times, default=1.0, metavar="FACTOR",
-        help="so many times the speed of the links between ranks: 2",
+    option(group, "--nvme-bandwidth", "SPEED", "of all NVMe drives of a host: 6GB/s", link_speed)
+    option(
+        group, "--link", "FACTOR",
+        "so many times the speed of the links between ranks: 2", times, 1.0,
     )  # fmt: skip
     group.add_argument(
         "--straggler", choices=("as-is", "median"), default="as-is",

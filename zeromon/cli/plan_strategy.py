@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zeromon.cli import positive, whole
+from zeromon.cli.options import option, positive, whole
 from zeromon.memory.config_files import deepspeed_changes
 from zeromon.memory.spec import FRAMEWORKS, OPTIMIZERS, PLACES, PRECISIONS, ShardPlan, ZeroStage
 
@@ -26,28 +26,26 @@ def add_strategy_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
     how.add_argument("--offload-optimizer", choices=PLACES)
     how.add_argument("--offload-params", choices=PLACES)
-    how.add_argument(
-        "--shard-ranks", type=positive, metavar="N", help="hybrid sharding: ranks per copy"
-    )
+    option(how, "--shard-ranks", "N", "hybrid sharding: ranks per copy", positive)
     how.add_argument("--accumulation", type=positive, metavar="N")
     how.add_argument(
         "--reshard", choices=_YES,
         help="FSDP frees parameters after forward: yes is stage 3, no is stage 2",
     )  # fmt: skip
-    how.add_argument(
-        "--prefetch", type=whole, metavar="N",
-        help="gathered ahead: units under FSDP, elements under ZeRO-3 (stage3_prefetch_bucket_size)",
+    option(
+        how, "--prefetch", "N",
+        "gathered ahead: units under FSDP, elements under ZeRO-3 (stage3_prefetch_bucket_size)", whole,
     )  # fmt: skip
-    how.add_argument(
-        "--bucket", type=whole, metavar="N",
-        help="of gradients: MiB under DDP (bucket_cap_mb), elements under ZeRO (reduce_bucket_size)",
+    option(
+        how, "--bucket", "N",
+        "of gradients: MiB under DDP (bucket_cap_mb), elements under ZeRO (reduce_bucket_size)", whole,
     )  # fmt: skip
     how.add_argument("--overlap", choices=_YES, help="ZeRO-1 and 2: overlap_comm")
     how.add_argument(
         "--reduce-each", choices=_YES, help="each micro-step reduces its gradients (no: no_sync)"
     )
-    how.add_argument("--tp", type=positive, metavar="N", help="tensor parallelism: ranks per layer")
-    how.add_argument("--pp", type=positive, metavar="N", help="pipeline parallelism: stages")
+    option(how, "--tp", "N", "tensor parallelism: ranks per layer", positive)
+    option(how, "--pp", "N", "pipeline parallelism: stages", positive)
 
 
 def base_plan(found: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:

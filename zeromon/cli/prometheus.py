@@ -16,6 +16,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from zeromon.cli.options import between, option, several
 from zeromon.cli.output import write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus import config, rules
@@ -35,40 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon prometheus rules|config``"""
     what = parser.add_subparsers(metavar="WHAT", required=True)
     made = what.add_parser("rules", help="print recording rules and alerts")
-    made.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
+    option(made, "-o --output", "FILE", "default: standard output")
     for field in fields(rules.Thresholds):
-        made.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=_duration if isinstance(field.default, str) else _share,
-            default=field.default,
-            metavar="TIME" if isinstance(field.default, str) else "RATIO",
-            help=f"{_HELP[field.name]} (default {field.default})",
-        )
-    made.add_argument(
-        "--runbook-url", metavar="URL", type=_page_url,
-        help="where the pages of rules are, with {code} for the rule: annotation runbook_url",
+        is_time = isinstance(field.default, str)
+        kind, number = ("TIME", _duration) if is_time else ("RATIO", between(0, 1))
+        name = f"--{field.name.replace('_', '-')}"
+        option(made, name, kind, _HELP[field.name], number, field.default)
+    option(
+        made, "--runbook-url", "URL",
+        "where the pages of rules are, with {code} for the rule: annotation runbook_url", _page_url,
     )  # fmt: skip
     made.set_defaults(document=_rules)
     made = what.add_parser("config", help="print a scrape configuration")
-    made.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
-    made.add_argument(
-        "--sd", metavar="URL", action="append", default=[],
-        help="/sd of any collector of a job; once per job",
+    option(made, "-o --output", "FILE", "default: standard output")
+    several(made, "--sd", "URL", "/sd of any collector of a job; once per job")
+    several(made, "--target", "HOST:PORT", "a collector; once per collector")
+    option(
+        made, "--token-file", "FILE",
+        "file with the ZEROMON_TOKEN of collectors that do not listen on loopback", default="",
     )  # fmt: skip
-    made.add_argument(
-        "--target",
-        metavar="HOST:PORT",
-        action="append",
-        default=[],
-        help="a collector; once per collector",
-    )
-    made.add_argument(
-        "--token-file", metavar="FILE", default="",
-        help="file with the ZEROMON_TOKEN of collectors that do not listen on loopback",
-    )  # fmt: skip
-    made.add_argument(
-        "--rules", metavar="FILE", action="append", default=[], help="rule file to load"
-    )
+    several(made, "--rules", "FILE", "rule file to load")
     made.add_argument("--interval", type=_duration, default="15s", help="scrape interval")
     made.set_defaults(document=_config)
 
@@ -100,13 +87,6 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         interval=options.interval,
         rules=options.rules,
     )
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a ratio from 0 to 1")
-    return value
 
 
 def _page_url(text: str) -> str:

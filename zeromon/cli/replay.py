@@ -11,31 +11,20 @@ import argparse
 
 from zeromon.cli import dash
 from zeromon.cli.attach import add_view_arguments, show
+from zeromon.cli.options import between, flag, option
 from zeromon.sources.replay import ReplaySource
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon replay [RUN] [--speed X] [--dash]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
-    parser.add_argument(
-        "--speed",
-        type=_speed,
-        default=10.0,
-        metavar="X",
-        help="speed: seconds of the run per second (default: 10)",
-    )
-    parser.add_argument(
-        "--dash", action="store_true", help="open the dashboard instead of the terminal view"
-    )
+    option(
+        parser, "--speed", "X",
+        "speed: seconds of the run per second", between(0, 1e6, above=True), 10,
+    )  # fmt: skip
+    flag(parser, "--dash", "open the dashboard instead of the terminal view")
     dash.add_server_arguments(parser)
     add_view_arguments(parser)
-
-
-def _speed(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError("the speed must be above 0 and at most 1,000,000")
-    return value
 
 
 def call(options: argparse.Namespace) -> int:

@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeromon.cli import least, servers
+from zeromon.cli import servers
+from zeromon.cli.options import between, flag, option
 from zeromon.cli.output import dashboard, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
@@ -40,16 +41,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    flag(parser, "--json", "print JSON")
     servers.add_argument(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="write an HTML page, or .png")
-    parser.add_argument(
-        "--wait",
-        type=least(0),
-        default=0.0,
-        metavar="SECONDS",
-        help="wait for the run to end first",
-    )
+    option(parser, "-o --output", "FILE", "write an HTML page, or .png")
+    option(parser, "--wait", "SECONDS", "wait for the run to end first", between(0), 0.0)
 
 
 def call(options: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from zeromon.cli.options import flag, option, several
 from zeromon.errors import LaunchError, RingError
 from zeromon.probes import tasks
 from zeromon.probes.installation import own_folders
@@ -53,27 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon run [options] -- command ...``"""
     parser.add_argument("--name", help="name of the run (default: the script, the time)")
     parser.add_argument("--port", type=int, help="port of the collector (default 9417)")
-    parser.add_argument(
-        "--sd-file",
-        type=Path,
-        metavar="FILE",
-        help="file to keep the list of all nodes' collectors in, for Prometheus's file_sd",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=0, metavar="N",
-        help="steps that the run will take, for its progress",
+    option(
+        parser, "--sd-file", "FILE",
+        "file to keep the list of all nodes' collectors in, for Prometheus's file_sd", Path,
     )  # fmt: skip
-    parser.add_argument(
-        "--notify", action="append", default=[], metavar="URL",
-        help="tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
+    option(parser, "--steps", "N", "steps that the run will take, for its progress", int, 0)
+    several(
+        parser, "--notify", "URL",
+        "tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
         "discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; again for more",
     )  # fmt: skip
-    parser.add_argument(
-        "--track", action="append", default=[], metavar="NAME",
-        help="send step times, communication, memory and ledger of all nodes to the tracker whose "
+    several(
+        parser, "--track", "NAME",
+        "send step times, communication, memory and ledger of all nodes to the tracker whose "
         "run the script opens: wandb, mlflow or tensorboard; to kubeflow progress; again for more",
     )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="do not print where to find the views")
+    flag(parser, "--quiet", "do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.options import flag, several
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunRefused, SourceError
@@ -37,7 +38,7 @@ _MOST_TAG, _MOST_NOTE = 64, 4000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon runs [--json]``, ``zeromon runs rm | rename | note | tag``"""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    flag(parser, "--json", "print JSON")
     parser.set_defaults(act=_list)
     actions = parser.add_subparsers(metavar="ACTION")
     note = _action(actions, "note", "write a note on a run; without TEXT, print it", _note)
@@ -46,15 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tag = _action(actions, "tag", "tag a run; without TAG, print its tags", _tag)
     tag.add_argument("run", metavar="RUN", help="run id or its beginning")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="one word each")
-    tag.add_argument(
-        "--remove", metavar="TAG", action="append", default=[], help="take it off; may be repeated"
-    )
+    several(tag, "--remove", "TAG", "take it off; may be repeated")
     name = _action(actions, "rename", "give the record of a run another name", _rename)
     name.add_argument("run", metavar="RUN", help="run id or its beginning")
     name.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes, underscores")
     remove = _action(actions, "rm", "delete the records of runs that have ended", _remove)
     remove.add_argument("runs", metavar="RUN", nargs="+", help="run id, in full")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
+    flag(remove, "--yes", "do not ask")
 
 
 def _action(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 
+from zeromon.cli.options import option
 from zeromon.sources.prometheus.client import Server
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """``--prometheus URL``"""
-    parser.add_argument(
-        "--prometheus", metavar="URL",
-        help="read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
+    option(
+        parser, "--prometheus", "URL",
+        "read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
     )  # fmt: skip
 
 

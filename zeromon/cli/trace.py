@@ -31,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli import positive
+from zeromon.cli.options import flag, option, positive
 from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.cli.trace_files import add_actions
@@ -85,28 +85,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "capture", help="record the next steps of a live run", description=CAPTURE
     )
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    sub.add_argument(
-        "--steps", type=positive, default=2, metavar="N", help="number of steps (default: 2)"
-    )
-    sub.add_argument(
-        "--ranks",
-        type=_ranks,
-        default=(),
-        metavar="0,3",
-        help="ranks to trace (default: all of this node)",
-    )
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    option(sub, "--steps", "N", "number of steps", positive, 2)
+    option(sub, "--ranks", "0,3", "ranks to trace (default: all of this node)", _ranks, default=())
+    flag(sub, "--json", "print the result as JSON")
     sub.set_defaults(call=capture)
     sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
     sub.add_argument(
         "files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder"
     )
-    sub.add_argument("--rank", type=int, metavar="N", help="the rank of the details")
+    option(sub, "--rank", "N", "the rank of the details", int)
     for name, text in SECTIONS.items():
         sub.add_argument(f"--{name}", action="store_true", help=text)
     text = "what each moment of a step waited for (default: the step of median length)"
-    sub.add_argument("--critical-path", nargs="?", type=int, const=-1, metavar="STEP", help=text)
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    option(sub, "--critical-path", "STEP", text, int, nargs="?", const=-1)
+    flag(sub, "--json", "print JSON")
     add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
     _add_diff(verbs)
@@ -117,7 +109,7 @@ def _add_diff(verbs: Any) -> None:
     sub = verbs.add_parser("diff", help="what differs between two runs", description=DIFF)
     sub.add_argument("before", metavar="A", help="trace file, or folder of a capture")
     sub.add_argument("after", metavar="B", help="the same of another run")
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    flag(sub, "--json", "print JSON")
     sub.set_defaults(call=differences)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from zeromon.cli.options import flag
 from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.diagnosis.flight import findings, under_way
@@ -45,14 +46,14 @@ def add_actions(verbs: Any) -> None:
     )
     sub.add_argument("file", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     sub.add_argument("later", nargs="?", metavar="FILE", help="what grew until this one")
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    flag(sub, "--json", "print JSON")
     add_page_argument(sub, "write a flame graph as HTML (needs plotly)")
     sub.set_defaults(call=memory)
     sub = verbs.add_parser(
         "flight", help="what hangs, in dumps of torch's Flight Recorder", description=FLIGHT
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="dump of a rank, or folder of dumps")
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    flag(sub, "--json", "print JSON")
     sub.set_defaults(call=flight)
 
 

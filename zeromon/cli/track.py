@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zeromon.cli import least, say
+from zeromon.cli import say
 from zeromon.cli.attach import again
+from zeromon.cli.options import between, option
 from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.export.live_trackers import TRACKERS, LiveTracker, OpenRun, check, opened
 from zeromon.readout.alerts import leads
@@ -56,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon track [RUN] --to NAME [--every SECONDS]``"""
     parser.add_argument("run", nargs="?", metavar="RUN", help="default: the only one that is live")
     parser.add_argument("--to", required=True, choices=tuple(TRACKERS), help="the tracker")
-    parser.add_argument(
-        "--every", metavar="SECONDS", type=least(1.0), default=5.0, help="default 5"
-    )
+    option(parser, "--every", "SECONDS", "seconds between two messages", between(1), 5)
     parser.add_argument("--of", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
 
 

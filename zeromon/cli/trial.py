@@ -21,6 +21,7 @@ import time
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.options import flag, option
 from zeromon.cli.terminal import show
 from zeromon.errors import TrialRefused, ZeromonError
 from zeromon.readout.trial import obstacle, progress_text, result_text
@@ -36,15 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon try [FINDING [RUN]]``"""
     parser.add_argument("finding", nargs="?", help="code or name of the rule, such as ZM606")
     parser.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=6,
-        metavar="N",
-        help="off-on-on-off so many times (default: 6)",
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    option(parser, "--rounds", "N", "off-on-on-off so many times", int, 6)
+    flag(parser, "--yes", "do not ask")
+    flag(parser, "--json", "print the result as JSON")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from zeromon.cli import say
+from zeromon.cli.options import flag, several
 from zeromon.cli.output import add_page_argument, refuse_format
 from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.plan_output import write_html
@@ -72,15 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon whatif [MODEL | --from RUN] [--set NAME=VALUE] [--sweep NAME=VALUE,...]``"""
     add_setup_arguments(parser)
     change = parser.add_argument_group("changes")
-    change.add_argument(
-        "--set", action="append", default=[], dest="changes", metavar="NAME=VALUE",
-        help="a change; several are made together",
-    )  # fmt: skip
-    change.add_argument(
-        "--sweep", action="append", default=[], metavar="NAME=VALUE,...",
-        help="a row for each value; several: for each combination",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    several(change, "--set", "NAME=VALUE", "a change; several are made together", dest="changes")
+    several(
+        change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
+    )
+    flag(parser, "--json", "print JSON")
     add_page_argument(parser, "write memory against time as HTML (needs plotly)")
     parser.set_defaults(setup_parser=parser)
 
