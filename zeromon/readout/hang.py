@@ -1,7 +1,5 @@
 """A collective that does not end, in words. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zeromon.readout.text import doing, group_text
