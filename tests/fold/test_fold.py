@@ -188,6 +188,17 @@ def test_ddps_own_timing_belongs_to_the_step_before() -> None:
     assert (second.communication_ns, second.exposed_ns) == (0, 0)
 
 
+def test_waits_on_the_device_stay_when_ddps_own_timing_arrives() -> None:
+    """10 ms of the buckets, and 8 ms for which the script's own all-reduce held up the stream."""
+    issued, done = collective(92, 99, 8)
+    events = [
+        issued, done._replace(flags=Flag.DEVICE), step(1, 0, 100),
+        BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200),
+    ]  # fmt: skip
+    first, second = summarize(folded(events)).recent
+    assert (first.exposed_ns, second.exposed_ns) == (18 * MS, 0)
+
+
 def test_a_second_optimizer_extends_the_step() -> None:
     """One step of 120 ms, not two."""
     events = [step(1, 0, 100, micro=2), *collective(101, 110, 9), step(1, 100, 120, Flag.CONTINUED)]

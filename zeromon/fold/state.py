@@ -214,7 +214,7 @@ class Window:
         """Returns how long communication was under way, and how long of that a caller was blocked."""
         communication, blocked = union(self.communication), union(self.blocked)
         exposed = intersection(blocked, communication) if self.began_before else blocked
-        return length(communication), length(exposed)
+        return length(communication), length(exposed) + self.stall_ns
 
 
 @dataclass(slots=True)

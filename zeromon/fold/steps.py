@@ -180,7 +180,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         collectives=window.collectives,
         collective_bytes=window.nbytes,
         communication_ns=communication_ns,
-        exposed_ns=exposed_ns + window.stall_ns,
+        exposed_ns=exposed_ns,
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
