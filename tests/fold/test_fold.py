@@ -12,7 +12,7 @@ from builders import MS, collective, folded, host, span, state, step
 from zeromon.fold.fold import fold, fold_records
 from zeromon.fold.observed import Observed
 from zeromon.fold.overhead import measured
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, know_group
 from zeromon.fold.summarize import summarize
 from zeromon.readout.text import overhead_text
 from zeromon.ring.events import (
@@ -207,6 +207,21 @@ def test_a_second_optimizer_extends_the_step() -> None:
     (one,) = rank.recent
     assert (one.end_ns - one.start_ns, one.micro_steps) == (120 * MS, 2)
     assert one.exposed_ns == 9 * MS
+
+
+@pytest.mark.parametrize("fact", ["many", None, [1], {}, -1, 2.5, 10**400, True])
+def test_a_fact_of_a_group_that_is_no_number_is_unknown(fact: object) -> None:
+    """A damaged ring, or one that somebody else wrote."""
+    made = folded([*collective(0, 10, 2), step(1, 0, 20)])
+    know_group(made, 1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
+    shown = summarize(made)
+    (row,) = shown.collectives
+    assert (row.group, row.group_size, row.nodes) == ("world", 1, 0)
+    assert shown.groups[0].ranks == ()
+    know_group(made, 1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
+    shown = summarize(made)
+    assert (shown.collectives[0].group_size, shown.collectives[0].nodes) == (4, 2)
+    assert shown.groups[0].ranks == (0, 1, 2, 3)
 
 
 def test_units_add_up_their_exposed_time() -> None:

@@ -387,11 +387,25 @@ def group_size(state: RankState, group: int) -> int:
 
 
 def know_group(state: RankState, group: int, facts: dict[str, Any]) -> None:
-    """Notes the *facts* of a group; rows that its first calls have made before get its size."""
-    state.groups[group] = facts
+    """Notes the *facts* of a group; rows that its first calls have made before get its size.
+
+    A fact of another type than the agents write, from a damaged or hostile ring, is unknown.
+    """
+    known = {"size": _is_count, "nodes": _is_count, "ranks": _are_ranks}
+    state.groups[group] = {
+        name: fact for name, fact in facts.items() if name not in known or known[name](fact)
+    }
     for (op, of, _, _), row in state.traffic.items():
         if of == group:
             row.sized(op, group_size(state, group))
+
+
+def _is_count(fact: object) -> bool:
+    return type(fact) is int and 0 <= fact < 1 << 32
+
+
+def _are_ranks(fact: object) -> bool:
+    return isinstance(fact, list) and all(map(_is_count, fact))
 
 
 def group_id(state: RankState, group: int) -> str:
