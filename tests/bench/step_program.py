@@ -1,8 +1,8 @@
 """Trains while the agent is switched on and off from step to step; run by bench_step.py.
 
 Steps come in the order on, off, off, on: a drift touches both alike. Rank 0 prints one JSON list of
-[mode, nanoseconds of the step, nanoseconds that the agent accounts for in it]. With ``WHOLE=1``, and in
-a run without the agent, nothing is switched, and nothing accounted.
+[mode, nanoseconds of the step, nanoseconds that the agent accounts for in it, CPU time of its process].
+With ``WHOLE=1``, and in a run without the agent, nothing is switched, and nothing accounted.
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OFF, ON = 0, 2
 ORDER = (ON, OFF, OFF, ON)
 DETAIL_EVERY = 9
-times: list[tuple[int, int, int]] = []
-state = {"mode": ON, "began": 0, "count": 0, "accounted": 0}
+times: list[tuple[int, int, int, int]] = []
+state = {"mode": ON, "began": 0, "count": 0, "accounted": 0, "cpu": 0}
 costs: dict[str, int] = {}
 
 
@@ -48,7 +48,7 @@ def accounted(agent) -> int:
 
 def after_step(*_) -> None:
     """Called when a step has ended: decides what the agent does in the next."""
-    now = time.perf_counter_ns()
+    now, cpu = time.perf_counter_ns(), time.process_time_ns()
     agent = None
     if "ZEROMON_RUN_DIR" in os.environ and "WHOLE" not in os.environ:
         from zeromon_agents.runtime.bootstrap import BOOTSTRAP
@@ -56,7 +56,9 @@ def after_step(*_) -> None:
         agent = BOOTSTRAP.agent
     until = 0 if agent is None else accounted(agent)
     if state["began"]:
-        times.append((state["mode"], now - state["began"], until - state["accounted"]))
+        times.append(
+            (state["mode"], now - state["began"], until - state["accounted"], cpu - state["cpu"])
+        )
     state["accounted"] = until
     state["count"] += 1
     if agent is not None:
@@ -64,7 +66,7 @@ def after_step(*_) -> None:
         state["mode"] = context.mode = ORDER[count % 4]
         context.detailed = False
         context.timing = context.mode == ON and count // 2 % DETAIL_EVERY == 0
-    state["began"] = time.perf_counter_ns()
+    state["cpu"], state["began"] = time.process_time_ns(), time.perf_counter_ns()
 
 
 def train_torch() -> None:

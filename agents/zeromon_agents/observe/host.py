@@ -24,6 +24,7 @@ class Host:
     def __init__(self, context: HookContext, proc: Path = Path("/proc")) -> None:
         self._context = context
         self._proc = proc
+        self._statm = str(proc / "self" / "statm")
         self._next_ns = 0
 
     def sample(self, *, force: bool = False) -> None:
@@ -32,12 +33,24 @@ class Host:
         if now < self._next_ns and not force:
             return
         self._next_ns = now + _EVERY_NS
-        rss = int((self._proc / "self" / "statm").read_text().split()[1]) * _PAGE
+        rss = resident_bytes(self._statm)
         available = available_bytes(self._proc) if force else -1
         # fmt: off
         self._context.write(now, Kind.HOST, 0, self._context.phase, 0, 0, 0,
                              rss, available, pinned_bytes() if force else -1, 0)
         # fmt: on
+
+
+def resident_bytes(statm: str) -> int:
+    """Returns this process's resident set in bytes. Raises OSError where *statm* cannot be read.
+
+    The step waits for it: in a training loop a Path and a text file take three times as long.
+    """
+    file = os.open(statm, os.O_RDONLY)
+    try:
+        return int(os.read(file, 200).split()[1]) * _PAGE
+    finally:
+        os.close(file)
 
 
 def available_bytes(proc: Path) -> int:

@@ -64,7 +64,7 @@ class UntracedCollectives:
                 early = step <= WARM_UP_STEPS and not accelerator.capturing()
                 if early and flight is None and few:
                     flight = read_flight_recorder()
-                self._explain(group, missing, flight, text_of(pg, "group_name") or "")
+                self._explain(group, pg, missing, flight)
             shift = group.base if self._collectives.attached else 0
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.GROUP_SEQUENCE, 0, 0, 0, group.id, 0,
@@ -79,11 +79,13 @@ class UntracedCollectives:
                     self._collectives.group_of(pg)
 
     def _explain(
-        self, group: Group, missing: int, flight: list[dict[str, Any]] | None, name: str
+        self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None
     ) -> None:
         group.explained += missing
         found = self.dispatched.take(group)
-        listed = self._from_flight_recorder(group, flight or [], name)
+        listed = (
+            self._from_flight_recorder(group, flight, text_of(pg, "group_name")) if flight else {}
+        )
         sent = self._reducers(group.id, missing)
         why = Untimed.IN_CPP if sent is None else Untimed.REDUCER
         if sum(calls for calls, _ in found.values()) == missing:
@@ -101,7 +103,7 @@ class UntracedCollectives:
             # fmt: on
 
     def _from_flight_recorder(
-        self, group: Group, flight: list[dict[str, Any]], name: str
+        self, group: Group, flight: list[dict[str, Any]], name: str | None
     ) -> dict[Op, tuple[int, int]]:
         ours = group.seen_sequences
         if ours is None:
