@@ -30,6 +30,8 @@ class Seen(NamedTuple):
     outcome: Outcome
     metrics: dict[str, dict[tuple[str, ...], float]]
     doctor: tuple[int, str]
+    stacks: str
+    """What the doctor prints with ``--stacks``; "" but for one scenario."""
 
     @property
     def snapshot(self) -> RunSnapshot:
@@ -44,11 +46,16 @@ def seen() -> Iterator[dict[Scenario, Seen]]:
     found = {}
     for outcome in outcomes(TEN, at_once=len(TEN)):
         assert outcome.node is not None
-        text = io.StringIO()
+        text, stacks = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(text):
             code = main(["doctor", outcome.node.address])
+        if outcome.scenario == REDUCER:
+            with contextlib.redirect_stdout(stacks):
+                main(["doctor", outcome.node.address, "--stacks"])
         metrics = outcome.node.metrics("r")
-        found[outcome.scenario] = Seen(outcome, metrics, (code, text.getvalue()))
+        found[outcome.scenario] = Seen(
+            outcome, metrics, (code, text.getvalue()), stacks.getvalue()
+        )
         outcome.node.close()
     yield found
 
@@ -88,6 +95,8 @@ def test_a_hang_in_the_reducer_of_ddp_is_named(seen: dict[Scenario, Seen]) -> No
     assert (hang.missing, hang.nbytes) == ((1,), 4 * (64 * 64 + 64) * 4)
     finding = next(f for f in snapshot.findings if f.rule == "collective_in_flight")
     assert finding.rank == 1 and "in asleep" in finding.text
+    _, waiting, missing = seen[REDUCER].stacks.split("Python stack of rank ")
+    assert "backward (torch" in waiting and "asleep (faults.py" in missing
 
 
 def test_a_hung_collective_is_a_metric(seen: dict[Scenario, Seen]) -> None:

@@ -6,19 +6,19 @@ beginning), the pid of a rank, or host:port: that run only.
 
 For a run without progress it names the hanging collective, the waiting ranks and the missing ranks; with
 py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
-briefly. Exit code 1 when a finding is critical or a problem of this machine affects runs, else 0.
+briefly. With --stacks it does so at once for every rank of this node, also in a run that moves. Exit code 1 when a finding is critical or a problem of this machine affects runs, else 0.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from zeromon.cli.machine import Fact, survey
+from zeromon.cli.machine import Fact, py_spy, survey
 from zeromon.cli.options import flag
 from zeromon.cli.terminal import show, working
 from zeromon.readout.hang import hang_text
@@ -29,12 +29,16 @@ from zeromon.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0
 _MOST_STACKS = 8
+_AT_ONCE = 4
+"""Runs of py-spy side by side."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon doctor [TARGET] [--no-stacks] [--json]``"""
+    """``zeromon doctor [TARGET] [--stacks | --no-stacks] [--json]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
-    flag(parser, "--no-stacks", "do not run py-spy")
+    stacks = parser.add_mutually_exclusive_group()
+    flag(stacks, "--stacks", "the Python stacks of all ranks of this node, now")
+    flag(stacks, "--no-stacks", "do not run py-spy")
     flag(parser, "--json", "print JSON")
 
 
@@ -79,9 +83,15 @@ def facts_as_text(facts: list[Fact]) -> str:
 def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
     """What hangs or is stalled in one run."""
     found = run.hangs
-    asked = [] if options.no_stacks else _suspects(found, run)
-    told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
-    stacks = {rank: told[rank] or stack_of(pid) for rank, pid in asked}
+    if options.stacks:
+        with working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
+            asked = [rank for rank in run.ranks if rank.alive]
+            texts = pool.map(stack_of, [rank.pid for rank in asked])
+            stacks = {rank.rank: text for rank, text in zip(asked, texts, strict=True)}
+    else:
+        suspects = [] if options.no_stacks else _suspects(found, run)
+        told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
+        stacks = {rank: told[rank] or stack_of(pid) for rank, pid in suspects}
     if options.json:
         content = {"run": run.run, "hangs": found, "stacks": stacks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
@@ -109,7 +119,7 @@ def _suspects(found: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]
 
 def stack_of(pid: int) -> str:
     """The Python stacks of a process, or why they are unavailable."""
-    spy = shutil.which("py-spy")
+    spy = py_spy()
     if spy is None:
         return "py-spy is not installed: pip install py-spy"
     try:

@@ -147,6 +147,11 @@ def ask_torch(python: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
+def py_spy() -> str | None:
+    """The path of py-spy: on PATH, or beside the Python that runs zeromon."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+
+
 def frameworks() -> list[Fact]:
     """Versions of the frameworks on top of torch, and launchers."""
     names = ("deepspeed", "accelerate", "transformers", "lightning")
@@ -157,15 +162,15 @@ def frameworks() -> list[Fact]:
     launchers = [
         n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
     ]
-    spy = "py-spy is installed" if shutil.which("py-spy") else "py-spy is not installed"
+    spy = py_spy()
     return [
         Fact(name="frameworks", value=", ".join(versions) or "none"),
         Fact(name="launchers", value=", ".join(launchers) or "none on the path"),
         Fact(
             name="stacks",
-            value=spy,
-            severity="fine" if shutil.which("py-spy") else "note",
-            hint="" if shutil.which("py-spy") else "pip install py-spy shows where a rank hangs.",
+            value=f"py-spy is {'installed' if spy else 'not installed'}",
+            severity="fine" if spy else "note",
+            hint="" if spy else "pip install py-spy shows where a rank hangs.",
         ),
     ]
 
