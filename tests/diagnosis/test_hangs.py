@@ -152,6 +152,7 @@ def test_it_is_said_once_with_who_and_where() -> None:
 
 def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert stack_of(1) == "py-spy is not installed: pip install py-spy"
 
 

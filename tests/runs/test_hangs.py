@@ -53,9 +53,7 @@ def seen() -> Iterator[dict[Scenario, Seen]]:
             with contextlib.redirect_stdout(stacks):
                 main(["doctor", outcome.node.address, "--stacks"])
         metrics = outcome.node.metrics("r")
-        found[outcome.scenario] = Seen(
-            outcome, metrics, (code, text.getvalue()), stacks.getvalue()
-        )
+        found[outcome.scenario] = Seen(outcome, metrics, (code, text.getvalue()), stacks.getvalue())
         outcome.node.close()
     yield found
 

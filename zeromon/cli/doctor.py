@@ -6,7 +6,8 @@ beginning), the pid of a rank, or host:port: that run only.
 
 For a run without progress it names the hanging collective, the waiting ranks and the missing ranks; with
 py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
-briefly. With --stacks it does so at once for every rank of this node, also in a run that moves. Exit code 1 when a finding is critical or a problem of this machine affects runs, else 0.
+briefly. With --stacks it does so at once for every rank of this node, also in a run that moves. Exit
+code 1 when a finding is critical or a problem of this machine affects runs, else 0.
 """
 
 from __future__ import annotations
