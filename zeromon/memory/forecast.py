@@ -13,6 +13,8 @@ Warm-up, a change of the batch size, evaluation and checkpoints are jumps, not t
 monotone over blocks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """The part of a model that one rank of tensor and pipeline parallelism has. Pure."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """A collective that does not end, in words. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zeromon.readout.text import doing, group_text

@@ -3,6 +3,8 @@
 A finding's own sentence stands with its rule. Names come from the run: a view cleans or escapes them.
 """
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Protocol

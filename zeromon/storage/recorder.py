@@ -5,6 +5,8 @@
 :attr:`Record.note` says why; the run goes on.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
