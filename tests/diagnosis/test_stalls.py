@@ -212,6 +212,6 @@ def test_no_alert_for_a_collective_that_waits_for_a_checkpoint() -> None:
     """The alert asks for any series of the metric."""
     metric = next(spec for spec in METRICS if spec.name == "zeromon_hang")
     saves = hung(stuck(1, stack=(*SLEEPS, EXPECTED["saves or loads a checkpoint"])))
-    assert not list(metric.rows(saves, saves.ranks[0]))
+    assert not list(metric.rows(saves)(saves.ranks[0]))
     late = hung(stuck(1))
-    assert list(metric.rows(late, late.ranks[0]))
+    assert list(metric.rows(late)(late.ranks[0]))

@@ -225,7 +225,7 @@ def test_metrics_have_a_bounded_label() -> None:
             replace(counted(MIXED).collectives[0], dim=f"mine{n}", group=f"g{n}") for n in range(50)
         ),
     )
-    by = {spec.name: dict(rows_of(spec, run(strange), strange)) for spec in METRICS}  # type: ignore[arg-type]
+    by = {spec.name: dict(rows_of(spec, run(strange))(strange)) for spec in METRICS}  # type: ignore[arg-type]
     assert by["zeromon_dim_bytes_total"] == {("other",): 50 * strange.collectives[0].nbytes}
     assert {dim for dim, *_ in by["zeromon_dim_info"]} == {"other"}
     rates = {dim: rate for (dim,), rate in by["zeromon_dim_busbw_bytes_per_second"].items()}

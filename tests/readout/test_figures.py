@@ -65,7 +65,7 @@ def test_a_metric_has_the_value_that_views_show(figure: Figure) -> None:
     one = full_run()
     shown = one.ranks[0]
     read = SPECS[f"zeromon_{figure.metrics[0]}"].rows
-    values = [value for _, value in read(one, shown) if value is not None]
+    values = [value for _, value in read(one)(shown) if value is not None]
     assert values and figure.of_rank(shown) == pytest.approx(max(values))
 
 

@@ -212,29 +212,31 @@ class Progress:
 
 def progress(run: RunSnapshot) -> Progress | None:
     """How far the last rank is; None where nothing says how many steps there are."""
-    found = [one for rank in run.ranks if (one := _of_rank(run, rank)) is not None]
-    return min(found, key=lambda one: one.step, default=None)
+    found = [(one, rank) for rank in run.ranks if (one := _goal(run, rank)) is not None]
+    if not found:
+        return None
+    (step, of, by), rank = min(found, key=lambda one: one[0][0])
+    steps = settled(rank.recent)
+    moves = steps and step < of and not run.ended and pause_seconds(run) is None
+    left = (of - step) * fmean(one.seconds for one in steps) if moves else None
+    return Progress(step=step, of=of, by=by, left_seconds=left)
 
 
 def planned_steps(run: RunSnapshot, rank: RankSnapshot) -> int | None:
     """The number of the last step, as the rank counts; of the epoch where only that is known."""
-    known = _of_rank(run, rank)
-    return None if known is None else rank.step + known.of - known.step
+    known = _goal(run, rank)
+    return None if known is None else rank.step + known[1] - known[0]
 
 
-def _of_rank(run: RunSnapshot, rank: RankSnapshot) -> Progress | None:
+def _goal(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] | None:
+    """The rank's step, of how many, and what says so."""
     goal = rank.goal
     step, of, by = rank.step, run.planned_steps, "--steps"
     if not of:
         step, by = rank.step + goal.get("before", 0), goal.get("by", "")
         micro_steps = rank.recent[-1].micro_steps if rank.recent else 0
         of = goal.get("steps", 0) or math.ceil(goal.get("batches", 0) / max(1, micro_steps))
-    if not of or not 0 <= step <= of:
-        return None
-    steps = settled(rank.recent)
-    moves = steps and step < of and not run.ended and pause_seconds(run) is None
-    left = (of - step) * fmean(one.seconds for one in steps) if moves else None
-    return Progress(step=step, of=of, by=by, left_seconds=left)
+    return (step, of, by) if of and 0 <= step <= of else None
 
 
 def progress_text(run: RunSnapshot) -> str:

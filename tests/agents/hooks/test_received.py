@@ -68,5 +68,5 @@ def test_tokens_are_those_of_the_programs_arithmetic(
         assert [getattr(rank.batches, name) for rank in made.ranks] == own
         assert of_step(made) == pytest.approx(sum(own) / STEPS / divided)
         metric = next(m for m in METRICS if m.name == f"zeromon_{name}_total")
-        exported = [value or 0 for rank in made.ranks for _, value in rows_of(metric, made, rank)]
+        exported = [value or 0 for r in made.ranks for _, value in rows_of(metric, made)(r)]
         assert sum(exported) == sum(own) / divided

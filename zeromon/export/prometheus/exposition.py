@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.families import collect, cumulative
-from zeromon.export.prometheus.metrics import Spec, rows_of
+from zeromon.export.prometheus.metrics import Row, Spec, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 from zeromon.units import printable
 
@@ -93,15 +93,15 @@ class Writer:
         self._known = {}
         blocks: list[list[str]] = [[] for _ in self._specs]
         for run in runs:
+            readers = [rows_of(spec, run) for spec in self._specs]
             for rank in run.ranks:
                 key = (run.run, rank.rank)
                 prefixes = known.get(key) or [{} for _ in self._specs]
                 self._known[key] = prefixes
-                for spec, block, mine in zip(self._specs, blocks, prefixes, strict=True):
-                    if spec.kind == "histogram":
-                        _add_histogram(spec, run, rank, block, mine)
-                    else:
-                        _add(spec, run, rank, block, mine)
+                each = zip(self._specs, readers, blocks, prefixes, strict=True)
+                for spec, read, block, mine in each:
+                    add = _add_histogram if spec.kind == "histogram" else _add
+                    add(spec, run, rank, read(rank), block, mine)
         lines: list[str] = []
         for spec, block in zip(self._specs, blocks, strict=True):
             if block:
@@ -117,9 +117,10 @@ class Writer:
 
 
 def _add(
-    spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
-) -> None:
-    for values, value in rows_of(spec, run, rank):
+    spec: Spec, run: RunSnapshot, rank: RankSnapshot, rows: Iterable[Row], block: list[str],
+    prefixes: _Prefixes,
+) -> None:  # fmt: skip
+    for values, value in rows:
         if value is not None:
             prefix = prefixes.get(values)
             if prefix is None:
@@ -129,9 +130,10 @@ def _add(
 
 
 def _add_histogram(
-    spec: Spec, run: RunSnapshot, rank: RankSnapshot, block: list[str], prefixes: _Prefixes
-) -> None:
-    for _, total in rows_of(spec, run, rank):
+    spec: Spec, run: RunSnapshot, rank: RankSnapshot, rows: Iterable[Row], block: list[str],
+    prefixes: _Prefixes,
+) -> None:  # fmt: skip
+    for _, total in rows:
         if not prefixes:
             for bound, _ in cumulative(spec, rank):
                 prefixes[bound,] = prefix_of(f"{spec.name}_bucket", run, rank, ("le", bound))

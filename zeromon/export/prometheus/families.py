@@ -18,10 +18,15 @@ from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import printable
 
-_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
-    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+
+def _labels(bounds: Sequence[float]) -> tuple[str, ...]:
+    return (*map(str, bounds), "+Inf")
+
+
+_HISTOGRAMS: dict[str, tuple[Sequence[str], Callable[[RankSnapshot], Sequence[int]]]] = {
+    "zeromon_step_seconds": (_labels(STEP_BUCKETS), lambda rank: rank.step_buckets),
     "zeromon_collective_size_bytes": (
-        SIZE_BOUNDS,
+        _labels(SIZE_BOUNDS),
         lambda rank: [
             sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
         ],
@@ -71,9 +76,10 @@ def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
 def _rows(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Iterator[tuple[tuple[str, str], Row]]:
     """Each row behind the values of run and rank."""
     for run in runs:
+        read = rows_of(spec, run)
         for rank in run.ranks:
             where = (printable(run.run), str(rank.rank))
-            for row in rows_of(spec, run, rank):
+            for row in read(rank):
                 yield where, row
 
 
@@ -81,8 +87,9 @@ def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
     labels = ("run", "rank")
     family = HistogramMetricFamily(spec.family, spec.help, labels=labels, unit=spec.base_unit)
     for run in runs:
+        read = rows_of(spec, run)
         for rank in run.ranks:
-            for _, total in spec.rows(run, rank):
+            for _, total in read(rank):
                 buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
                 family.add_metric((printable(run.run), str(rank.rank)), buckets, total or 0.0)
     return family
@@ -92,6 +99,6 @@ def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
     """The buckets of a histogram: upper bound, and how many are not above it."""
     bounds, read = _HISTOGRAMS[spec.name]
     so_far = 0
-    for bound, count in zip((*map(str, bounds), "+Inf"), read(rank), strict=True):
+    for bound, count in zip(bounds, read(rank), strict=True):
         so_far += count
         yield bound, so_far

@@ -27,10 +27,17 @@ from zeromon.snapshot import (
 )
 
 Row = tuple[tuple[str, ...], float | None]
-Rows = Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]
+RankRows = Callable[[RankSnapshot], Iterable[Row]]
+Rows = Callable[[RunSnapshot], RankRows]
+"""Takes what is of the whole run once, and returns how to read the rows of each of its ranks."""
 
 
-def _of_no_rank(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _each(read: RankRows) -> Rows:
+    """A metric that needs nothing of the run."""
+    return lambda run: read
+
+
+def _none(rank: RankSnapshot) -> Iterable[Row]:
     return ()
 
 
@@ -42,7 +49,7 @@ class Spec(NamedTuple):
     unit: str
     help: str
     labels: tuple[str, ...]
-    rows: Rows = _of_no_rank
+    rows: Rows = _each(_none)
     own: Callable[[Health], float] | None = None
     """Of one that is the collector's own, and has no labels."""
     lasting: bool = False
@@ -60,20 +67,34 @@ class Spec(NamedTuple):
         return unit if unit and self.family.endswith(f"_{unit}") else ""
 
 
-def rows_of(spec: Spec, run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    """The rows of *spec* for a rank of *run*; none of a gauge where the present is over or unknown."""
-    over = run.ended or rank.detached
-    return () if over and spec.kind == "gauge" and not spec.lasting else spec.rows(run, rank)
+def rows_of(spec: Spec, run: RunSnapshot) -> RankRows:
+    """How to read the rows of a rank of *run*; a gauge has none where the present is over or unknown."""
+    if spec.kind != "gauge" or spec.lasting:
+        return spec.rows(run)
+    if run.ended:
+        return _none
+    read = spec.rows(run)
+    return lambda rank: () if rank.detached else read(rank)
 
 
 def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
     """A metric with one value a rank."""
-    return lambda run, rank: (((), read(rank)),)
+    return _each(lambda rank: (((), read(rank)),))
 
 
 def _one_run(read: Callable[[RunSnapshot], float | None]) -> Rows:
     """A metric with one value a run."""
-    return lambda run, rank: (((), read(run)),)
+
+    def rows(run: RunSnapshot) -> RankRows:
+        found = (((), read(run)),)
+        return lambda rank: found
+
+    return rows
+
+
+def _first(read: Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]) -> Rows:
+    """A metric of the first rank of a run that the collector knows."""
+    return lambda run: lambda rank: read(run, rank) if rank is run.ranks[0] else ()
 
 
 def _memory(read: Callable[[DeviceMemory], int]) -> Rows:
@@ -89,19 +110,17 @@ def _known(value: int) -> int | None:
     return value if value >= 0 else None
 
 
-def _info(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _info(rank: RankSnapshot) -> Iterable[Row]:
     facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
     return ((tuple(str(fact) for fact in facts), 1),)
 
 
 def _health(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    """One series a run and collector, at the first rank that it knows."""
-    if rank is run.ranks[0]:
-        known = verdict(run)
-        yield (str(known.health),), LEVELS[known.severity]
+    known = verdict(run)
+    return (((str(known.health),), LEVELS[known.severity]),)
 
 
-def _bubble(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _bubble(rank: RankSnapshot) -> Iterable[Row]:
     """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
     bubble = rank.pipeline.bubble if rank.pipeline else None
     if bubble is not None:
@@ -109,78 +128,79 @@ def _bubble(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
         yield ("ideal",), bubble.ideal_ratio
 
 
-def _hangs(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    told = set()
+def _hangs(run: RunSnapshot) -> RankRows:
+    found: dict[int, set[tuple[str, ...]]] = {}
     for hang in run.hangs:
         if hang.pause:  # it is expected, and an alert asks for any series
             continue
         for role in ("waiting", "missing", "dead"):
-            if rank.rank in getattr(hang, role):
-                told.add((role, hang.kind, hang.op, hang.group))
-    return ((labels, 1) for labels in sorted(told))
+            for rank in getattr(hang, role):
+                found.setdefault(rank, set()).add((role, hang.kind, hang.op, hang.group))
+    return lambda rank: ((labels, 1) for labels in sorted(found.get(rank.rank, ())))
 
 
-def _in_flight(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    oldest = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
-    return (((), (run.taken_ns - oldest) / 1e9 if oldest else 0.0),)
+def _in_flight(run: RunSnapshot) -> RankRows:
+    def rows(rank: RankSnapshot) -> Iterable[Row]:
+        oldest = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
+        return (((), (run.taken_ns - oldest) / 1e9 if oldest else 0.0),)
+
+    return rows
 
 
-def _findings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _findings(run: RunSnapshot) -> RankRows:
     """The present findings; of a run that has ended only those about how it ended."""
-    shown = (f for f in run.findings if not run.ended or f.rule == "rank_died")
-    for finding in {(f.rule, f.severity) for f in shown if f.rank in (rank.rank, -1)}:
-        yield finding, 1
+    found: dict[int, set[tuple[str, ...]]] = {}
+    for one in run.findings:
+        if not run.ended or one.rule == "rank_died":
+            found.setdefault(one.rank, set()).add((one.rule, one.severity))
+    of_all = found.get(-1, set())
+    return lambda rank: ((row, 1) for row in of_all | found.get(rank.rank, set()))
 
 
-def _death(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    if rank.failed:
-        failed = [one for one in run.ranks if one.failed]
-        roles = death_roles(failed, elsewhere=any(away.failed for away in run.away))
-        yield (death_cause(rank), roles[rank.rank]), 1
-
-
-def _ended(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    return (((), 1 if rank.alive else 0),)
+def _death(run: RunSnapshot) -> RankRows:
+    failed = [one for one in run.ranks if one.failed]
+    roles = death_roles(failed, elsewhere=any(a.failed for a in run.away)) if failed else {}
+    return lambda rank: (((death_cause(rank), roles[rank.rank]), 1),) if rank.failed else ()
 
 
 def _engines(read: Callable[[EngineRow], float | None]) -> Rows:
     """A figure of each DeepSpeed engine."""
-    return lambda run, rank: (((str(e.engine),), read(e)) for e in rank.engines)
+    return _each(lambda rank: (((str(e.engine),), read(e)) for e in rank.engines))
 
 
-def _groups(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _groups(rank: RankSnapshot) -> Iterable[Row]:
     found = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
     return ((row, 1) for row in sorted(found))
 
 
 def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    if rank is not run.ranks[0]:
-        return  # all ranks run with the same configuration: once a node is enough
-    for setting in rank.settings:
+    for (
+        setting
+    ) in rank.settings:  # all ranks run with the same configuration: once a node is enough
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 
-def _role_predicted(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _role_predicted(rank: RankSnapshot) -> Iterable[Row]:
     for row in rank.expected:
         if row.predicted_bytes is not None:
             yield (row.role,), row.predicted_bytes
 
 
-def _role_plain(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _role_plain(rank: RankSnapshot) -> Iterable[Row]:
     return (((row.role,), row.plain_bytes) for row in rank.expected)
 
 
-def _role_unexplained(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _role_unexplained(rank: RankSnapshot) -> Iterable[Row]:
     for row in rank.expected:
         if row.unexplained_bytes is not None:
             yield (row.role,), row.unexplained_bytes
 
 
-def _role_rests(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _role_rests(rank: RankSnapshot) -> Iterable[Row]:
     return (((rest.kind, rest.place), rest.nbytes) for rest in unattributed_memory(rank))
 
 
-def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _roles(rank: RankSnapshot) -> Iterable[Row]:
     for row in rank.roles:
         places = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
         for place, nbytes in places:
@@ -188,7 +208,7 @@ def _roles(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
                 yield (row.role, place), nbytes
 
 
-def _links(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _links(rank: RankSnapshot) -> Iterable[Row]:
     if rank.links is not None:
         yield ("device",), rank.links.device_bytes_per_second
         yield ("network",), rank.links.network_bytes_per_second
@@ -198,7 +218,7 @@ def _links(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 def _traffic(read: Callable[[CollectiveStatsRow], float | None]) -> Rows:
     """A figure of communication, added up over the units: their names are too many for labels."""
 
-    def rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    def rows(rank: RankSnapshot) -> Iterable[Row]:
         found: dict[tuple[str, ...], float] = {}
         for row in rank.traffic:
             value = read(row)
@@ -207,10 +227,10 @@ def _traffic(read: Callable[[CollectiveStatsRow], float | None]) -> Rows:
                 found[key] = found.get(key, 0.0) + value
         return sorted(found.items())
 
-    return rows
+    return _each(rows)
 
 
-def _sizes(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _sizes(rank: RankSnapshot) -> Iterable[Row]:
     return (((), float(sum(row.nbytes for row in rank.sizes))),) if rank.sizes else ()
 
 
@@ -225,8 +245,8 @@ def _host(read: Callable[[HostMemory], float | None]) -> Rows:
 # fmt: off
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
-         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _info),
-    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _ended, lasting=True),
+         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _each(_info)),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one(lambda r: int(r.alive)), lasting=True),
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
          (), _one(lambda r: int(r.failed)), lasting=True),
     Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
@@ -234,57 +254,57 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
     Spec("zeromon_run_health", "gauge", "level", "The verdict on a run, at its first rank: label health is its word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, not watched, unknown); 0 all is well, 1 over or not known, 2 warning, 3 critical.",
-         ("health",), _health, lasting=True),
+         ("health",), _first(_health), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
     Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
-    Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _bubble),
+    Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _each(_bubble)),
     Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",
          (), _one(lambda r: r.steps_seconds_total)),
     Spec("zeromon_startup_seconds", "gauge", "seconds", "Start-up: from the start of the process to its first step, with imports, process groups, model and first batch; absent where it was not seen.",
          (), _one(lambda r: r.startup_seconds)),
     Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, generation, evaluation, checkpoint, garbage_collection, compile, other.",
-         ("phase",), lambda run, r: (((p,), s) for p, s in r.phase_seconds.items())),
+         ("phase",), _each(lambda r: (((p,), s) for p, s in r.phase_seconds.items()))),
     Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the set-up and of the steps of the rank's process, in one cause: compute, exposed, data, offload, checkpoint, evaluation, generation, garbage_collection, compile, set_up, other.",
-         ("cause",), lambda run, r: (((cause,), s) for cause, s in r.ledger_totals.items())),
+         ("cause",), _each(lambda r: (((cause,), s) for cause, s in r.ledger_totals.items()))),
     Spec("zeromon_unsaved_seconds", "gauge", "seconds", "Steps since the last checkpoint that was seen to be saved, or since the first step: what a death loses now.",
          (), _one(lambda r: r.unsaved_seconds)),
     Spec("zeromon_checkpoint_bytes_total", "counter", "bytes", "Bytes that the rank saved or loaded in checkpoints, where the file or folder told them.",
-         ("activity",), lambda run, r: checkpoint_bytes(r)),
+         ("activity",), _each(checkpoint_bytes)),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.count) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.count) for c in r.collectives))),
     Spec("zeromon_collective_bytes_total", "counter", "bytes", "Payload S of the collectives: for all-gather and reduce-scatter the full, unsharded size.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.nbytes) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.nbytes) for c in r.collectives))),
     Spec("zeromon_collective_quantized_bytes_total", "counter", "bytes", "Payload of the collectives that was sent in 8 bits (ZeRO++ qwZ and qgZ).",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives))),
     Spec("zeromon_group_info", "info", "", "A process group: its size, and the number of nodes that it spans (empty when unknown); the value is always 1.",
-         ("group", "size", "nodes"), _groups),
+         ("group", "size", "nodes"), _each(_groups)),
     Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over the timed collectives; absent where none was timed.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.seconds or None) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.seconds or None) for c in r.collectives))),
     Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication: time in which collectives blocked the compute stream, on CPU backends the calling thread; absent where no collective was timed.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives))),
     Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: inside graphs or other C++, or in a control step.",
-         ("group",), lambda run, r: (((g,), n) for g, n in r.untimed.items())),
+         ("group",), _each(lambda r: (((g,), n) for g, n in r.untimed.items()))),
     Spec("zeromon_collectives_untimed_ratio", "gauge", "ratio", "Share of the collectives of the last steps that were not timed, control steps left out; above 0.1 the exposed communication of a step is unknown, and its metrics are absent.",
          (), _one(lambda r: r.untimed_ratio)),
     Spec("zeromon_collectives_unattributed_total", "counter", "collectives", "Collectives of unknown operation, counted by sequence number; not part of zeromon_collectives_total.",
-         ("group",), lambda run, r: (((g,), n) for g, n in r.unattributed.items())),
+         ("group",), _each(lambda r: (((g,), n) for g, n in r.unattributed.items()))),
     Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps, as nccl-tests defines it; the time includes the wait for late ranks.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives))),
     Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "Highest bus bandwidth of the operation and group so far.",
-         ("op", "group"), lambda run, r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives)),
+         ("op", "group"), _each(lambda r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives))),
     Spec("zeromon_dim_info", "info", "", "The dimension of a process group: dp, dp_replicate, dp_shard, tp, pp, cp, ep, world (all ranks, use unknown) or other; the value is always 1.",
-         ("dim", "group", "size", "nodes"), lambda run, r: ((row, 1) for row in dim_groups(r))),
+         ("dim", "group", "size", "nodes"), _each(lambda r: ((row, 1) for row in dim_groups(r)))),
     Spec("zeromon_dim_bytes_total", "counter", "bytes", "Payload S of the collectives in a dimension of the parallelism (dp_shard, tp, ...).",
-         ("dim",), lambda run, r: dim_totals(r, lambda c: c.nbytes)),
+         ("dim",), _each(lambda r: dim_totals(r, lambda c: c.nbytes))),
     Spec("zeromon_dim_exposed_seconds_total", "counter", "seconds", "Exposed communication in a dimension of the parallelism; absent where more than a tenth of its collectives is not timed.",
-         ("dim",), lambda run, r: dim_exposed(r)),
+         ("dim",), _each(dim_exposed)),
     Spec("zeromon_dim_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth of all collectives in a dimension of the parallelism together, over about the last ten timed steps.",
-         ("dim",), lambda run, r: dim_busbw(r)),
+         ("dim",), _each(dim_busbw)),
     Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
-         ("link",), _links),
+         ("link",), _each(_links)),
     Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication per step, mean over about the last ten timed steps; overlapping collectives count separately.",
          ("op", "group", "phase"), _traffic(lambda t: t.seconds)),
     Spec("zeromon_communication_step_exposed_seconds", "gauge", "seconds", "Exposed communication per step, mean over about the last ten timed steps.",
@@ -293,7 +313,7 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group", "phase"), _traffic(lambda t: t.wait_seconds)),
     Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "Transfer time per step, mean over about the last ten timed steps: the shortest duration over the ranks.",
          ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
-    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _sizes),
+    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _each(_sizes)),
     Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
          (), _one(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps; absent where too many collectives are not timed.",
@@ -306,11 +326,11 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective, none while a missing rank is in an expected pause: role waiting, missing or dead; kind as in zeromon doctor.",
          ("role", "kind", "op", "group"), _hangs),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; outcome ahead: prefetched, late: fetched when needed.",
-         ("outcome",), lambda run, r: (((g.outcome,), g.nbytes) for g in r.gathers)),
+         ("outcome",), _each(lambda r: (((g.outcome,), g.nbytes) for g in r.gathers))),
     Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time in which parameter gathers blocked the compute stream, on CPU backends the calling thread.",
-         ("outcome",), lambda run, r: (((g.outcome,), g.exposed_seconds) for g in r.gathers)),
+         ("outcome",), _each(lambda r: (((g.outcome,), g.exposed_seconds) for g in r.gathers))),
     Spec("zeromon_engine_info", "info", "", "A DeepSpeed engine; the value is always 1.",
-         ("engine", "strategy"), lambda run, r: (((str(e.engine), e.strategy), 1) for e in r.engines)),
+         ("engine", "strategy"), _each(lambda r: (((str(e.engine), e.strategy), 1) for e in r.engines))),
     Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since zeromon watches it.", ("engine",), _engines(lambda e: e.steps)),
     Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Optimizer steps that a DeepSpeed engine skipped because of an overflow.", ("engine",), _engines(lambda e: e.skipped)),
     Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.collectives)),
@@ -320,37 +340,37 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Number of overflows until the loss scale is lowered.", ("engine",), _engines(lambda e: _known(e.hysteresis))),
     Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engines(lambda e: e.grad_norm)),
     Spec("zeromon_training_scalar", "gauge", "", "Newest loss, gradient norm (before clipping) and learning rate, where a logger of the process or the optimizer has them on the host; absent while infinite or NaN.",
-         ("name",), lambda run, r: (((s.name,), s.value) for s in r.scalars)),
-    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), lambda run, r: (((s.name,), s.nonfinite) for s in r.scalars)),
+         ("name",), _each(lambda r: (((s.name,), s.value) for s in r.scalars))),
+    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), _each(lambda r: (((s.name,), s.nonfinite) for s in r.scalars))),
     Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _one(lambda r: own_part(r, "samples"))),
     Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _one(lambda r: own_part(r, "tokens"))),
     Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run(mfu_ratio)),
-    Spec("zeromon_planned_steps", "gauge", "steps", "Steps after which the run ends, by its trainer or zeromon run --steps; with the length of an epoch alone, the last step of the epoch.", (), lambda run, r: (((), planned_steps(run, r)),)),
+    Spec("zeromon_planned_steps", "gauge", "steps", "Steps after which the run ends, by its trainer or zeromon run --steps; with the length of an epoch alone, the last step of the epoch.", (), lambda run: lambda r: (((), planned_steps(run, r)),)),
     Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engines(lambda e: e.nonfinite)),
     Spec("zeromon_setting_info", "info", "", "A setting of the configuration: effective value, and written value (empty: default); from the lowest rank of the node. The value is always 1.",
-         ("engine", "name", "effective", "written"), _settings),
+         ("engine", "name", "effective", "written"), _first(_settings)),
     Spec("zeromon_offload_bytes_total", "counter", "bytes", "Bytes of offloaded state that were moved, by path: device_to_host, host_to_device, disk_read, disk_write.",
-         ("path",), lambda run, r: (((t.path,), t.nbytes) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), t.nbytes) for t in r.transfers))),
     Spec("zeromon_offload_seconds_total", "counter", "seconds", "Time in which offloaded state was moving; absent where only the bytes are known.",
-         ("path",), lambda run, r: (((t.path,), t.seconds or None) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), t.seconds or None) for t in r.transfers))),
     Spec("zeromon_offload_blocked_seconds_total", "counter", "seconds", "Time in which moving offloaded state blocked the training thread.",
-         ("path",), lambda run, r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers))),
     Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved rate of moving offloaded state over the last steps; a lower bound.",
-         ("path",), lambda run, r: (((t.path,), t.bytes_per_second) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), t.bytes_per_second) for t in r.transfers))),
     Spec("zeromon_offload_best_bytes_per_second", "gauge", "bytes/second", "Highest achieved rate of moving offloaded state so far.",
-         ("path",), lambda run, r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers))),
     Spec("zeromon_offload_peak_bytes_per_second", "gauge", "bytes/second", "Peak rate of the path: the PCIe link, or the cgroup's limit of a disk; absent where unknown.",
-         ("path",), lambda run, r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers)),
+         ("path",), _each(lambda r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers))),
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
-         ("role", "place"), _roles),
+         ("role", "place"), _each(_roles)),
     Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "Analytical bytes of a role by the ZeRO paper, on device, host and disk together.",
-         ("role",), _role_plain),
+         ("role",), _each(_role_plain)),
     Spec("zeromon_memory_role_predicted_bytes", "gauge", "bytes", "Predicted bytes of a role: the analytical bytes plus the additions of framework and settings; absent where unknown.",
-         ("role",), _role_predicted),
+         ("role",), _each(_role_predicted)),
     Spec("zeromon_memory_role_unexplained_bytes", "gauge", "bytes", "Measured minus predicted bytes of a role; absent where no census reaches.",
-         ("role",), _role_unexplained),
+         ("role",), _each(_role_unexplained)),
     Spec("zeromon_memory_rest_bytes", "gauge", "bytes", "Bytes that no role accounts for, by kind: activation_temp, reserved_unallocated, non_torch (device), other (host).",
-         ("kind", "place"), _role_rests),
+         ("kind", "place"), _each(_role_rests)),
     Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
     Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: bytes that are allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
     Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),
@@ -368,9 +388,9 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
     Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "Risk of running out of memory, by pool (device, host): 0 is no end in sight, 1 is out of memory now.",
-         ("pool",), lambda run, r: (((k.pool,), k.ratio) for k in r.risks)),
+         ("pool",), _each(lambda r: (((k.pool,), k.ratio) for k in r.risks))),
     Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
-         ("pool", "cause"), lambda run, r: (((k.pool, k.cause), k.steps_left) for k in r.risks if k.steps_left is not None)),
+         ("pool", "cause"), _each(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.risks if k.steps_left is not None))),
     Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings, lasting=True),
     Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one(lambda r: r.dropped)),
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
@@ -402,7 +422,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVLink traffic to the device, all links.", (), _device(lambda d: d.nvlink_receive_bytes_per_second)),
     Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVLink traffic from the device, all links.", (), _device(lambda d: d.nvlink_transmit_bytes_per_second)),
     Spec("zeromon_device_throttled", "gauge", "bool", "1 for each present reason for throttled clocks.",
-         ("reason",), lambda run, r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ()))),
+         ("reason",), _each(lambda r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ())))),
     Spec("zeromon_device_ecc_errors_total", "counter", "errors", "Uncorrected ECC errors since the driver was loaded.", (), _device(lambda d: d.ecc_errors)),
     Spec("zeromon_device_xid", "gauge", "code", "Code of the newest Xid error; absent without one.", (), _device(lambda d: d.xid)),
     Spec("zeromon_collector_runs", "gauge", "runs", "Collector (no run and rank): live runs that it follows.", (), own=lambda h: h.runs),

@@ -42,6 +42,7 @@ _UNITS = {
 """As UCUM writes them; others are annotations, which mean nothing to who adds units to names."""
 
 
+_Timed = tuple[RankSnapshot, tuple[int, int]]
 Beginnings = dict[tuple[str, int, int, int], int]
 """When the counters of a run's rank, its process and its record began, nanoseconds since the epoch."""
 
@@ -86,11 +87,12 @@ def _metric(
 ) -> Metric | None:
     """*spec* of *ranks*; None without a sample."""
     values: Sum | Gauge | Histogram
+    each = [(rank, _times(run, rank, beginnings)) for rank in ranks]
     if spec.kind == "histogram":
-        counted = [point for rank in ranks for point in _counted(spec, run, rank, beginnings)]
+        counted = list(_counted(spec, run, each))
         values = Histogram(counted, AggregationTemporality.CUMULATIVE)
     else:
-        points = [point for rank in ranks for point in _points(spec, run, rank, beginnings)]
+        points = list(_points(spec, run, each))
         is_sum = spec.kind == "counter"
         values = (
             Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
@@ -103,21 +105,18 @@ def _metric(
     return Metric(spec.name.removesuffix("_total"), spec.help, unit, values)
 
 
-def _points(
-    spec: Spec, run: RunSnapshot, rank: RankSnapshot, beginnings: Beginnings
-) -> Iterator[NumberDataPoint]:
-    since, now = _times(run, rank, beginnings)
-    for values, number in rows_of(spec, run, rank):
-        if number is not None:
-            labels = zip(spec.labels, map(printable, values), strict=True)
-            yield NumberDataPoint(_where(run, rank) | dict(labels), since, now, number)
+def _points(spec: Spec, run: RunSnapshot, each: Iterable[_Timed]) -> Iterator[NumberDataPoint]:
+    read = rows_of(spec, run)
+    for rank, (since, now) in each:
+        for values, number in read(rank):
+            if number is not None:
+                labels = zip(spec.labels, map(printable, values), strict=True)
+                yield NumberDataPoint(_where(run, rank) | dict(labels), since, now, number)
 
 
-def _counted(
-    spec: Spec, run: RunSnapshot, rank: RankSnapshot, beginnings: Beginnings
-) -> Iterator[HistogramDataPoint]:
-    since, now = _times(run, rank, beginnings)
-    for _, total in spec.rows(run, rank):
+def _counted(spec: Spec, run: RunSnapshot, each: Iterable[_Timed]) -> Iterator[HistogramDataPoint]:
+    read = rows_of(spec, run)
+    for rank, (since, now), total in ((*one, total) for one in each for _, total in read(one[0])):
         buckets = list(cumulative(spec, rank))
         so_far = [0, *(count for _, count in buckets)]
         unknown = cast("float", None)  # neither the least nor the most is kept
