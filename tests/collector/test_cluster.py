@@ -418,7 +418,6 @@ def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None
     assert path.stat().st_ino == first  # nothing has changed
     file.write(targets([], [], "a:1"))
     assert json.loads(path.read_text()) != groups
-    TargetFile("").write(groups)
     TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
     assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
 

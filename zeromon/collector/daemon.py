@@ -278,16 +278,16 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 class TargetFile:
-    """The targets that ``/sd`` lists, as a file for Prometheus's file_sd; path "": no file."""
+    """The targets that ``/sd`` lists, as a file for Prometheus's file_sd."""
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path) if path else None
+        self._path = Path(path)
         self._written = ""
 
     def write(self, groups: list[dict[str, Any]]) -> None:
         """Replaces the file when *groups* changed. An error is ignored: the next call tries again."""
         text = json.dumps(groups, indent=1)
-        if self._path is None or text == self._written:
+        if text == self._written:
             return
         with suppress(OSError):  # not private: Prometheus runs as another user
             replace_file(self._path, text, private=False)
@@ -307,7 +307,8 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     address = root / "collector.json"
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
     replace_file(address, json.dumps(facts))
-    files = TargetFile(os.environ.get("ZEROMON_SD_FILE", ""))
+    sd_file = os.environ.get("ZEROMON_SD_FILE", "")
+    file = TargetFile(sd_file) if sd_file else None
     here = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -316,7 +317,8 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
         while not stop.is_set() and not collector.may_end():
             began = time.monotonic()
             collector.tick()
-            files.write(targets(collector.targets(), collector.view, here))
+            if file is not None:
+                file.write(targets(collector.targets(), collector.view, here))
             stop.wait(max(0.05, _TICK_SECONDS - (time.monotonic() - began)))
     finally:
         address.unlink(missing_ok=True)

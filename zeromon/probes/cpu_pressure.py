@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of
+from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
 from zeromon.snapshot import Pressure
 
 _KEPT = 11
@@ -20,8 +20,7 @@ class PressureReader:
     """Reads the waits of one process's main thread; *proc* and *cgroup* are for tests."""
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
-        self._pid = pid
-        self._folder = proc / str(pid)
+        self._schedstat, self._stat = f"{proc}/{pid}/schedstat", f"{proc}/{pid}/stat"
         self._readings: deque[tuple[int, int, int]] = deque(maxlen=_KEPT)
         """(time ns, ns on a run queue, major faults) of each reading."""
         self._waits: deque[float] = deque(maxlen=_MINUTE)
@@ -36,9 +35,9 @@ class PressureReader:
         *steps*: those that the process has taken. Start-up and warm-up are left out of the run's share.
         """
         with suppress(OSError, ValueError, IndexError):
-            waited = int((self._folder / "schedstat").read_text().split()[1])
+            waited = int(text_of(self._schedstat).split()[1])
             # the name in parentheses may contain spaces
-            fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+            fields = text_of(self._stat).rpartition(")")[2].split()
             if self._readings and steps > self._steps >= _WARM_UP:
                 self._waited_ns += waited - self._readings[-1][1]
                 self._stepped_ns += now_ns - self._readings[-1][0]

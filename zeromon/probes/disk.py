@@ -87,7 +87,7 @@ def _process_io(pid: int, proc: Path) -> dict[str, int]:
     names = {"read_bytes:": "process_read_bytes", "write_bytes:": "process_written_bytes"}
     moved: dict[str, int] = {}
     with suppress(ValueError, IndexError):
-        for words in lines_of(proc / str(pid) / "io"):
+        for words in lines_of(f"{proc}/{pid}/io"):
             if words[0] in names:
                 moved[names[words[0]]] = int(words[1])
     return moved

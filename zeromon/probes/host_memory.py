@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of
+from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
@@ -101,7 +101,7 @@ def oom_kills(folder: Path) -> int:
 
 def _number(path: Path) -> int:
     with suppress(OSError, ValueError):
-        return int(path.read_text())
+        return int(text_of(path))
     return -1
 
 

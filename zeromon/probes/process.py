@@ -7,6 +7,7 @@ import signal
 import struct
 from contextlib import suppress
 
+from zeromon.probes.cgroups import text_of
 from zeromon.snapshot import Halt
 
 _INFO_SIZE = 64
@@ -69,8 +70,7 @@ class ProcessWatch:
 def start_ticks(pid: int) -> int | None:
     """Returns when *pid* started, in clock ticks since boot; None when it does not run."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
@@ -79,8 +79,7 @@ def start_ticks(pid: int) -> int | None:
 def halt_of(pid: int) -> Halt:
     """Returns whether a signal or a debugger has stopped the main thread of *pid*."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            state = file.read().rpartition(")")[2].split()[0]
+        state = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return Halt.NONE
     return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(state, Halt.NONE)

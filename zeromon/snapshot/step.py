@@ -119,7 +119,8 @@ def settled(steps: Iterable[StepSummary]) -> list[StepSummary]:
     The first one compiles, allocates and connects what the others use.
     """
     known = list(steps)
-    return [step for step in known if step.step > 1] or known
+    first = next((place for place, step in enumerate(known) if step.step > 1), 0)
+    return known[first:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
