@@ -280,6 +280,11 @@ def unpacked(groups: Sequence[str], rows: Iterable[tuple[int, _Row]]) -> Iterato
         yield row._replace(group=groups[place])
 
 
+def report_seconds(nodes: int) -> float:
+    """Returns how often so many nodes report, seconds."""
+    return min(_LONGEST_INTERVAL_SECONDS, max(1.0, nodes / _NODES_A_SECOND))
+
+
 def silent_after(every_seconds: float) -> float:
     """Returns the timeout, seconds, after which a node that reports *every_seconds* counts as silent."""
     return max(NODE_SILENT_SECONDS, 2.5 * every_seconds)
@@ -357,7 +362,7 @@ class Leader:
             )
 
     def _every(self) -> float:
-        return min(_LONGEST_INTERVAL_SECONDS, max(1.0, len(self._nodes) / _NODES_A_SECOND))
+        return report_seconds(len(self._nodes))
 
     def _adapt_sampling(self, seconds: float) -> None:
         """Halves the sampled share of collectives above the highest rate; doubles it below a quarter."""

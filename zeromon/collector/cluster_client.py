@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from zeromon.collector.cluster import (
     packed,
     peer_updates,
     printable_node,
+    report_seconds,
     to_leader_clock,
     unpacked,
     unread,
@@ -43,7 +45,8 @@ from zeromon.snapshot import Hang, NodeView, RemoteRank
 from zeromon.units import with_usual_numbers
 
 _TIMEOUT_SECONDS = 3.0
-_FIRST_PINGS = 8
+_FIRST_PINGS, _PING = 8, 0.05
+"""So many reports come first for the clock, with this share of the usual time between them."""
 _STALE_SECONDS = 5.0
 _MOST_WAITING = 8192
 _MOST_JOINTS = 2048
@@ -69,6 +72,25 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
     except (OSError, ValueError, RecursionError):
         return []
     return [printable_node(card) for card in cards] if cards and cards[0].first_rank == 0 else []
+
+
+class NodeList:
+    """The nodes of :func:`read_node_infos`, read again when their file has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp: tuple[int, int, int] | None = None
+        self._nodes: list[NodeInfo] = []
+
+    def read(self) -> list[NodeInfo]:
+        """Returns them; the same list while nothing has changed."""
+        stamp = None
+        with suppress(OSError):
+            about = (self._folder / "nodes.json").stat()
+            stamp = about.st_ino, about.st_mtime_ns, about.st_size
+        if stamp is None or stamp != self._stamp:
+            self._stamp, self._nodes = stamp, read_node_infos(self._folder)
+        return self._nodes
 
 
 def report_headers(token: str, body: bytes) -> dict[str, str]:
@@ -187,7 +209,7 @@ class ClusterSync:
             self.cards(),
             self._heard,
             time.monotonic() - self._replied,
-            self._reply.every_seconds if self._reply is not None else 1.0,
+            self._every(),
             self.own.first_rank,
             self.offset(),
             time.monotonic_ns(),
@@ -202,6 +224,11 @@ class ClusterSync:
         for card in cards:
             self._cards.setdefault(card.first_rank, card)
 
+    def _every(self) -> float:
+        """Seconds between reports: as the leader says, and not less than the known nodes need."""
+        said = self._reply.every_seconds if self._reply is not None else 0.0
+        return max(said, report_seconds(len(self._cards)))
+
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -213,8 +240,8 @@ class ClusterSync:
             except (OSError, ValueError, http.client.HTTPException) as error:
                 if time.monotonic() - self._replied > NODE_SILENT_SECONDS:
                     self.note = self._why(error)
-            every = self._reply.every_seconds if self._reply is not None else 1.0
-            wait = 0.05 if number < _FIRST_PINGS and not self.note else every
+            every = self._every()
+            wait = _PING * every if number < _FIRST_PINGS and not self.note else every
             if self._stopping.wait(max(0.02, wait - (time.monotonic() - began))):
                 return
 

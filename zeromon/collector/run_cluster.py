@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.collector.cluster import Leader, NodeInfo, PeerRank
-from zeromon.collector.cluster_client import ClusterSync, read_node_infos
+from zeromon.collector.cluster_client import ClusterSync, NodeList
 from zeromon.diagnosis.stragglers import ArrivalSkew
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
@@ -28,6 +28,8 @@ class RunCluster:
         self._sync: ClusterSync | None = None
         self._peers: list[PeerRank] = []
         """The local ranks of the last snapshot, as reported to other nodes."""
+        self._list = NodeList(folder)
+        self._learned: list[NodeInfo] = []
         self._first_ring = 0.0
 
     def can_name(self, states: Sequence[RankState]) -> bool:
@@ -35,7 +37,7 @@ class RunCluster:
         if not states:
             return False
         self._first_ring = self._first_ring or time.monotonic()
-        if any(state.rank == 0 for state in states) or read_node_infos(self._folder):
+        if any(state.rank == 0 for state in states) or self._list.read():
             return True
         single_node = any(_is_single_node(state.meta) for state in states)
         return single_node or time.monotonic() - self._first_ring > _NAMING_SECONDS
@@ -45,9 +47,11 @@ class RunCluster:
 
         *lead* makes the leader of a run; it is called on the node of rank 0 only.
         """
-        nodes = read_node_infos(self._folder)
+        nodes = self._list.read()
         if self._sync is not None:
-            self._sync.learn(nodes)
+            if nodes is not self._learned:
+                self._sync.learn(nodes)
+                self._learned = nodes
             return
         local = set(ranks)
         own = next((node for node in nodes if node.first_rank in local), None)

@@ -21,7 +21,7 @@ import statistics
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from zeromon.fold.state import Arrival
@@ -174,8 +174,8 @@ class ArrivalSkew:
         return self._mean_seconds(rank, lambda s: s.late)
 
     def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
-        newest = reversed(self.steps.items())
-        last = list(islice((s for step, s in newest if step > 1), WINDOW)) or [*self.steps.values()]
+        after_first = [s for step, s in self.steps.items() if step > 1]
+        last = (after_first or list(self.steps.values()))[-WINDOW:]
         return statistics.fmean(_length(read(s), rank) for s in last) / 1e9 if last else None
 
 
