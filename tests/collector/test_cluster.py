@@ -40,6 +40,7 @@ from zeromon.collector.cluster_client import (
     NONCE,
     SIGNATURE,
     ClusterSync,
+    NodeList,
     answer,
     read_node_infos,
     reply_signature,
@@ -51,6 +52,7 @@ from zeromon.collector.run_cluster import RunCluster, as_peer_rank
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import ArrivalSkew, PartialArrival, matched_collective, stragglers
 from zeromon.fold.state import Arrival
+from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store
 
@@ -420,6 +422,19 @@ def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None
     assert json.loads(path.read_text()) != groups
     TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
     assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
+
+
+def test_the_list_of_nodes_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    nodes, file = NodeList(tmp_path), tmp_path / "nodes.json"
+    assert nodes.read() == []
+    file.write_bytes(msgspec.json.encode([card(0)]))
+    first = nodes.read()
+    assert first == read_node_infos(tmp_path) != []
+    assert nodes.read() is first
+    replace_file(file, msgspec.json.encode([card(0), card(2)]))
+    assert [node.first_rank for node in nodes.read()] == [0, 2]
+    file.unlink()
+    assert nodes.read() == []
 
 
 def replace_run(one: NodeInfo) -> NodeInfo:

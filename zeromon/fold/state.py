@@ -47,6 +47,7 @@ before: so far a quantile may be off."""
 
 MOST_IN_FLIGHT = 4096
 _MOST_ARRIVALS = 8192
+_MOST_ID = 200
 _PAIRS = 128
 _BEATS = 61
 """Heartbeats, one a second: the accounted overhead covers the last minute."""
@@ -411,8 +412,8 @@ def _are_ranks(fact: object) -> bool:
 def group_id(state: RankState, group: int) -> str:
     """A name of a group that is the same on all members: its label, its own name, and its ranks."""
     facts = state.groups.get(group, {})
-    ranks = ",".join(str(r) for r in facts.get("ranks", ()))
-    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:200]
+    ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MOST_ID])  # more have no room
+    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MOST_ID]
 
 
 def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:

@@ -459,7 +459,7 @@ def _group_row(state: RankState, group: int, dim: str) -> GroupProgress:
     return GroupProgress(
         group_id=group_id(state, group),
         label=group_label(state, group),
-        ranks=tuple(int(r) for r in state.groups[group].get("ranks", ())),
+        ranks=tuple(state.groups[group].get("ranks", ())),
         sequence=sequence,
         op=op.label,
         nbytes=nbytes,

@@ -6,6 +6,7 @@ import gzip
 import math
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import full_run, rank, run
+from builders import full_run, rank, run, summary
 from hypothesis import HealthCheck, given, settings, strategies as st
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
@@ -140,6 +141,29 @@ def test_what_is_answered_is_what_is_accepted(ranks: int, accept: str, encoding:
     for (family, *_), series in found.items():
         times = 1 if family.startswith(ONCE) else ranks
         assert len(series) == times * len(few[next(k for k in few if k[0] == family)])
+
+
+def test_a_scrape_of_twice_the_ranks_is_twice_the_work() -> None:
+    """What is of the whole run (MFU, findings, hangs, deaths) is found once, and not at each rank."""
+
+    def calls(ranks: int) -> int:
+        one = replace(full_run().ranks[0], recent=tuple(summary(n) for n in range(1, 30)))
+        found = run(*(replace(one, rank=n, failed=n % 2 == 0) for n in range(ranks)))
+        writer, count = Writer(), 0
+        writer.write((found,), None, openmetrics=False)
+
+        def seen(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(seen)
+        try:
+            writer.write((found,), None, openmetrics=False)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(200) < 2.1 * calls(100)
 
 
 def test_prefixes_follow_the_ranks_that_are_there() -> None:
