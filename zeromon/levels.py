@@ -38,25 +38,29 @@ class Level:
 
     warning: float
     critical: float
+    is_lost_time: bool = False
+    """Lost time is a cost and no failure, so its severities are one lower."""
 
     def severity(self, value: float | None) -> Severity | None:
-        """Critical, warning, or None below both thresholds and for an unknown value."""
+        """Critical, warning, or None below both thresholds and for an unknown value.
+
+        Warning or ``info`` for lost time.
+        """
         if value is None or value < self.warning:
             return None
+        if self.is_lost_time:
+            return self.severity_of_cost(value)
         return Severity.CRITICAL if value >= self.critical else Severity.WARNING
 
     def severity_of_cost(self, value: float) -> Severity:
-        """The severity of a finding about lost time: ``warning`` from *critical* on, else ``info``.
-
-        Lost time is a cost and no failure, so its findings are one severity lower.
-        """
+        """The severity of a finding about lost time: ``warning`` from *critical* on, else ``info``."""
         return Severity.WARNING if value >= self.critical else Severity.INFO
 
 
 OOM = Level(0.5, 0.8)
 """The risk of running out of a memory, 0..1; see :mod:`zeromon.memory.forecast`."""
 
-EXPOSED = Level(0.10, 0.25)
+EXPOSED = Level(0.10, 0.25, is_lost_time=True)
 """Exposed communication as a share of a step."""
 
 BLOCKED = Level(0.10, 0.25)

@@ -22,7 +22,7 @@ def test_a_level_includes_its_thresholds(value: float | None, severity: str) -> 
 
 @pytest.mark.parametrize(("value", "severity"), [(0.10, "info"), (0.24, "info"), (0.25, "warning")])
 def test_lost_time_is_one_severity_lower(value: float, severity: str) -> None:
-    assert EXPOSED.severity_of_cost(value) == severity
+    assert EXPOSED.severity_of_cost(value) == EXPOSED.severity(value) == severity
 
 
 def test_the_risk_of_a_full_horizon_is_the_first_threshold() -> None:

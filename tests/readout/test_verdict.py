@@ -9,8 +9,21 @@ import pytest
 from builders import rank, run
 from first_lines import first_lines
 
+from zeromon.diagnosis.engine import advise
 from zeromon.readout.verdict import Health, verdict
-from zeromon.snapshot import DETACHED, Finding, Hang, Risk, RunSnapshot, Severity, Straggler
+from zeromon.snapshot import (
+    DETACHED,
+    Finding,
+    Hang,
+    Pressure,
+    Risk,
+    RunSnapshot,
+    Severity,
+    Straggler,
+)
+from zeromon.tui import status_text
+from zeromon.tui.display_options import DisplayOptions
+from zeromon_dashboard.pages import overview
 
 
 def _found(code: str, rule: str, severity: Severity, text: str, **more: Any) -> Finding:
@@ -38,6 +51,30 @@ _EXPOSED = _found(
     "ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45
 )
 _DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}
+
+
+@pytest.mark.parametrize(
+    ("share", "lack", "health", "tone", "colour"),
+    [
+        (0.05, 0.0, Health.HEALTHY, "good", "dimmed"),
+        (0.15, 0.0, Health.HEALTHY, "", "blue"),
+        (0.40, 0.0, Health.SLOW, "warn", "orange"),
+        (0.40, 0.2, Health.HEALTHY, "", "blue"),
+    ],
+)
+def test_exposed_communication_has_the_colour_of_the_verdict(
+    share: float, lack: float, health: Health, tone: str, colour: str
+) -> None:
+    """*lack*: the share of the time without a CPU, which the finding does not count."""
+    pressure = Pressure(cpu_wait_ratio=lack, major_faults_per_second=0, most_cpu_wait_ratio=lack)
+    made = run(rank(0, exposed_ratio=share, overlap_ratio=0.9, pressure=pressure))
+    made = replace(made, findings=advise(made))
+    assert verdict(made).health is health
+    shown = {name: shade for name, _, shade in status_text.figures(made, DisplayOptions())}
+    assert shown["exposed"] == tone
+    card = overview._waits(made).to_plotly_json()["props"]["children"]
+    assert card[-1].c == colour
+
 
 SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "healthy": (_two(), Health.HEALTHY, "of a step"),

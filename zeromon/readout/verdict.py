@@ -88,6 +88,11 @@ class Verdict:
         return f"{self.health}: {self.cause}"
 
 
+def exposed_severity(run: RunSnapshot) -> Severity | None:
+    """The severity of the finding about exposed communication, as in the verdict; None without one."""
+    return next((f.severity for f in run.findings if f.rule == "exposed_communication"), None)
+
+
 def beside(health: Health, run: RunSnapshot) -> str:
     """The state of *run* beside the word for its health, without that word: ``after step 20``."""
     return run_state(run).removeprefix("died: ").removeprefix(f"{health} ")

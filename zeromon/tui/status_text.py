@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from zeromon.focus import nearest_oom
-from zeromon.levels import EXPOSED, OOM, Level
+from zeromon.levels import OOM, Level
 from zeromon.readout import throughput
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.text import overhead_text, pause_seconds, risk_level
-from zeromon.readout.verdict import beside, verdict
+from zeromon.readout.verdict import beside, exposed_severity, verdict
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
@@ -18,10 +18,11 @@ from zeromon.units import human_count, human_ratio, human_seconds
 
 def tone_of(value: float | None, level: Level) -> str:
     """The tone of a figure by its thresholds; ``dim`` where it is unknown."""
-    return "dim" if value is None else _TONES[level.severity(value)]
+    return "dim" if value is None else _OF_FIGURE[level.severity(value)]
 
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
+_OF_FIGURE = _TONES | {Severity.INFO: ""}
 
 
 def head(run: RunSnapshot) -> Line:
@@ -108,7 +109,8 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
     made = [
         ("step", human_seconds(each) if each else "n/a", "bold" if moves else "dim"),
         ("steps/s", f"{1 / each:.3g}" if each and moves else "n/a", "" if moves else "dim"),
-        ("exposed", human_ratio(exposed) + _off(ranks), tone_of(exposed, EXPOSED)),
+        ("exposed", human_ratio(exposed) + _off(ranks),
+         "dim" if exposed is None else _OF_FIGURE[exposed_severity(run)]),
         ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(worst[1].ratio if worst else None),
          tone_of(worst[1].ratio if worst else None, OOM)),

@@ -6,7 +6,6 @@ import dash_mantine_components as dmc
 from dash import html
 
 from zeromon.focus import most_exposed
-from zeromon.levels import EXPOSED
 from zeromon.readout.charts import names
 from zeromon.readout.figures import SPREAD, mean_step_seconds
 from zeromon.readout.text import (
@@ -20,6 +19,7 @@ from zeromon.readout.text import (
 )
 from zeromon.readout.throughput import progress, progress_text, throughput_text, tokens_per_second
 from zeromon.readout.training import telling, training_text, value_text
+from zeromon.readout.verdict import exposed_severity
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count, human_ratio, human_seconds
 from zeromon_dashboard import snapshot_figures
@@ -125,7 +125,7 @@ def _waits(run: RunSnapshot) -> Any:
         why = exposed_unknown(worst) if worst is not None else "no rank has reported yet"
         return card("Exposed communication", "n/a", why)
     share = worst.exposed_ratio
-    colour = SEVERITY_COLOURS[EXPOSED.severity(share)]
+    colour = SEVERITY_COLOURS[exposed_severity(run)]
     note = f"{human_seconds(worst.exposed_seconds)} a step on rank {worst.rank}"
     if worst.traffic and worst.traffic[0].exposed_seconds > 0:
         most = worst.traffic[0]
