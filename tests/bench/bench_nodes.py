@@ -24,7 +24,13 @@ _WARM_UP = 40
 
 def peers(first: int) -> list[PeerRank]:
     return [
-        PeerRank(rank, f"node{first}", True, False, "", 0.5, "in backward, unit layers.3")
+        PeerRank(
+            rank=rank,
+            node=f"node{first}",
+            ended="",
+            step_seconds=0.5,
+            doing="in backward, unit layers.3",
+        )
         for rank in range(first, first + _RANKS)
     ]
 

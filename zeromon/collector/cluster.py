@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from zeromon import __version__
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.diagnosis.stragglers import (
     NEVER,
     MatchedCollective,
@@ -28,7 +28,7 @@ from zeromon.diagnosis.stragglers import (
     matched_collective,
 )
 from zeromon.levels import NODE_SILENT_SECONDS
-from zeromon.snapshot import GroupProgress, Hang, InFlight, NodeView, RemoteRank
+from zeromon.snapshot import Hang, NodeView, RemoteRank
 from zeromon.units import printable
 
 EXCHANGE = 1
@@ -67,19 +67,12 @@ class NodeInfo(msgspec.Struct, frozen=True):
         return self.address.startswith(("127.", "localhost:", "[::1]"))
 
 
-class PeerRank(msgspec.Struct, frozen=True):
-    """A rank of another node, with the fields that :func:`hangs_of` reads."""
+class PeerRank(Member, frozen=True, kw_only=True):
+    """A rank of another node."""
 
-    rank: int
     node: str
-    alive: bool
-    failed: bool
     ended: str
-    step_seconds: float | None
     doing: str
-    in_flight: tuple[InFlight, ...] = ()
-    groups: tuple[GroupProgress, ...] = ()
-    pause: str = ""
 
 
 class Version(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.readout.hang import NOT_CALLED
 from zeromon.ring.torch_names import operation_named
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
@@ -62,19 +62,6 @@ WAITING, DONE, MISSING, UNSEEN = "waiting", "done", NOT_CALLED, "no dump"
 
 _Calls = dict[int, dict[int, Entry]]
 """Rank -> sequence number -> its call, of one group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """A rank as :func:`hangs_of` wants it."""
-
-    rank: int
-    in_flight: tuple[InFlight, ...]
-    groups: tuple[GroupProgress, ...]
-    alive: bool = True
-    failed: bool = False
-    step_seconds: float | None = None
-    pause: str = ""
 
 
 def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
@@ -143,7 +130,7 @@ def _groups(
 
 def _member(
     dump: Dump, names: dict[str, str], ranks: dict[str, tuple[int, ...]], calls: dict[str, _Calls]
-) -> _Member:
+) -> Member:
     groups = []
     for group, of_group in calls.items():
         own = of_group.get(dump.rank, {})
@@ -167,7 +154,7 @@ def _member(
         for entry in dump.entries
         if not entry.ended
     ]  # fmt: skip
-    return _Member(rank=dump.rank, in_flight=tuple(flying), groups=tuple(groups))
+    return Member(rank=dump.rank, in_flight=tuple(flying), groups=tuple(groups))
 
 
 def _operation(entry: Entry) -> str:

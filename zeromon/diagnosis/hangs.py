@@ -8,10 +8,11 @@ record does not name the peer.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+
+import msgspec
 
 from zeromon.levels import HANG_SECONDS
-from zeromon.snapshot import GroupProgress, Hang, HangKind, InFlight, RunSnapshot
+from zeromon.snapshot import GroupProgress, Hang, HangKind, InFlight, RankSnapshot, RunSnapshot
 
 LEAST_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10
@@ -26,39 +27,24 @@ def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     return hangs_of(run.ranks, run.taken_ns)
 
 
-class Member(Protocol):
-    """What the detection reads of a rank, on this node or another."""
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """What the detection reads of a rank that is in no snapshot: of another node, or of a dump."""
 
-    @property
-    def rank(self) -> int:
-        """The rank's number."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is alive."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the process ended otherwise than by finishing."""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The median step."""
-
-    @property
-    def in_flight(self) -> tuple[InFlight, ...]:
-        """Collectives that the rank has called and that have not ended."""
-
-    @property
-    def pause(self) -> str:
-        """What the rank is expected to take long for; "" for nothing."""
-
-    @property
-    def groups(self) -> tuple[GroupProgress, ...]:
-        """The rank's progress in each group."""
+    rank: int
+    alive: bool = True
+    failed: bool = False
+    """Whether the process ended otherwise than by finishing."""
+    step_seconds: float | None = None
+    in_flight: tuple[InFlight, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()
+    pause: str = ""
+    """What the rank is expected to take long for; "" for nothing."""
 
 
-def hangs_of(members: Sequence[Member], now_ns: int) -> tuple[Hang, ...]:
+AnyRank = Member | RankSnapshot
+
+
+def hangs_of(members: Sequence[AnyRank], now_ns: int) -> tuple[Hang, ...]:
     """The collectives that hang among *members*, whose times are by one clock at *now_ns*."""
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
     for rank in members:
@@ -86,7 +72,7 @@ def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
     return list(first.values())
 
 
-def _broken_off(ranks: Sequence[Member]) -> list[Hang]:
+def _broken_off(ranks: Sequence[AnyRank]) -> list[Hang]:
     """Collectives that a backend ended with an error because members called different things.
 
     When a member has died, the last calls of all members in the group are compared.
@@ -129,14 +115,14 @@ def _in_calls(calls: dict[int, tuple[str, int]]) -> tuple[str, ...]:
     return tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items()))
 
 
-def _step_ns(members: Sequence[Member], inside: Iterable[int]) -> float:
+def _step_ns(members: Sequence[AnyRank], inside: Iterable[int]) -> float:
     waiting = set(inside)
     steps = [r.step_seconds for r in members if r.rank in waiting and r.step_seconds]
     return max(steps, default=0.0) * 1e9
 
 
 def _hang(
-    ranks: Sequence[Member], now_ns: int, inside: dict[int, InFlight], oldest: InFlight
+    ranks: Sequence[AnyRank], now_ns: int, inside: dict[int, InFlight], oldest: InFlight
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
     group = _group(ranks, oldest.group_id)
@@ -179,24 +165,24 @@ def _hang(
     )
 
 
-def _pause(missing: Sequence[Member]) -> str:
+def _pause(missing: Sequence[AnyRank]) -> str:
     """The expected pause for which all others wait, where every missing rank is in one; else ""."""
     if not missing or not all(rank.pause for rank in missing):
         return ""
     return f"rank {missing[0].rank} {missing[0].pause}"
 
 
-def _group(ranks: Sequence[Member], group_id: str) -> GroupProgress | None:
+def _group(ranks: Sequence[AnyRank], group_id: str) -> GroupProgress | None:
     """A group with its members, as the first rank has it that knows them."""
     known = (_progress(rank, group_id) for rank in ranks)
     return next((group for group in known if group is not None and group.ranks), None)
 
 
-def _progress(rank: Member, group_id: str) -> GroupProgress | None:
+def _progress(rank: AnyRank, group_id: str) -> GroupProgress | None:
     return next((g for g in rank.groups if g.group_id == group_id), None)
 
 
-def _reached(rank: Member, group_id: str) -> int:
+def _reached(rank: AnyRank, group_id: str) -> int:
     """The last sequence number that *rank* issued in a group; -1 where it does not know the group."""
     group = _progress(rank, group_id)
     return group.sequence if group is not None else -1
@@ -227,7 +213,8 @@ def _deadlocks(hanging: list[Hang]) -> list[Hang]:
             waits_for.setdefault(rank, set()).update(hang.missing)
     circle = {rank for rank in waits_for if _reaches(rank, rank, waits_for)}
     return [
-        _as_deadlock(hang) if circle.intersection(hang.waiting) and circle.intersection(hang.missing)
+        replace(hang, kind=HangKind.DEADLOCK)
+        if circle.intersection(hang.waiting) and circle.intersection(hang.missing)
         else hang
         for hang in hanging
     ]  # fmt: skip
@@ -244,7 +231,3 @@ def _reaches(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
             visited.add(rank)
             queue += edges.get(rank, ())
     return False
-
-
-def _as_deadlock(hang: Hang) -> Hang:
-    return replace(hang, kind=HangKind.DEADLOCK)

@@ -82,8 +82,7 @@ def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy |
         cause="each collective costs its latency, however small it is",
         dialect=larger.form,
         diff=larger.diff,
-        gain_low_seconds=_MERGED.low * saved,
-        gain_high_seconds=_MERGED.high * saved,
+        **_MERGED.seconds(saved),
         price=larger.price,
     )
 

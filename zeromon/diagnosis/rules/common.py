@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import most_exposed
@@ -23,26 +23,40 @@ ASYNC_SAVE = (
 """A save that a thread writes. Its collectives need a group of their own beside those of training."""
 
 
+class GainSeconds(TypedDict):
+    """Two fields of a remedy."""
+
+    gain_low_seconds: float
+    gain_high_seconds: float
+
+
 class Gain(NamedTuple):
     """The shares of an avoidable time that a change is expected to save, at least and at most."""
 
     low: float
     high: float
 
+    def seconds(self, avoidable: float) -> GainSeconds:
+        """What a change saves of the *avoidable* seconds."""
+        return {
+            "gain_low_seconds": self.low * avoidable,
+            "gain_high_seconds": self.high * avoidable,
+        }
+
 
 _BY_ENGINE = Gain(0.6, 1.4)
 """Shares of what the engine of ``zeromon whatif`` predicts. Measured: 0.7 to 1.1 (docs/advice.md)."""
 
 
-def gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> tuple[float, float]:
+def gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:
     """The least and the most seconds that *change* of the plan gains: by the engine, where it knows.
 
     Else *shares* of the avoidable *seconds*.
     """
     predicted = shorter_by(run, **change)
     if predicted is not None and predicted > 0:
-        shares, seconds = _BY_ENGINE, predicted
-    return shares.low * seconds, shares.high * seconds
+        return _BY_ENGINE.seconds(predicted)
+    return shares.seconds(seconds)
 
 
 def worst(run: RunSnapshot) -> RankSnapshot | None:

@@ -88,8 +88,7 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
             diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
             f'mesh_dim_names=(..., "{dimension.name}"))'
             "  # the last dimension, and not more than the ranks of a node",
-            gain_low_seconds=ACROSS_NODES.low * waits,
-            gain_high_seconds=ACROSS_NODES.high * waits,
+            **ACROSS_NODES.seconds(waits),
             price="another dimension then crosses the nodes: one that communicates once a step",
         ),
         waits=Waits(share, AVOIDABLE),

@@ -73,8 +73,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             cause="gradients are only needed when the optimizer steps",
             dialect=form,
             diff=diff,
-            gain_low_seconds=_SAVED_REDUCES.low * saved,
-            gain_high_seconds=_SAVED_REDUCES.high * saved,
+            **_SAVED_REDUCES.seconds(saved),
             price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -107,7 +106,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
         return  # it is set already: the parameters are too large for more buckets
     hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
-    low, high = gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
+    gained = gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "
         f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} a step "
@@ -118,8 +117,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.DDP,
             diff=f"- DistributedDataParallel(model)\n"
             f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
-            gain_low_seconds=low,
-            gain_high_seconds=high,
+            **gained,
             price=f"{wanted} all-reduces where there were {len(buckets)}",
         ),
         waits=Waits(share, AVOIDABLE),

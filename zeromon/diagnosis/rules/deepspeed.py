@@ -62,6 +62,10 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     waits, share, rank = max(late, key=lambda gathers: gathers.waits)
     value = setting(rank, _PREFETCH_SIZE) or "unknown"
     seconds = waits * (rank.step_seconds or 0.0)
+    number = as_number(value)
+    larger = (
+        "200000000" if number is None else f"{4 * number:.0f}"
+    )  # 4 times, or 4 times the default
     yield Match(
         f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
         f"waiting for them takes {human_ratio(waits)} of a step ({_PREFETCH_SIZE} is {value})",
@@ -69,9 +73,8 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         Remedy(
             cause="no more than the prefetch bucket is requested ahead",
             dialect=ConfigFormat.DEEPSPEED,
-            diff=f'- "{_PREFETCH_SIZE}": {value}\n+ "{_PREFETCH_SIZE}": {_larger(value)}',
-            gain_low_seconds=_GATHERED_AHEAD.low * seconds,
-            gain_high_seconds=_GATHERED_AHEAD.high * seconds,
+            diff=f'- "{_PREFETCH_SIZE}": {value}\n+ "{_PREFETCH_SIZE}": {larger}',
+            **_GATHERED_AHEAD.seconds(seconds),
             price="four times as many elements are gathered ahead",
         ),
         waits=Waits(waits, _LATE_GATHERS),
@@ -94,12 +97,6 @@ def _late_gathers(rank: RankSnapshot) -> _Late | None:
         if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning
         else None
     )
-
-
-def _larger(value: str) -> str:
-    """Four times as many elements; of an unknown number, four times DeepSpeed's default."""
-    number = as_number(value)
-    return "200000000" if number is None else f"{4 * number:.0f}"
 
 
 # ---- stage ------------------------------------------------------------------------------------------
@@ -132,8 +129,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
             "section 7)",
             dialect=ConfigFormat.DEEPSPEED,
             diff='- "stage": 3\n+ "stage": 2',
-            gain_low_seconds=_LOWER_STAGE.low * saved,
-            gain_high_seconds=_LOWER_STAGE.high * saved,
+            **_LOWER_STAGE.seconds(saved),
             price=f"{human_bytes(more)} more on each rank",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -163,8 +159,7 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.DEEPSPEED,
             diff=f'+ "zero_hpz_partition_size": {far.local_ranks}\n'
             '+ "zero_quantized_weights": true  # needs its CUDA kernels',
-            gain_low_seconds=ACROSS_NODES.low * far.seconds,
-            gain_high_seconds=ACROSS_NODES.high * far.seconds,
+            **ACROSS_NODES.seconds(far.seconds),
             price=f"{human_bytes(more)} more on each rank",
         ),
         waits=Waits(far.share, AVOIDABLE),
@@ -227,8 +222,7 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
             cause="buckets are reduced on the stream on which backward computes",
             dialect=ConfigFormat.DEEPSPEED,
             diff='- "overlap_comm": false\n+ "overlap_comm": true',
-            gain_low_seconds=_OVERLAPPED.low * hideable,
-            gain_high_seconds=_OVERLAPPED.high * hideable,
+            **_OVERLAPPED.seconds(hideable),
             price="a second bucket of reduce_bucket_size elements",
         ),
         waits=Waits(share, AVOIDABLE),

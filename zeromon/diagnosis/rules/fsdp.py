@@ -64,8 +64,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
             cause="no unit's all-gather is under way while another unit computes",
             dialect=form,
             diff=diff,
-            gain_low_seconds=_PREFETCHED.low * hideable,
-            gain_high_seconds=_PREFETCHED.high * hideable,
+            **_PREFETCHED.seconds(hideable),
             price=f"one more unit is gathered at once ({human_bytes(largest)})",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -115,7 +114,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
         return
     form, diff = _keep_gathered(strategy)
     kept = {"stage": ZeroStage.GRADIENTS, "reshards": False}
-    low, high = gain(run, _NOT_GATHERED, exposed(again), **kept)
+    gained = gain(run, _NOT_GATHERED, exposed(again), **kept)
     yield Match(
         f"gathering parameters again in backward waits {human_seconds(exposed(again))} a step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
@@ -124,8 +123,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
             cause=f"{_FREES[form]} frees parameters that backward needs soon after",
             dialect=form,
             diff=diff,
-            gain_low_seconds=low,
-            gain_high_seconds=high,
+            **gained,
             price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
         ),
         waits=Waits(share, AVOIDABLE),
@@ -180,7 +178,9 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
         largest = (
             largest * numel // max(1, model.get("whole_numel", numel))
         )  # tensor parallel: its part
-        biggest = _largest_unit(model)
+        biggest = max(
+            [model.get("kept_numel", 0), *(model.get("units") or [])]
+        )  # with the root's own
         if count < _LEAST_LAYERS or biggest < _MOST_OF_THE_MODEL * numel or largest <= 0:
             continue
         # two blocks at once, and what is outside of them
@@ -202,11 +202,6 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
             ),
         )
         return
-
-
-def _largest_unit(model: ModelMetadata) -> int:
-    """Elements of the largest unit, the root's own parameters included."""
-    return max([model.get("kept_numel", 0), *(model.get("units") or [])])
 
 
 _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
@@ -233,8 +228,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
             cause=far.cause,
             dialect=form,
             diff=diff,
-            gain_low_seconds=ACROSS_NODES.low * far.seconds,
-            gain_high_seconds=ACROSS_NODES.high * far.seconds,
+            **ACROSS_NODES.seconds(far.seconds),
             price=f"{human_bytes(more)} more on each rank, and an all-reduce of gradients between "
             "the nodes",
         ),

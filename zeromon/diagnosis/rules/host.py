@@ -62,8 +62,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.DATA_LOADER,
             diff=f"- DataLoader(data, num_workers={workers})\n"
             f"+ DataLoader(data, num_workers={wanted}, persistent_workers=True)",
-            gain_low_seconds=gain.low * hideable,
-            gain_high_seconds=gain.high * hideable,
+            **gain.seconds(hideable),
             price=f"{wanted} processes a rank, and their memory",
         ),
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),

@@ -169,8 +169,7 @@ def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> 
         cause=cause,
         dialect=ConfigFormat.DEEPSPEED,
         diff=diff if new else '+ "aio": {...}  # as ds_nvme_tune measures it on this disk',
-        gain_low_seconds=gain.low * waits,
-        gain_high_seconds=gain.high * waits,
+        **gain.seconds(waits),
         effect="ds_nvme_tune finds the best of this machine's disk",
         price="CPU threads, and pinned memory for the requests in flight",
     )
@@ -202,8 +201,7 @@ def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float)
                 cause=cause,
                 dialect=ConfigFormat.DEEPSPEED,
                 diff=f'- "{part}": {{"device": "nvme"}}\n+ "{part}": {{"device": "cpu"}}',
-                gain_low_seconds=_OFF_THE_DISK.low * waits,
-                gain_high_seconds=_OFF_THE_DISK.high * waits,
+                **_OFF_THE_DISK.seconds(waits),
                 price=f"{human_bytes(held)} of the {human_bytes(room)} that the host has left",
             )
     return _less_often(rank, cause)
@@ -231,8 +229,7 @@ def _within_host(waits: float) -> Remedy:
         cause="the device is the host: offloading copies within the same memory",
         dialect=ConfigFormat.DEEPSPEED,
         diff='- "offload_optimizer": {"device": "cpu"}\n- "offload_param": {"device": "cpu"}',
-        gain_low_seconds=_NOT_COPIED.low * waits,
-        gain_high_seconds=_NOT_COPIED.high * waits,
+        **_NOT_COPIED.seconds(waits),
         price="none",
     )
 
@@ -475,7 +472,6 @@ def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy
         cause="the CPU updates the offloaded optimizer state",
         dialect=ConfigFormat.DEEPSPEED,
         diff=diff,
-        gain_low_seconds=gain.low * seconds,
-        gain_high_seconds=gain.high * seconds,
+        **gain.seconds(seconds),
         price=f"{human_bytes(nbytes)} on the device",
     )
