@@ -106,9 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ZeromonError as error:
-        say(str(error))
-        if error.hint:
-            say(f"  {error.hint}")
+        say(str(error), error.hint)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -122,10 +120,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def say(text: str) -> None:
-    """Prints a message to stderr."""
+def say(text: str, hint: str = "") -> None:
+    """Prints a message to stderr, with its *hint* on the next line."""
     text = printable_lines(text)
     sys.stderr.write(f"zeromon: {text}\n" if not text.startswith(" ") else f"{text}\n")
+    if hint:
+        say(f"  {hint}")
+
+
+def agreed(question: str) -> bool:
+    """Asks at the terminal; only yes is agreement."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 if __name__ == "__main__":

@@ -121,9 +121,7 @@ def _attach(ranks: Sequence[Process], method: str) -> tuple[list[str], bool]:
     refused = [outcome for outcome in outcomes if outcome.refused]
     attached = [outcome for outcome in outcomes if not outcome.refused]
     for outcome in refused[:_MOST_LINES]:
-        say(outcome.refused)
-        if outcome.hint:
-            say(f"  {outcome.hint}")
+        say(outcome.refused, outcome.hint)
     if len(refused) > _MOST_LINES:
         say(f"{len(refused) - _MOST_LINES} more were refused")
     if not attached:
@@ -194,10 +192,8 @@ def _say_state(run: str) -> list[str]:
     for line in words:
         show(f"!! {line}\n")
     for rank in snapshot.ranks[:64]:
-        show(
-            f"rank {rank.rank} (pid {rank.pid}): {_state(rank.step, rank.step_seconds)}"
-            f"{where[rank.rank]}\n"
-        )
+        pace = f"step {rank.step}, {rank.step_seconds:.3f} s a step, " if rank.step_seconds else ""
+        show(f"rank {rank.rank} (pid {rank.pid}): {pace}{where[rank.rank]}\n")
     return words
 
 
@@ -213,7 +209,3 @@ def _is_clear(run: RunSnapshot) -> bool:
     located = all(rank.stack for rank in run.ranks if rank.rank in missing and rank.alive)
     moves = all(rank.step_seconds is not None for rank in run.ranks)
     return located if run.hangs else moves
-
-
-def _state(step: int, seconds: float | None) -> str:
-    return f"step {step}, {seconds:.3f} s a step, " if seconds else ""

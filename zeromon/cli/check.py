@@ -20,7 +20,6 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from zeromon.check.figures import as_lines
@@ -29,6 +28,7 @@ from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
 from zeromon.cli import AFTER_DASHES
 from zeromon.cli.options import flag, option, positive
+from zeromon.cli.output import write
 from zeromon.cli.sizes import host_memory, link_speed, memory_size
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.errors import CheckError, PlanError
@@ -79,7 +79,8 @@ def call(options: argparse.Namespace) -> int:
     if options.json and options.sarif == "-":
         raise CheckError("--json and --sarif - both write to stdout")
     if options.sarif:
-        _write(options.sarif, json.dumps(as_sarif(result.problems), indent=2) + "\n")
+        text = json.dumps(as_sarif(result.problems), indent=2) + "\n"
+        write(text, None if options.sarif == "-" else options.sarif)
     if options.json:
         sys.stdout.write(json.dumps(as_json(result)) + "\n")
     elif options.sarif != "-":
@@ -111,16 +112,6 @@ def _model(text: str) -> ModelSpec:
         return read_model(text)
     except PlanError as error:
         raise CheckError(str(error), "Like: 7B, 350M, path/to/config.json") from error
-
-
-def _write(name: str, text: str) -> None:
-    if name == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(name).write_text(text)
-    except OSError as error:
-        raise CheckError(f"cannot write {name}: {error.strerror}") from error
 
 
 # ---- output ---------------------------------------------------------------------------------------

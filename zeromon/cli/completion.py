@@ -10,14 +10,11 @@ Needs pip install 'zeromon[completion]' to make the script, not to use it.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from zeromon.cli import build_parser
-from zeromon.errors import SourceError
-from zeromon.probes.installation import install_hint
+from zeromon.cli.output import package
 
 _STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
 _PREAMBLE = {
@@ -45,12 +42,7 @@ def call(options: argparse.Namespace) -> int:
 
 def script(shell: str) -> str:
     """The script for *shell*, made from the parsers of all verbs."""
-    try:
-        shtab: Any = importlib.import_module("shtab")
-    except ImportError as error:
-        raise SourceError(
-            "completion needs a package that is not installed: shtab", install_hint("completion")
-        ) from error
+    shtab = package("shtab", "completion", "completion")
     parser = build_parser()
     for action in actions(parser):
         if action.dest in _OF_RUNS and action.choices is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import importlib
 import os
 import secrets
 import socket
@@ -26,8 +25,8 @@ from urllib.parse import quote
 
 from zeromon.cli import servers
 from zeromon.cli.options import flag
-from zeromon.errors import CollectorError, SourceError
-from zeromon.probes.installation import install_hint
+from zeromon.cli.output import package
+from zeromon.errors import CollectorError
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
 
@@ -67,15 +66,10 @@ def serve(
     server: Server | None = None,
 ) -> int:
     """Serves the dashboard and opens it on *run*, at the moment *at* (seconds since the epoch)."""
-    try:
-        app_module: Any = importlib.import_module("zeromon_dashboard.app")
-        hub_module: Any = importlib.import_module("zeromon_dashboard.hub")
-        uvicorn: Any = importlib.import_module("uvicorn")
-    except ImportError as error:
-        raise SourceError(
-            f"the dashboard needs a package that is not installed: {error.name}",
-            install_hint("dashboard"),
-        ) from error
+    app_module, hub_module, uvicorn = (
+        package(name, "the dashboard", "dashboard")
+        for name in ("zeromon_dashboard.app", "zeromon_dashboard.hub", "uvicorn")
+    )
     loopback = is_loopback(options.host)
     token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)
     listening = listen(options.host, options.port)

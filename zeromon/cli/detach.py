@@ -74,9 +74,7 @@ def _end_trials(pids: set[int]) -> None:
 
 def _say(outcome: Outcome) -> None:
     if outcome.refused:
-        say(outcome.refused)
-        if outcome.hint:
-            say(f"  {outcome.hint}")
+        say(outcome.refused, outcome.hint)
         return
     say(f"detached from rank {outcome.rank} (pid {outcome.pid})")
     for name in outcome.kept:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeromon.cli import say
 from zeromon.cli.options import flag, option
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.errors import ExportError
@@ -51,14 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Writes the run that the user named; returns the exit code."""
     run, is_recorded = snapshot_of(options.run)
-    path = Path(options.output or f"{_stem(run)}{FORMATS[options.to].suffix}")
+    stem = run.run if paths.is_run_id(run.run) else "run"  # other names may not name a file
+    path = Path(options.output or f"{stem}{FORMATS[options.to].suffix}")
     os.umask(0o077)  # also for the files that libraries write
     export = prepared(run, path, is_recorded=is_recorded, force=options.force)
     note = write(options.to, export)
     if note:
-        _say(note)
+        say(note)
     size = f", {human_bytes(path.stat().st_size)}" if path.is_file() else ""
-    _say(f"wrote {printable(str(path))}: {export.progress.total:,} rows{size}")
+    say(f"wrote {printable(str(path))}: {export.progress.total:,} rows{size}")
     return 0
 
 
@@ -74,7 +75,7 @@ def prepared(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = F
     if not rows:
         raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
-        _say(f"segment {name} of the history cannot be read and is left out")
+        say(f"segment {name} of the history cannot be read and is left out")
     rings = slices.of_run(run.run, Store().folder(run.run)) if is_recorded else ()
     return Export(
         run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows)
@@ -85,11 +86,6 @@ def _height(piece: pl.LazyFrame) -> int:
     import polars as pl
 
     return int(piece.select(pl.len()).collect().item())
-
-
-def _stem(run: RunSnapshot) -> str:
-    """Returns the run's name, or "run" where the name may not name a file."""
-    return run.run if paths.is_run_id(run.run) else "run"
 
 
 def write(format: str, export: Export) -> str:
@@ -107,7 +103,3 @@ def write(format: str, export: Export) -> str:
         raise ExportError(f"cannot write {export.path}: {error.strerror or error}") from error
     finally:
         export.progress.end()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"zeromon: {text}\n")

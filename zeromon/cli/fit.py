@@ -42,7 +42,7 @@ from zeromon.cli.fit_files import Template, template
 from zeromon.cli.fit_launch import Request, launch, reported
 from zeromon.cli.fit_output import as_json, as_text
 from zeromon.cli.options import flag, option, positive, several
-from zeromon.cli.terminal import show
+from zeromon.cli.terminal import show, status
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
 from zeromon.memory.fit import MOST_LAUNCHES, Trial
@@ -50,6 +50,7 @@ from zeromon.memory.fit_stages import Stage, ranked, recommend, stages_of
 from zeromon.memory.plan import Setup, of_run
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
+from zeromon.units import human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,16 +172,17 @@ class _Search:
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation(size))
         command, environment = self._filled(trial, folder / f"launch{number}")
         name = f"fit-{self.key}-{number}-{int(time.time())}"
-        label = f"launch {number} of at most {self._options.launches}: {_named(trial)}"
-        say(label)
+        of_stage = f"stage {stage}, " if stage else ""
+        say(f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}")
+        line = fit.line(self._of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps,
             most_seconds=self._options.seconds, best=self._best(stage),
-            expected_bytes=self._expected(stage, size),
+            expected_bytes=None if line is None else line.at(size),
         )  # fmt: skip
-        done = launch(request, _progress)
-        _progress("")
+        done = launch(request, lambda text: status(f"  {text}"))
+        status("")
         self.trials.append(done)
         self._state.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._state, msgspec.json.encode(self.trials))
@@ -195,10 +197,6 @@ class _Search:
             self.notes.append(
                 f"the run reports a micro-batch of {own}, where {done.micro_batch} was set"
             )
-
-    def _expected(self, stage: str, size: int) -> float | None:
-        known = fit.line(self._of(stage), fit.HOST)
-        return None if known is None else known.at(size)
 
     def _best(self, stage: str) -> Any:
         others = [
@@ -273,14 +271,7 @@ def _values(trial: Trial) -> dict[str, str]:
     return values | ({"stage": trial.stage} if trial.stage else {})
 
 
-def _named(trial: Trial) -> str:
-    stage = f"stage {trial.stage}, " if trial.stage else ""
-    return f"{stage}micro-batch {trial.micro_batch}"
-
-
 def _peaks(trial: Trial) -> str:
-    from zeromon.units import human_bytes
-
     parts = [
         f"{pool} {human_bytes(n)} of {human_bytes(trial.rooms[pool])}"
         for pool, n in trial.peaks.items()
@@ -290,12 +281,6 @@ def _peaks(trial: Trial) -> str:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{'zeromon:   ' + text if text else ''}")
-        sys.stderr.flush()
 
 
 def _snapshot(run: str) -> Any:

@@ -10,15 +10,12 @@ docs/grafana.md describes Grafana and Prometheus beside a job, without docker. N
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
-from typing import Any
 
 from zeromon.cli.options import option
-from zeromon.cli.output import write
+from zeromon.cli.output import package, write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus.dashboards import BOARDS
-from zeromon.probes.installation import install_hint
 from zeromon.units import printable
 
 
@@ -31,13 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Writes one file per dashboard."""
-    try:
-        grafana: Any = importlib.import_module("zeromon.export.prometheus.grafana")
-    except ImportError as error:
-        raise ExportError(
-            f"dashboards need a package that is not installed ({error.name})",
-            install_hint("grafana"),
-        ) from error
+    grafana = package("zeromon.export.prometheus.grafana", "a dashboard", "grafana")
     folder = Path(options.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)

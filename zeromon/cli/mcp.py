@@ -35,8 +35,8 @@ from zeromon.cli import say
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp_tools import MOST_BYTES, TOOLS, cut
 from zeromon.cli.options import flag
+from zeromon.cli.output import package
 from zeromon.errors import ZeromonError
-from zeromon.probes.installation import install_hint
 from zeromon.sources.access import Policy, only_loopback
 from zeromon.sources.asgi import App, guarded
 from zeromon.units import printable_lines
@@ -74,15 +74,11 @@ def call(options: argparse.Namespace) -> int:
 
 def server() -> Any:
     """The server with all tools; raises :class:`ZeromonError` where the SDK is missing."""
-    try:
-        from mcp.server import MCPServer
-        from mcp.server.mcpserver.tools import Tool
-        from mcp.types import ToolAnnotations
-    except ImportError as error:
-        raise ZeromonError(
-            f"an assistant's server needs a package that is not installed ({error.name})",
-            install_hint("mcp"),
-        ) from error
+    package("mcp.server", "an assistant's server", "mcp")
+    from mcp.server import MCPServer
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.types import ToolAnnotations
+
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     tools = []
     for tool in TOOLS:

@@ -12,15 +12,14 @@ reported, and the next one sends all data. Needs pip install 'zeromon[otlp]'.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import threading
 from typing import Any
 
 from zeromon.cli import say
 from zeromon.cli.options import between, flag, option
-from zeromon.errors import ExportError, RunNotFound, SourceError
-from zeromon.probes.installation import install_hint
+from zeromon.cli.output import package
+from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, node_runs, runs_at
 
@@ -43,15 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Pushes until every run has ended and its end was sent, or until Ctrl-C."""
-    try:
-        otlp: Any = importlib.import_module("zeromon.export.prometheus.otlp")
-        exporters: Any = importlib.import_module(
-            "opentelemetry.exporter.otlp.proto.http.metric_exporter"
-        )
-    except ImportError as error:
-        raise ExportError(
-            f"pushing needs a package that is not installed ({error.name})", install_hint("otlp")
-        ) from error
+    otlp = package("zeromon.export.prometheus.otlp", "pushing", "otlp")
+    exporters = package("opentelemetry.exporter.otlp.proto.http.metric_exporter", "pushing", "otlp")
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # zeromon reports failures itself
     exporter = exporters.OTLPMetricExporter(
         endpoint=options.endpoint, timeout=_PATIENCE_SECONDS, max_export_batch_size=_LARGEST_BATCH

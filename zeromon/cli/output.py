@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.cli.options import option
-from zeromon.errors import ExportError
+from zeromon.errors import ExportError, ZeromonError
 from zeromon.probes.installation import install_hint
 from zeromon.ring.atomic import replace_file
 from zeromon.units import printable
@@ -31,12 +31,18 @@ def refuse_format(path: str | None, *suffixes: str) -> None:
         )
 
 
-def dashboard(module: str) -> Any:
-    """A module of zeromon_dashboard; raises :class:`ExportError` where plotly is missing."""
+def package(module: str, what: str, extra: str) -> Any:
+    """Imports *module* for *what*; raises :class:`ZeromonError` where a package is missing."""
     try:
-        return importlib.import_module(f"zeromon_dashboard.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ExportError("-o needs plotly", install_hint("dashboard")) from error
+        text = f"{what} needs a package that is not installed ({error.name})"
+        raise ZeromonError(text, install_hint(extra)) from error
+
+
+def dashboard(module: str) -> Any:
+    """A module of zeromon_dashboard that draws."""
+    return package(f"zeromon_dashboard.{module}", "-o", "dashboard")
 
 
 def write(text: str, output: str | None) -> None:

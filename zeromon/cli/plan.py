@@ -111,7 +111,8 @@ def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
     refuse_format(options.html, ".html")
     with working("computing"):
-        setup = from_run(options) if options.run else from_model(options)
+        run = snapshot(options.run) if options.run else None
+        setup = setup_of_run(run, options) if run is not None else from_model(options)
         rows = plan.table(setup)
         best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
         found = as_json(setup, rows, best, why, fewest=options.fewest)
@@ -145,7 +146,14 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
     micro = options.micro_batch or found.pop("micro_batch", None)
     found.pop("micro_batch", None)
     chosen = changed(base_plan(found, options), found, options)
-    batch = _batch(options, micro) if micro or options.length or options.trace else None
+    batch = None
+    if micro or options.length or options.trace:
+        batch = Batch(
+            sequences=micro or 1,
+            length=options.length or 2048,
+            checkpointing=options.checkpointing,
+            fused_attention=not options.no_fused_attention,
+        )
     measured = None
     if model is None:
         described = known.describe(str(path or options.model), options, batch, chosen.ranks)
@@ -180,15 +188,6 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
         frozen=tuple(map(known.read, options.reference)),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of(options, chosen.ranks * tensor * pipeline),
-    )
-
-
-def _batch(options: argparse.Namespace, micro: int | None) -> Batch:
-    return Batch(
-        sequences=micro or 1,
-        length=options.length or 2048,
-        checkpointing=options.checkpointing,
-        fused_attention=not options.no_fused_attention,
     )
 
 
@@ -341,11 +340,6 @@ def describe(
         )
     found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
     return found
-
-
-def from_run(options: argparse.Namespace) -> plan.Setup:
-    """The model, the strategy and the activations of a recorded or live run."""
-    return setup_of_run(snapshot(options.run), options)
 
 
 def snapshot(name: str) -> RunSnapshot:

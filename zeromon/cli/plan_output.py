@@ -79,10 +79,6 @@ def _params(setup: plan.Setup) -> str:
     return f"{of_all}, {own} a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
 
 
-def _copies(setup: plan.Setup, row: plan.Row) -> float:
-    return copies(plan.sizes_of(setup, row.plan), row)
-
-
 def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fewest: bool) -> str:
     header = (
         "strategy",
@@ -108,8 +104,8 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
             human_bytes(row.communication_bytes),
             *_step(row),
             "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
-            f"{_copies(setup, row):.1f}",
-            *([_shown(_fewest(setup, row))] if fewest else []),
+            f"{copies(plan.sizes_of(setup, row.plan), row):.1f}",
+            *([str(_fewest(setup, row) or "-")] if fewest else []),
         )
         for row in rows
     ]
@@ -119,7 +115,8 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
 def _step(row: plan.Row) -> tuple[str, str]:
     if isinstance(row.time, str):
         return "n/a", ""
-    return human_seconds(row.time.seconds), _interval(row.time)
+    interval = f"{human_seconds(row.time.least)} to {human_seconds(row.time.most)}"
+    return human_seconds(row.time.seconds), interval
 
 
 def _curve(setup: plan.Setup, best: plan.Row) -> list[str]:
@@ -128,10 +125,6 @@ def _curve(setup: plan.Setup, best: plan.Row) -> list[str]:
     what = "sequences" if setup.batch is not None and setup.batch.length > 1 else "samples"
     text = ", ".join(f"{one.micro_batch}: {one.sequences_per_second:.3g}" for one in found)
     return [f"{what} a second by micro-batch: {text}"] if len(found) > 1 else []
-
-
-def _interval(time: StepTime) -> str:
-    return f"{human_seconds(time.least)} to {human_seconds(time.most)}"
 
 
 def _speeds(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
@@ -151,10 +144,6 @@ def _fits(row: plan.Row) -> str:
 def _fewest(setup: plan.Setup, row: plan.Row) -> int | None:
     ranks = fewest_devices(setup, row.plan)
     return None if ranks is None else ranks * setup.tensor * setup.pipeline
-
-
-def _shown(number: int | None) -> str:
-    return "-" if number is None else str(number)
 
 
 def _roles(row: plan.Row) -> str:

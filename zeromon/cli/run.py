@@ -152,18 +152,7 @@ def _start_tracking(names: list[str], folder: Path, environment: dict[str, str])
     for name in dict.fromkeys(names):
         with suppress(FileExistsError, subprocess.TimeoutExpired):
             (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
-            words = ["track", "--to", name, "--of", str(folder)]
-            with open(os.devnull, "r+b") as null:
-                subprocess.run(
-                    [sys.executable, "-c", _IN_BACKGROUND, *words],
-                    cwd="/",
-                    env=own,
-                    stdin=null,
-                    stdout=null,
-                    stderr=null,
-                    timeout=_LAUNCH_SECONDS,
-                    check=False,
-                )
+            _launch(["-c", _IN_BACKGROUND, "track", "--to", name, "--of", str(folder)], own)
 
 
 _IN_BACKGROUND = """
@@ -174,6 +163,15 @@ os.nice(10)
 from zeromon.cli import main
 main()
 """
+
+
+def _launch(words: list[str], environment: dict[str, str]) -> None:
+    """Runs this Python with *words* until it has gone to the background; it inherits no terminal."""
+    null = subprocess.DEVNULL
+    subprocess.run(
+        [sys.executable, *words], cwd="/", env=environment, stdin=null, stdout=null, stderr=null,
+        timeout=_LAUNCH_SECONDS, check=False,
+    )  # fmt: skip
 
 
 def _without_shim(environment: dict[str, str], root: Path) -> dict[str, str]:
@@ -311,17 +309,8 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
 
     The command waits for it, but not long: where it does not come, the agents start it again.
     """
-    with open(os.devnull, "r+b") as null, suppress(subprocess.TimeoutExpired):
-        subprocess.run(
-            [sys.executable, "-m", "zeromon.collector", "--daemon"],
-            cwd="/",
-            env=_without_shim(environment, root),
-            stdin=null,
-            stdout=null,
-            stderr=null,
-            timeout=_LAUNCH_SECONDS,
-            check=False,
-        )
+    with suppress(subprocess.TimeoutExpired):
+        _launch(["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root))
     deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS
     while time.monotonic() < deadline:
         address = collector_address(root)

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from zeromon.cli import say
+from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, several
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
-from zeromon.errors import RunRefused, SourceError
+from zeromon.errors import RunNotFound, RunRefused, SourceError
 from zeromon.readout.verdict import Health
 from zeromon.report.table import table
 from zeromon.ring import paths
@@ -143,8 +143,7 @@ def _list(options: argparse.Namespace) -> int:
     elif found:
         show(as_text(found) + "\n")
     else:
-        say("no run is live, and none has been recorded yet")
-        say("  Start one with: zeromon run -- torchrun --nproc-per-node 2 train.py")
+        say("no run is live, and none has been recorded yet", RunNotFound.hint)
     return 0
 
 
@@ -227,9 +226,13 @@ def _remove(options: argparse.Namespace) -> int:
             raise RunRefused(f"no record is called {printable(run)}", hint)
         _refuse_running(run)
     total = human_bytes(sum(store.nbytes(run) for run in options.runs))
-    if not options.yes and not _agreed(f"Delete {', '.join(options.runs)} ({total})?"):
-        say("nothing was deleted")
-        return 1
+    if not options.yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            hint = "Add --yes to delete without a question."
+            raise RunRefused("rm asks at a terminal only", hint)
+        if not agreed(f"Delete {', '.join(options.runs)} ({total})?"):
+            say("nothing was deleted")
+            return 1
     for run in dict.fromkeys(options.runs):
         try:
             store.remove(run)
@@ -237,14 +240,6 @@ def _remove(options: argparse.Namespace) -> int:
             raise RunRefused(f"cannot delete {run}: {error.strerror}", "") from error
         say(f"deleted {run}")
     return 0
-
-
-def _agreed(question: str) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RunRefused("rm asks at a terminal only", "Add --yes to delete without a question.")
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _refuse_running(run: str) -> None:

@@ -45,6 +45,13 @@ def show(text: str) -> None:
     sys.stdout.write(text)
 
 
+def status(text: str) -> None:
+    """Replaces the line of progress on stderr, where that is a terminal; "" removes it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text and f'zeromon: {text}'}")
+        sys.stderr.flush()
+
+
 def styled(text: str, width: int, *, coloured: bool) -> str:
     """*text* for a terminal of *width* columns. Lines of a table are not wrapped. Pure."""
     lines = []

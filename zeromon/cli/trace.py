@@ -31,9 +31,10 @@ from typing import Any
 
 import msgspec
 
+from zeromon.cli import say
 from zeromon.cli.options import flag, option, positive
 from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
-from zeromon.cli.terminal import show
+from zeromon.cli.terminal import show, status
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
@@ -197,14 +198,11 @@ def _await(source: LiveSource, number: int) -> Capture:
             time.sleep(_LOOK_SECONDS)
             continue
         if not made.is_open:
-            if told and sys.stderr.isatty():
-                sys.stderr.write("\r\x1b[K")
+            status("")
             return made
         text = capture_text(made, max((rank.step for rank in run.ranks), default=0))
         if text != told:
-            ahead, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
-            sys.stderr.write(f"{ahead}zeromon: {text}{end}")
-            sys.stderr.flush()
+            (status if sys.stderr.isatty() else say)(text)
             told = text
         time.sleep(_LOOK_SECONDS)
 

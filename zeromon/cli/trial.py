@@ -20,9 +20,9 @@ import time
 
 import msgspec
 
-from zeromon.cli import say
+from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, option
-from zeromon.cli.terminal import show
+from zeromon.cli.terminal import show, status
 from zeromon.errors import TrialRefused, ZeromonError
 from zeromon.readout.trial import obstacle, progress_text, result_text
 from zeromon.snapshot import Finding, RunSnapshot, Trial
@@ -81,9 +81,7 @@ def _confirm(finding: Finding) -> None:
     say(f"{finding.code} {finding.text}")
     for line in finding.remedy.diff.splitlines() if finding.remedy else ():
         say(f"  {line}")
-    sys.stderr.write("zeromon: try this in the live job, and undo it? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not agreed("zeromon: try this in the live job, and undo it?"):
         raise TrialRefused("not confirmed", "Nothing was changed.")
 
 
@@ -120,9 +118,8 @@ def _followed(source: LiveSource, number: int, *, renews: bool = True) -> Trial:
             return made
         if made is not None:
             text = progress_text(made, max((rank.step for rank in run.ranks), default=0))
-            if text != told and sys.stderr.isatty():
-                sys.stderr.write(f"\r\x1b[Kzeromon: {text}")
-                sys.stderr.flush()
+            if text != told:
+                status(text)
             told = text
             if renews and not made.note:
                 source.renew_trial(number, go_on=True)
