@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 JOULES_A_KWH = 3.6e6
@@ -31,6 +32,11 @@ def with_usual_numbers(content: bytes) -> bytes:
     if b"0" * 25 in content.translate(_DIGITS) and _LONG_NUMBER.search(content):
         raise ValueError("a number has more than 24 digits")
     return content
+
+
+def signed(text: Callable[[float], str], value: float) -> str:
+    """The amount of *value* as *text* has it, behind its sign."""
+    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
 def human_seconds(seconds: float | None) -> str:

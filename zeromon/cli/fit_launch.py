@@ -116,7 +116,8 @@ class _Watch:
                     return self._trial(why)
                 if self._run is not None and self._steps() >= self.request.steps:
                     return self._trial("")
-                if self._is_slower():
+                mine, best = self._trial("").estimate, self.request.best
+                if mine is not None and best is not None and loses(mine, best):
                     return replace(
                         self._trial("slower than the best, beyond the noise"), slower=True
                     )
@@ -134,7 +135,7 @@ class _Watch:
             return ""
         room = used + self._headroom
         self._rooms.append(room)
-        if not self._base and self._ranks_began():
+        if not self._base and any((self._root / self.request.name).glob("rank*.ring")):
             self._base = used
         self._peak = max(self._peak, self.feet.peak(), used)
         taken = max(0, before - self._headroom) if before >= 0 else 0
@@ -144,9 +145,6 @@ class _Watch:
         if room - max(used, soon) < _SAFE_SHARE * room:
             return "host memory would have run out"
         return ""
-
-    def _ranks_began(self) -> bool:
-        return any((self._root / self.request.name).glob("rank*.ring"))
 
     def _ask(self) -> None:
         if self._source is None:
@@ -170,10 +168,6 @@ class _Watch:
         risks = [risk for rank in self._run.ranks for risk in rank.risks]
         bad = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
         return f"the forecast: {bad[0].pool} memory runs out ({bad[0].cause})" if bad else ""
-
-    def _is_slower(self) -> bool:
-        mine = self._trial("").estimate
-        return mine is not None and self.request.best is not None and loses(mine, self.request.best)
 
     def _timed_out(self) -> Trial:
         if self._steps() > 1:

@@ -67,7 +67,7 @@ sys.stdout.write("FOUND " + json.dumps(found))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """One line: a name, the result, and what to do about a problem."""
 
@@ -94,8 +94,8 @@ def zeromon_itself() -> list[Fact]:
     """The version of zeromon, and the collector."""
     address = next(filter(None, map(collector_address, paths.ring_roots())), None)
     return [
-        Fact(name="zeromon", value=f"{__version__}, Python {platform.python_version()}"),
-        Fact(name="collector", value=address or "not running: the first rank starts one"),
+        Fact("zeromon", f"{__version__}, Python {platform.python_version()}"),
+        Fact("collector", address or "not running: the first rank starts one"),
     ]
 
 
@@ -106,30 +106,30 @@ def torch_facts(python: str = "") -> list[Fact]:
     if "version" not in found:
         why = found.get("error", "it cannot be imported")
         hint = "Activate the environment of your training, so that the first python of the path has it."
-        return [Fact(name="torch", value=f"none here ({why})", severity="note", hint=hint)]
+        return [Fact("torch", f"none here ({why})", "note", hint)]
     built = found.get("built") or found.get("type") or "CPU only"
     parts = [str(found["version"]), str(built), f"{found.get('devices', 0)} devices"]
     if found.get("nccl"):
         parts.append(f"NCCL {found['nccl']}")
     if asked != (python or sys.executable):
         parts.append(f"of {asked}")
-    facts = [Fact(name="torch", value=", ".join(parts))]
+    facts = [Fact("torch", ", ".join(parts))]
     missing = found.get("missing") or []
     if found.get("error"):
-        facts.append(Fact(name="agent", value=str(found["error"]), severity="warning"))
+        facts.append(Fact("agent", str(found["error"]), "warning"))
     elif missing:
         facts.append(
             Fact(
-                name="agent",
-                value=f"this torch lacks {', '.join(missing)}: ranks cannot be watched",
-                severity="warning",
-                hint="torch 2.6 or newer is needed.",
+                "agent",
+                f"this torch lacks {', '.join(missing)}: ranks cannot be watched",
+                "warning",
+                "torch 2.6 or newer is needed.",
             )
         )
     else:
         seen = "collectives, units, steps, memory by role; "
         on_device = "device timing" if found.get("devices") else "no device here: the host's clock"
-        facts.append(Fact(name="agent", value=seen + on_device))
+        facts.append(Fact("agent", seen + on_device))
     return facts
 
 
@@ -162,16 +162,14 @@ def frameworks() -> list[Fact]:
     launchers = [
         n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
     ]
-    spy = py_spy()
+    spy = Fact("stacks", "py-spy is installed")
+    if not py_spy():
+        hint = "pip install py-spy shows where a rank hangs."
+        spy = Fact("stacks", "py-spy is not installed", "note", hint)
     return [
-        Fact(name="frameworks", value=", ".join(versions) or "none"),
-        Fact(name="launchers", value=", ".join(launchers) or "none on the path"),
-        Fact(
-            name="stacks",
-            value=f"py-spy is {'installed' if spy else 'not installed'}",
-            severity="fine" if spy else "note",
-            hint="" if spy else "pip install py-spy shows where a rank hangs.",
-        ),
+        Fact("frameworks", ", ".join(versions) or "none"),
+        Fact("launchers", ", ".join(launchers) or "none on the path"),
+        spy,
     ]
 
 
@@ -195,20 +193,18 @@ def devices() -> list[Fact]:
         )
         found.append(
             Fact(
-                name="device",
-                value=f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}",
-                severity="warning" if device.throttle_reasons else "fine",
+                "device",
+                f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}",
+                "warning" if device.throttle_reasons else "fine",
             )
         )
     driver = known.driver()
-    found = found or [
-        Fact(name="device", value="none by NVML, AMD SMI or Level Zero", severity="note")
-    ]
+    found = found or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
     if driver:
-        found.insert(0, Fact(name="driver", value=driver))
+        found.insert(0, Fact("driver", driver))
     rate, kind = network_peak()
     network = f"{human_rate(rate)} ({kind})" if rate else "the kernel does not report its speed"
-    return [*found, Fact(name="network", value=network)]
+    return [*found, Fact("network", network)]
 
 
 # ---- limits ------------------------------------------------------------------------------------------
@@ -220,11 +216,11 @@ def memory() -> list[Fact]:
     small = shm.total < _LEAST_SHM
     facts = [
         Fact(
-            name="/dev/shm",
-            value=f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free; a rank's ring takes "
+            "/dev/shm",
+            f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free; a rank's ring takes "
             f"{human_bytes(ring_size())}",
-            severity="warning" if small else "fine",
-            hint="docker run --shm-size=16g: DataLoader workers and NCCL need it." if small else "",
+            "warning" if small else "fine",
+            "docker run --shm-size=16g: DataLoader workers and NCCL need it." if small else "",
         )
     ]
     host = HostReader().read(os.getpid())
@@ -233,21 +229,17 @@ def memory() -> list[Fact]:
         if host.limit_bytes > 0
         else "no limit"
     )
-    facts.append(
-        Fact(name="host memory", value=f"{human_bytes(host.headroom_bytes)} to take, {limit}")
-    )
+    facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} to take, {limit}"))
     store = paths.store_root()
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
     free = shutil.disk_usage(existing).free
     writable = os.access(existing, os.W_OK)
     facts.append(
         Fact(
-            name="records",
-            value=f"{store}, {human_bytes(free)} free"
-            if writable
-            else f"{store} cannot be written",
-            severity="fine" if writable and free > _GIB else "warning",
-            hint="" if writable and free > _GIB else "Set ZEROMON_STORE to another folder.",
+            "records",
+            f"{store}, {human_bytes(free)} free" if writable else f"{store} cannot be written",
+            "fine" if writable and free > _GIB else "warning",
+            "" if writable and free > _GIB else "Set ZEROMON_STORE to another folder.",
         )
     )
     return facts
@@ -257,11 +249,11 @@ def extension_cache() -> list[Fact]:
     """The folder of torch's compiled extensions, and each lock in it, for which every rank waits."""
     folder = cache_folder(os.environ)
     locks = cached_locks(folder)
-    facts = [Fact(name="extensions", value=f"{folder}, {'no lock' if not locks else 'locked'}")]
+    facts = [Fact("extensions", f"{folder}, {'no lock' if not locks else 'locked'}")]
     for lock in locks:
         hint = f"{removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
         severity = "warning" if lock.is_stale else "note"
-        facts.append(Fact(name="lock", value=lock_text(lock), severity=severity, hint=hint))
+        facts.append(Fact("lock", lock_text(lock), severity, hint))
     return facts
 
 
@@ -273,16 +265,16 @@ def limits() -> list[Fact]:
     endless = locked == resource.RLIM_INFINITY
     return [
         Fact(
-            name="open files",
-            value=str(files) if files >= 0 else "unlimited",
-            severity="warning" if few else "fine",
-            hint="ulimit -n 65536: each worker, peer and file takes one." if few else "",
+            "open files",
+            str(files) if files >= 0 else "unlimited",
+            "warning" if few else "fine",
+            "ulimit -n 65536: each worker, peer and file takes one." if few else "",
         ),
         Fact(
-            name="locked memory",
-            value="unlimited" if endless else human_bytes(locked),
-            severity="fine" if endless else "note",
-            hint="" if endless else "ulimit -l unlimited: InfiniBand registers what it sends.",
+            "locked memory",
+            "unlimited" if endless else human_bytes(locked),
+            "fine" if endless else "note",
+            "" if endless else "ulimit -l unlimited: InfiniBand registers what it sends.",
         ),
     ]
 
@@ -295,12 +287,12 @@ def kernel() -> list[Fact]:
     can, why, hint = right_to_trace()
     return [
         Fact(
-            name="kernel",
-            value=f"{release}: {'reports' if tells else 'does not report'} how a process ended",
-            severity="fine" if tells else "note",
-            hint="" if tells else "Before Linux 6.15 the report of a killed rank has no signal.",
+            "kernel",
+            f"{release}: {'reports' if tells else 'does not report'} how a process ended",
+            "fine" if tells else "note",
+            "" if tells else "Before Linux 6.15 the report of a killed rank has no signal.",
         ),
-        Fact(name="ptrace", value=why, severity="fine" if can else "note", hint=hint),
+        Fact("ptrace", why, "fine" if can else "note", hint),
     ]
 
 

@@ -204,7 +204,7 @@ def as_json(
                 "bytes": {place: row.memory.total(place) for place in PLACES},
                 "roles": {place: row.memory.by_role(place) for place in PLACES},
                 "communication_bytes": row.communication_bytes,
-                **_seconds(row),
+                **step_seconds(row),
                 "largest_micro_batch": row.largest_micro_batch,
             }
             for row in rows
@@ -216,7 +216,7 @@ def as_json(
     }
 
 
-def _seconds(row: plan.Row) -> dict[str, Any]:
+def step_seconds(row: plan.Row) -> dict[str, Any]:
     """The seconds of a step; None with the reason where they are unknown."""
     if isinstance(row.time, str):
         return {"step_seconds": None, "step_seconds_unknown": row.time}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+from zeromon.cli.plan_output import step_seconds
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
 from zeromon.memory.whatif import Point, difference, front
 from zeromon.report.table import table
 from zeromon.tui.draw.chart import Curve, Plot, chart
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
 _WIDTH, _HEIGHT = 76, 14
 _MOST_ROWS = 64
@@ -81,8 +81,10 @@ def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
         name,
         human_seconds(time.seconds),
         f"{human_seconds(time.least)} to {human_seconds(time.most)}",
-        "-" if gain is None else _signed(gain[0]),
-        "-" if gain is None else f"{_signed(gain[1])} to {_signed(gain[2])}",
+        "-" if gain is None else signed(human_seconds, gain[0]),
+        "-"
+        if gain is None
+        else f"{signed(human_seconds, gain[1])} to {signed(human_seconds, gain[2])}",
         human_seconds(time.parts.communication + time.parts.waiting),
         *after,
     )
@@ -109,10 +111,6 @@ def _exposed(base: Point, points: Sequence[Point]) -> list[str]:
     more = len(names) - _MOST_UNITS
     found = [table(("exposed a step", *(label for label, _ in known)), rows)]
     return found + ([f"  and {more} more; --json has all"] if more > 0 else [])
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{human_seconds(abs(seconds))}"
 
 
 def _chart(base: Point, points: Sequence[Point], best: Sequence[Point]) -> list[str]:
@@ -198,15 +196,12 @@ def _one(one: Point, base: Point, best: Sequence[Point]) -> dict[str, Any]:
         "tokens_per_second": one.tokens_per_second,
         "mfu": one.mfu,
         "pareto": one in best,
-        "step_seconds": None,
     }
+    found |= step_seconds(row)
     if not isinstance(row.time, StepTime):
-        return found | {"step_seconds_unknown": row.time}
+        return found
     gain = difference(base, one)
     return found | {
-        "step_seconds": row.time.seconds,
-        "step_seconds_interval": [row.time.least, row.time.most],
-        "step_parts": asdict(row.time.parts),
         "exposed_seconds": dict(row.time.exposed),
         "difference_seconds": gain[0] if gain else None,
         "difference_seconds_interval": list(gain[1:]) if gain else None,

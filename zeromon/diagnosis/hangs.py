@@ -139,11 +139,13 @@ def _hang(
             elsewhere.append(member)
         elif not rank.alive:
             dead.append(member)
-        elif _reached(rank, oldest.group_id) < oldest.sequence:
-            missing.append(member)
-        else:  # the member has left its call of this number, which may have been another operation
+        else:
             progress = _progress(rank, oldest.group_id)
-            if progress and progress.sequence == oldest.sequence and progress.op != "none":
+            reached = -1 if progress is None else progress.sequence
+            if reached < oldest.sequence:
+                missing.append(member)
+            elif progress and reached == oldest.sequence and progress.op != "none":
+                # it has left its call of this number, which may have been another operation
                 calls[member] = (progress.op, progress.nbytes)
     alone = oldest.sequence < 0
     return Hang(
@@ -180,12 +182,6 @@ def _group(ranks: Sequence[AnyRank], group_id: str) -> GroupProgress | None:
 
 def _progress(rank: AnyRank, group_id: str) -> GroupProgress | None:
     return next((g for g in rank.groups if g.group_id == group_id), None)
-
-
-def _reached(rank: AnyRank, group_id: str) -> int:
-    """The last sequence number that *rank* issued in a group; -1 where it does not know the group."""
-    group = _progress(rank, group_id)
-    return group.sequence if group is not None else -1
 
 
 def _kind(

@@ -176,12 +176,8 @@ class ArrivalSkew:
     def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
         after_first = [s for step, s in self.steps.items() if step > 1]
         last = (after_first or list(self.steps.values()))[-WINDOW:]
-        return statistics.fmean(_length(read(s), rank) for s in last) / 1e9 if last else None
-
-
-def _length(of: _ByRank, rank: int) -> int:
-    covered = of.get(rank)
-    return covered.length if covered else 0
+        lengths = [0 if (known := read(s).get(rank)) is None else known.length for s in last]
+        return statistics.fmean(lengths) / 1e9 if lengths else None
 
 
 _Pending = dict[tuple[str, int], dict[int, Arrival]]

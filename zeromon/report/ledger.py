@@ -22,13 +22,14 @@ def ledger(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -
     work = [(whole.unit, whole.per_second)] if whole.unit else []
     lines = [f"Ledger: {headline(whole)}", _table(whole, [*work, *per])]
     lines += [f"  {note}" for note in (whole.unit_note, *whole.notes)]
-    lines += [f"  {text}" for text in filter(None, [checkpoint_text(runs[-1])])]
-    return "\n".join(lines)
+    saves = checkpoint_text(runs[-1])
+    return "\n".join([*lines, f"  {saves}"] if saves else lines)
 
 
 def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
     def cells(name: str, seconds: float) -> tuple[str, ...]:
-        worth = (_amount(seconds * each) for _, each in per)
+        amounts = (seconds * each for _, each in per)
+        worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
         return name, human_seconds(seconds), human_ratio(seconds / whole.rank_seconds), *worth
 
     rows = [cells(cause_text(row), row.seconds) for row in whole.rows]
@@ -36,11 +37,6 @@ def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
     lines = table(header, [*rows, cells("sum", whole.rank_seconds)]).splitlines()
     bars = ["", *("#" * round(_BAR * whole.share(row)) for row in whole.rows), ""]
     return "\n".join(f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True))
-
-
-def _amount(value: float) -> str:
-    """``0.0123``, ``12.3``, ``12,345``."""
-    return human_count(value) if value >= 1000 else f"{value:.4g}"
 
 
 def activities(run: RunSnapshot) -> str:

@@ -8,7 +8,7 @@ from zeromon.readout.figures import RISK
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import table
 from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds, signed
 
 
 def memory(ranks: Sequence[RankSnapshot]) -> str:
@@ -82,14 +82,8 @@ def _compared(row: ExpectedRow | None) -> tuple[str, str, str]:
     return (
         human_bytes(row.plain_bytes) if row.plain_bytes else "-",
         "n/a" if row.predicted_bytes is None else human_bytes(row.predicted_bytes),
-        "n/a" if unexplained is None else _signed(unexplained),
+        "n/a" if unexplained is None else signed(human_bytes, unexplained) if unexplained else "0",
     )
-
-
-def _signed(nbytes: int) -> str:
-    if not nbytes:
-        return "0"
-    return f"{'-' if nbytes < 0 else '+'}{human_bytes(abs(nbytes))}"
 
 
 def offload(run: RunSnapshot) -> str:

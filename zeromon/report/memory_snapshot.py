@@ -8,7 +8,7 @@ from zeromon.report.table import fitted, table
 from zeromon.traces.allocation_roles import COMMUNICATION, OPTIMIZER_STATE
 from zeromon.traces.allocations import DeviceMemory, Grown, Holding, Peak
 from zeromon.traces.stacks import origin
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
 _MOST_ROWS = 10
 _SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
@@ -32,16 +32,12 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
             _SHORT.get(row.role, row.role),
             f"{row.count:+,}",
             human_bytes(row.after_bytes),
-            _signed(row.after_bytes - row.before_bytes),
+            signed(human_bytes, row.after_bytes - row.before_bytes),
         )
         for row in (*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:])
     ]
     grown = fitted(("where", "role", "count", "B", "B - A"), cells, 0)
-    return "\n".join([*heads, "", f"{_signed(total)} in all", grown]) + "\n"
-
-
-def _signed(nbytes: int) -> str:
-    return f"{'-' if nbytes < 0 else '+'}{human_bytes(abs(nbytes))}"
+    return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
 
 
 def _device(name: str, device: DeviceMemory) -> list[str]:

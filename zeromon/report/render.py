@@ -26,7 +26,7 @@ from zeromon.report.ledger import activities, ledger
 from zeromon.report.memory import memory, offload, roles
 from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
-from zeromon.snapshot import Finding, RankSnapshot, Remedy, RunSnapshot, Severity, StepRange
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity, StepRange
 from zeromon.storage.run_store import About
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
@@ -176,11 +176,7 @@ def finding_lines(finding: Finding) -> list[str]:
     """A finding, and its remedy where it has one."""
     lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}"]
     if finding.remedy is not None:
-        lines += [f"     {line}" for line in _remedy_lines(finding.remedy)]
+        text = remedy_text(finding.remedy)
+        remedy = [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]
+        lines += [f"     {line}" for line in remedy]
     return lines
-
-
-def _remedy_lines(remedy: Remedy) -> list[str]:
-    """Cause, change, what it is expected to do, and its price."""
-    text = remedy_text(remedy)
-    return [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]

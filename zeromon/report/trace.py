@@ -20,6 +20,7 @@ from zeromon.units import (
     human_rate,
     human_ratio,
     human_seconds,
+    signed,
 )
 
 _MOST_ROWS, _FIRST_ROWS = 10, 6
@@ -330,7 +331,7 @@ def _difference(row: Row) -> tuple[str, str]:
     """The difference in time, and its uncertainty."""
     change = row.after.seconds - row.before.seconds
     noise = "n/a" if row.noise_seconds is None else f"± {human_seconds(row.noise_seconds)}"
-    return f"{'-' if change < 0 else '+'}{human_seconds(abs(change))}", noise
+    return signed(human_seconds, change), noise
 
 
 def _changes(rows: Sequence[Row]) -> str:

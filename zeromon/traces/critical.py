@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zeromon.traces.events import DeviceEvent, Launch, Stream, TraceData
+from zeromon.traces.events import DeviceEvent, Stream, TraceData
 from zeromon.traces.idle import GAP_NS
 from zeromon.traces.kernels import family
 
@@ -167,9 +167,8 @@ class _Walk:
         self.threads = {thread: _Flat(spans) for thread, spans in host.operators.items()}
         self.marks = {thread: _Flat(spans) for thread, spans in host.marks.items()}
         device = () if data.is_of_host else data.device
-        launched = ((event, self.launches.of(event)) for event in device)
         self.events = sorted(
-            (e for e, launch in launched if e.end_ns > host.start_ns and self._in_time(e, launch)),
+            (e for e in device if e.end_ns > host.start_ns and self._launch_ns(e) < host.end_ns),
             key=lambda e: (e.start_ns, e.end_ns),
         )
         self.by_end = sorted(self.events, key=lambda e: e.end_ns)
@@ -193,9 +192,6 @@ class _Walk:
                 self.waits[call.thread].append((call, waited))
         self.at = host.end_ns
 
-    def _in_time(self, event: DeviceEvent, launch: Launch | None) -> bool:
-        return (launch.start_ns if launch else event.start_ns) < self.host.end_ns
-
     # ---- dependencies ------------------------------------------------------------------------------
 
     def _recorded(self, sync: Sync) -> DeviceEvent | None:
@@ -210,8 +206,8 @@ class _Walk:
         return events[at] if 0 <= at < len(events) else None
 
     def _launch_ns(self, event: DeviceEvent) -> int:
-        launch = self.launches.of(event)
-        return launch.start_ns if launch else event.start_ns
+        launched = self.launches.start_ns(event)
+        return event.start_ns if launched is None else launched
 
     def _depends(self, sync: Sync) -> None:
         moment = self.host.moments.get(sync.correlation)

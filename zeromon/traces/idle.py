@@ -69,7 +69,7 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
     """
     if not data.launches:
         return None, ()
-    ordered = sorted(data.device, key=_start)
+    ordered = sorted(data.device, key=lambda event: event.start_ns)
     by_stream: dict[Stream, list[DeviceEvent]] = defaultdict(list)
     for event in ordered:
         by_stream[event.stream].append(event)
@@ -77,10 +77,6 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
     rows = [_stream(stream, own, data.launches, ends) for stream, own in by_stream.items()]
     of_device = _idle(ordered, data.launches, lambda _begin, _event: "other")
     return of_device, tuple(sorted(rows, key=lambda row: -row.events))
-
-
-def _start(event: DeviceEvent) -> int:
-    return event.start_ns
 
 
 def _idle(

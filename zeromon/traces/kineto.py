@@ -187,10 +187,10 @@ def read_step(
 
 
 def _keep_of_step(event: Event, data: TraceData, host: HostStep) -> None:
-    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is None or duration is None or not 0 <= duration < 1 << 63:
+    span = _span(event)
+    if span is None or span[1] - span[0] >= 1 << 63:
         return
-    end, thread = start + duration, _thread(event, data)
+    (start, end), thread = span, _thread(event, data)
     if event.cat == _SYNC:
         host.syncs.append(_sync(event))
     elif start >= host.end_ns or end <= host.start_ns:
@@ -229,12 +229,10 @@ def _keep_on_host(event: Event, data: TraceData, host: dict[str, list[DeviceEven
         _keep_mark(event, data)
     elif event.cat != "cpu_op":
         return
-    kind = classify_on_host(event.cat, event.name)
-    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if kind is None or start is None or duration is None or duration < 0:
-        return
-    kept = DeviceEvent(kind, start, start + duration, sys.intern(event.name), None)
-    host.setdefault(str(event.tid), []).append(kept)
+    kind, span = classify_on_host(event.cat, event.name), _span(event)
+    if kind is not None and span is not None:
+        kept = DeviceEvent(kind, *span, sys.intern(event.name), None)
+        host.setdefault(str(event.tid), []).append(kept)
 
 
 def _use_host(
@@ -267,8 +265,8 @@ def _use_host(
 def _keep_device(
     event: Event, data: TraceData, unnamed: _Unnamed, streams: dict[Stream, Stream]
 ) -> None:
-    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is None or duration is None or duration < 0:
+    span = _span(event)
+    if span is None:
         data.skipped += 1
         return
     known = data.kinds.get(event.name)
@@ -281,7 +279,7 @@ def _keep_device(
     stream = streams.setdefault(stream, stream)
     communicates = kind is Kind.COMMUNICATION
     collective = _collective(args) if communicates else None
-    kept = DeviceEvent(kind, start, start + duration, name, collective, stream, correlation)
+    kept = DeviceEvent(kind, *span, name, collective, stream, correlation)
     if communicates and correlation >= 0 and not operation(kept):
         unnamed[correlation] = len(data.device)
     data.device.append(kept)
@@ -290,16 +288,14 @@ def _keep_device(
 def _keep_launch(event: Event, data: TraceData) -> None:
     if not _LAUNCH.search(event.name):
         return
-    correlation, start, duration = (
-        _whole(_args(event).correlation, -1), nanoseconds(event.ts), nanoseconds(event.dur)
-    )  # fmt: skip
-    if correlation >= 0 and start is not None and duration is not None and duration >= 0:
-        data.launches.add(correlation, Launch(start, start + duration, _thread(event, data)))
+    correlation, span = _whole(_args(event).correlation, -1), _span(event)
+    if correlation >= 0 and span is not None:
+        data.launches.add(correlation, Launch(*span, _thread(event, data)))
 
 
 def _keep_product(event: Event, data: TraceData, known: dict[tuple[str, ...], Product]) -> None:
-    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is None or duration is None or duration < 0:
+    span = _span(event)
+    if span is None:
         return
     try:
         operands = _OPERANDS.decode(event.args) if event.args else _Operands()
@@ -312,8 +308,7 @@ def _keep_product(event: Event, data: TraceData, known: dict[tuple[str, ...], Pr
     product = known.get((event.name, *texts))
     if product is None:  # few operators differ in their shapes
         product = known[(event.name, *texts)] = product_of(event.name, *map(_value, texts))
-    kept = start, start + duration, product
-    data.products.setdefault(_thread(event, data), []).append(kept)
+    data.products.setdefault(_thread(event, data), []).append((*span, product))
 
 
 def _value(text: str) -> Any:
@@ -343,19 +338,25 @@ def _collective(args: _Args) -> tuple[str, str, int, int] | None:
     """Returns (operation, group, bytes, group size); None without the name of a collective."""
     if not isinstance(args.collective, str):
         return None
-    numbers = [n if isinstance(n, int) else 0 for n in (args.in_nelems, args.out_nelems)]
-    size = args.group_size if isinstance(args.group_size, int) else 0
-    each = ITEM_BYTES.get(str(args.dtype), 0)
-    return args.collective, str(args.group or ""), max(numbers) * each, size
+    nbytes = max(map(_whole, (args.in_nelems, args.out_nelems))) * ITEM_BYTES.get(
+        str(args.dtype), 0
+    )
+    return args.collective, str(args.group or ""), nbytes, _whole(args.group_size)
 
 
 def _keep_mark(event: Event, data: TraceData) -> None:
     if not event.name.startswith(("FSDP", "ProfilerStep", "zeromon")):
         return
+    if (span := _span(event)) is not None:
+        data.marks.append(Mark(event.name, *span, event.cat == "gpu_user_annotation"))
+
+
+def _span(event: Event) -> tuple[int, int] | None:
+    """When an event begins and ends, in nanoseconds; None where it does not tell, or ends earlier."""
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is not None and duration is not None and duration >= 0:
-        on_device = event.cat == "gpu_user_annotation"
-        data.marks.append(Mark(event.name, start, start + duration, on_device))
+    if start is None or duration is None or duration < 0:
+        return None
+    return start, start + duration
 
 
 def nanoseconds(raw: msgspec.Raw) -> int | None:

@@ -34,11 +34,9 @@ _RANK = 'run=~"$run", rank=~"$rank"'
 _RATE = "[$__rate_interval]"
 
 
-def _stat(
-    title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRAL, *, width: int = 4
-) -> Panel:
+def _stat(title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRAL) -> Panel:
     query = (Query(expr, title),)
-    return Panel(title, "stat", unit, query, help, width=width, height=4, colours=colours)
+    return Panel(title, "stat", unit, query, help, width=4, height=4, colours=colours)
 
 
 def _lines(

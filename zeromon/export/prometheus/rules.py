@@ -39,12 +39,13 @@ class Thresholds:
 
 
 class Aggregate(NamedTuple):
-    """A recorded figure: its name, the aggregation, the expression of a rank, and further labels."""
+    """A recorded figure: its name, the aggregation, further labels, and the expression of a rank."""
 
     what: str
     how: str
-    each: str
     by: tuple[str, ...] = ()
+    each: str = ""
+    """Where it is not the metric of that name."""
 
 
 def _rate(counter: str) -> str:
@@ -59,59 +60,47 @@ RANK_STEP_SECONDS = (
 _MOVED = ("op", "group", "phase")
 
 AGGREGATES: tuple[Aggregate, ...] = (
-    Aggregate("ranks", "count", "zeromon_rank_up"),
-    Aggregate("ranks_up", "sum", "zeromon_rank_up"),
-    Aggregate("ranks_failed", "sum", "zeromon_rank_failed"),
-    Aggregate("steps", "max", "zeromon_steps_total"),
-    Aggregate("steps", "min", "zeromon_steps_total"),
-    Aggregate("step_seconds", "avg", RANK_STEP_SECONDS),
-    Aggregate("step_seconds", "max", RANK_STEP_SECONDS),
-    Aggregate("phase_ratio", "avg", _rate("zeromon_phase_seconds_total"), ("phase",)),
-    Aggregate("exposed_communication_ratio", "avg", "zeromon_exposed_communication_ratio"),
-    Aggregate("exposed_communication_ratio", "max", "zeromon_exposed_communication_ratio"),
-    Aggregate("overlap_ratio", "avg", "zeromon_overlap_ratio"),
-    Aggregate("overlap_ratio", "min", "zeromon_overlap_ratio"),
-    Aggregate("late_seconds", "max", "zeromon_late_seconds"),
-    Aggregate("wait_for_late_rank_seconds", "avg", "zeromon_wait_for_late_rank_seconds"),
-    Aggregate("wait_for_late_rank_seconds", "max", "zeromon_wait_for_late_rank_seconds"),
-    Aggregate("collective_in_flight_seconds", "max", "zeromon_collective_in_flight_seconds"),
-    Aggregate("hang_ranks", "sum", "zeromon_hang", ("role", "kind")),
-    Aggregate("communication_step_seconds", "avg", "zeromon_communication_step_seconds", _MOVED),
+    Aggregate("ranks", "count", each="zeromon_rank_up"),
+    Aggregate("ranks_up", "sum", each="zeromon_rank_up"),
+    Aggregate("ranks_failed", "sum", each="zeromon_rank_failed"),
+    Aggregate("steps", "max", each="zeromon_steps_total"),
+    Aggregate("steps", "min", each="zeromon_steps_total"),
+    Aggregate("step_seconds", "avg", each=RANK_STEP_SECONDS),
+    Aggregate("step_seconds", "max", each=RANK_STEP_SECONDS),
+    Aggregate("phase_ratio", "avg", ("phase",), _rate("zeromon_phase_seconds_total")),
+    Aggregate("exposed_communication_ratio", "avg"),
+    Aggregate("exposed_communication_ratio", "max"),
+    Aggregate("overlap_ratio", "avg"),
+    Aggregate("overlap_ratio", "min"),
+    Aggregate("late_seconds", "max"),
+    Aggregate("wait_for_late_rank_seconds", "avg"),
+    Aggregate("wait_for_late_rank_seconds", "max"),
+    Aggregate("collective_in_flight_seconds", "max"),
+    Aggregate("hang_ranks", "sum", ("role", "kind"), "zeromon_hang"),
+    Aggregate("communication_step_seconds", "avg", _MOVED),
+    Aggregate("communication_step_exposed_seconds", "avg", _MOVED),
+    Aggregate("communication_step_exposed_seconds", "max", _MOVED),
+    Aggregate("communication_step_wait_seconds", "avg", _MOVED),
+    Aggregate("communication_step_transfer_seconds", "avg", _MOVED),
     Aggregate(
-        "communication_step_exposed_seconds", "avg",
-        "zeromon_communication_step_exposed_seconds", _MOVED,
-    ),
-    Aggregate(
-        "communication_step_exposed_seconds", "max",
-        "zeromon_communication_step_exposed_seconds", _MOVED,
-    ),
-    Aggregate(
-        "communication_step_wait_seconds", "avg", "zeromon_communication_step_wait_seconds", _MOVED
-    ),
-    Aggregate(
-        "communication_step_transfer_seconds", "avg",
-        "zeromon_communication_step_transfer_seconds", _MOVED,
-    ),
-    Aggregate(
-        "collective_bytes_per_second", "sum", _rate("zeromon_collective_bytes_total"),
+        "collective_bytes_per_second",
+        "sum",
         ("op", "group"),
+        _rate("zeromon_collective_bytes_total"),
     ),
-    Aggregate(
-        "collective_busbw_bytes_per_second", "min", "zeromon_collective_busbw_bytes_per_second",
-        ("op", "group"),
-    ),
-    Aggregate("memory_allocated_bytes", "max", "zeromon_memory_allocated_bytes"),
-    Aggregate("memory_reserved_bytes", "max", "zeromon_memory_reserved_bytes"),
-    Aggregate("memory_headroom_bytes", "min", "zeromon_memory_headroom_bytes"),
-    Aggregate("memory_role_bytes", "max", "zeromon_memory_role_bytes", ("role", "place")),
-    Aggregate("host_memory_rss_bytes", "sum", "zeromon_host_memory_rss_bytes"),
-    Aggregate("host_memory_headroom_bytes", "min", "zeromon_host_memory_headroom_bytes"),
-    Aggregate("oom_risk_ratio", "max", "zeromon_oom_risk_ratio", ("pool",)),
-    Aggregate("oom_steps_left", "min", "zeromon_oom_steps_left", ("pool",)),
-    Aggregate("findings", "sum", "zeromon_finding", ("rule", "severity")),
-    Aggregate("events_dropped", "sum", "zeromon_events_dropped_total"),
-    Aggregate("agent_errors", "sum", "zeromon_agent_errors_total"),
-)  # fmt: skip
+    Aggregate("collective_busbw_bytes_per_second", "min", ("op", "group")),
+    Aggregate("memory_allocated_bytes", "max"),
+    Aggregate("memory_reserved_bytes", "max"),
+    Aggregate("memory_headroom_bytes", "min"),
+    Aggregate("memory_role_bytes", "max", ("role", "place")),
+    Aggregate("host_memory_rss_bytes", "sum"),
+    Aggregate("host_memory_headroom_bytes", "min"),
+    Aggregate("oom_risk_ratio", "max", ("pool",)),
+    Aggregate("oom_steps_left", "min", ("pool",)),
+    Aggregate("findings", "sum", ("rule", "severity"), "zeromon_finding"),
+    Aggregate("events_dropped", "sum", each="zeromon_events_dropped_total"),
+    Aggregate("agent_errors", "sum", each="zeromon_agent_errors_total"),
+)
 """The recorded figures, each once a run and once a node."""
 
 
@@ -123,7 +112,8 @@ def of_node(each: str) -> str:
 def recorded(aggregate: Aggregate, level: str) -> dict[str, str]:
     """The recording rule of *aggregate* at *level*, ``run`` or ``node``."""
     labels = ("run",) if level == "run" else ("run", "node")
-    each = aggregate.each if level == "run" else of_node(aggregate.each)
+    each = aggregate.each or f"zeromon_{aggregate.what}"
+    each = each if level == "run" else of_node(each)
     by = ", ".join((*labels, *aggregate.by))
     return {
         "record": f"zeromon:{level}_{aggregate.what}:{aggregate.how}",
