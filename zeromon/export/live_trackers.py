@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zeromon.errors import ExportError
 from zeromon.export.trackers import (
@@ -40,22 +40,22 @@ _MOST_METRICS = 1000
 _SECONDS = 10.0
 
 
-class LiveTracker(Protocol):
+class LiveTracker:
     """One run of a tracker."""
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         """Sends the new *rows* of the steps and what *run* says now; raises what the library raises."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Ends it, once the run has ended."""
 
 
-class _TensorBoard:
+class _TensorBoard(LiveTracker):
     """Event files below the folder of the script's SummaryWriter: a folder has one that is followed."""
 
     def __init__(self, _: RunSnapshot, facts: OpenRun) -> None:
         self._files = EventFiles(Path(facts["folder"]) / "zeromon")
-        self.close = self._files.close
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -63,8 +63,11 @@ class _TensorBoard:
         self._files.add("job", run.taken_wall, _step(run), ledger_scalars(run).items())
         self._files.flush()
 
+    def close(self) -> None:
+        self._files.close()
 
-class _Wandb:
+
+class _Wandb(LiveTracker):
     """A run beside that of the script: a second writer overwrites the history of a run."""
 
     def __init__(self, run: RunSnapshot, facts: OpenRun) -> None:
@@ -95,7 +98,7 @@ class _Wandb:
         needed("wandb", "wandb").teardown()  # only then the last of it is in the file
 
 
-class _Mlflow:
+class _Mlflow(LiveTracker):
     """Metrics of the script's own run, which may have several writers."""
 
     def __init__(self, _: RunSnapshot, facts: OpenRun) -> None:
@@ -122,9 +125,6 @@ class _Mlflow:
         for first in range(0, len(found), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=found[first : first + _MOST_METRICS])
 
-    def close(self) -> None:
-        pass
-
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Urllib would pass the token on to another server, and the figures to none."""
@@ -133,7 +133,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Refuses: the redirect is the error that it is without this handler."""
 
 
-class _Kubeflow:
+class _Kubeflow(LiveTracker):
     """The status of the TrainJob (KEP-2779), as the callback of transformers sends it for a Trainer."""
 
     def __init__(self, _: RunSnapshot, __: OpenRun) -> None:
@@ -175,9 +175,6 @@ class _Kubeflow:
         values |= {} if goodput is None else {"ledger/goodput_share": goodput}
         status["metrics"] = [{"name": name, "value": str(value)} for name, value in values.items()]
         return status
-
-    def close(self) -> None:
-        pass
 
 
 TRACKERS: dict[str, Callable[[RunSnapshot, OpenRun], LiveTracker]] = {
