@@ -146,14 +146,7 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
     micro = options.micro_batch or found.pop("micro_batch", None)
     found.pop("micro_batch", None)
     chosen = changed(base_plan(found, options), found, options)
-    batch = None
-    if micro or options.length or options.trace:
-        batch = Batch(
-            sequences=micro or 1,
-            length=options.length or 2048,
-            checkpointing=options.checkpointing,
-            fused_attention=not options.no_fused_attention,
-        )
+    batch = _batch(options, micro) if micro or options.length or options.trace else None
     measured = None
     if model is None:
         described = known.describe(str(path or options.model), options, batch, chosen.ranks)
@@ -188,6 +181,15 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
         frozen=tuple(map(known.read, options.reference)),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of(options, chosen.ranks * tensor * pipeline),
+    )
+
+
+def _batch(options: argparse.Namespace, micro: int | None) -> Batch:
+    return Batch(
+        sequences=micro or 1,
+        length=options.length or 2048,
+        checkpointing=options.checkpointing,
+        fused_attention=not options.no_fused_attention,
     )
 
 
