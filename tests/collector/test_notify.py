@@ -142,6 +142,25 @@ def test_a_restarted_collector_sends_nothing_again(tmp_path: Path) -> None:
         assert len(server.requests) == 1
 
 
+def test_what_a_killed_collector_had_not_sent_is_sent_once_if_it_still_stands(
+    tmp_path: Path,
+) -> None:
+    """Nobody answers the first one, which waits for its next try."""
+    killed = notifier(tmp_path, f"json://127.0.0.1:{free_port()}")
+    killed.see(DEAD)
+    assert killed.is_sending
+    with webhook() as server:
+        url = f"json://127.0.0.1:{server.port}"
+        over = notifier(tmp_path, url)
+        over.see(run(rank(0)))
+        assert not over.is_sending
+        for _ in range(2):
+            made = notifier(tmp_path, url)
+            made.see(DEAD)
+            wait_for(lambda made=made: not made.is_sending)
+        assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '[["a"]]', "null"])
 def test_a_broken_file_stops_nothing(tmp_path: Path, content: str) -> None:
     for name in (paths.NOTIFY, notify.TOLD):

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,8 +94,9 @@ def _services(url: str) -> Any:
 class _Sender:
     """One service, and the thread that sends to it."""
 
-    def __init__(self, to: Target) -> None:
+    def __init__(self, to: Target, done: Callable[[], None]) -> None:
         self.to = to
+        self._done = done
         self.failed = 0
         self.is_busy = False
         self._lock = threading.Lock()
@@ -114,7 +116,7 @@ class _Sender:
             with self._lock:
                 self.is_busy = bool(self._waiting)
                 if not self._waiting:
-                    return
+                    break
                 message = self._waiting.popleft()
             for pause in _PAUSES:
                 time.sleep(pause)
@@ -122,6 +124,7 @@ class _Sender:
                     break
             else:
                 self.failed += 1
+        self._done()
 
 
 class Notifier:
@@ -132,9 +135,12 @@ class Notifier:
         self._senders: list[_Sender] = []
         self._alerts = Alerts()
         self._error: list[str] = []
+        self._lock = threading.Lock()
+        self._told = ""
+        """What :data:`TOLD` gets once no message waits; those that do are sent after a restart."""
         with suppress(OSError, ValueError, TypeError):
             listed = json.loads((folder / paths.NOTIFY).read_text())
-            self._senders = [_Sender(Target(*map(str, one))) for one in listed]
+            self._senders = [_Sender(Target(*map(str, one)), self._save) for one in listed]
         with suppress(OSError, ValueError, TypeError, KeyError):
             self._alerts = Alerts(json.loads((folder / TOLD).read_text()))
 
@@ -144,17 +150,26 @@ class Notifier:
             return
         try:
             messages = self._alerts.observe(run)
-            for sender in self._senders:
-                sender.put(messages)
             if messages:
-                replace_file(self._folder / TOLD, json.dumps(self._alerts.saved()))
+                with self._lock:
+                    self._told = json.dumps(self._alerts.saved())
+                    for sender in self._senders:
+                        sender.put(messages)
         except Exception as error:  # the record of a run does not depend on its messages
             self._error = [f"alerts fail: {type(error).__name__}"]
 
+    def _save(self) -> None:
+        """Saves what was told, unless a message waits."""
+        with self._lock:
+            if self._told and not any(sender.is_busy for sender in self._senders):
+                with suppress(OSError):  # the folder of a run that has ended is gone
+                    replace_file(self._folder / TOLD, self._told)
+                self._told = ""
+
     @property
     def is_sending(self) -> bool:
-        """Whether a message waits for its service."""
-        return any(sender.is_busy for sender in self._senders)
+        """Whether a message waits for its service, or is not saved as sent."""
+        return bool(self._told) or any(sender.is_busy for sender in self._senders)
 
     @property
     def note(self) -> str:
