@@ -57,7 +57,7 @@ def test_without_words_and_with_help_there_is_help(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["run"], ["runs"], ["export"], ["track"], ["trace"],
+    [*([verb] for verb in VERBS),
      *(["trace", one] for one in ("capture", "analyze", "diff", "memory", "flight"))],
 )  # fmt: skip
 def test_the_help_fits_a_small_terminal(

@@ -27,7 +27,11 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "\n".join(
             line
             for is_kept, lines in parts
-            for line in (lines if is_kept else textwrap.wrap(" ".join(lines), width, **_WRAP))
+            for line in (
+                itertools.chain.from_iterable(_kept(line, width) for line in lines)
+                if is_kept
+                else textwrap.wrap(" ".join(lines), width, **_WRAP)
+            )
         )
 
     def _get_default_metavar_for_positional(self, action: argparse.Action) -> str:
@@ -37,6 +41,23 @@ class Help(argparse.RawDescriptionHelpFormatter):
         """Begins a part of the help; its heading is bold at a terminal."""
         coloured = is_coloured(sys.stdout)
         super().start_section(painted(heading, BOLD) if heading and coloured else heading)
+
+
+def _kept(line: str, width: int) -> list[str]:
+    """An example in lines of at most *width*: its remark on a line below, its command continued."""
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    command, *remark = re.split(r" {3,}", line.strip(), maxsplit=1)
+    parts = textwrap.wrap(
+        command, width - 2, initial_indent=indent, subsequent_indent=f"{indent}    ", **_WRAP
+    )
+    go_on = "" if command.startswith("{") else " \\"
+    return [
+        *(part + go_on for part in parts[:-1]),
+        parts[-1],
+        *(f"{indent}    # {r}" for r in remark),
+    ]
 
 
 class Parser(argparse.ArgumentParser):

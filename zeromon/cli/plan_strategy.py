@@ -23,7 +23,9 @@ def add_strategy_arguments(how: argparse._ArgumentGroup) -> None:
         "--grad-dtype", choices=("fp32", "bf16", "fp16"),
         help="of gradients between micro-steps (default: that of the precision)",
     )  # fmt: skip
-    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS))
+    how.add_argument(
+        "--optimizer", choices=tuple(OPTIMIZERS), metavar="NAME", help=", ".join(OPTIMIZERS)
+    )
     how.add_argument("--offload-optimizer", choices=PLACES)
     how.add_argument("--offload-params", choices=PLACES)
     option(how, "--shard-ranks", "N", "hybrid sharding: ranks per copy", positive)
