@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from zeromon.stats.intervals import Coverage, intersection, length, subtract, union
+from zeromon.stats.intervals import Coverage, intersection, length, subtract, union, union_length
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -27,7 +27,7 @@ def test_union_covers_the_same_points(pairs: list[tuple[int, int]]) -> None:
     """And is a set."""
     assert covered(union(pairs)) == covered(pairs)
     assert is_set(union(pairs))
-    assert length(union(pairs)) == len(covered(pairs))
+    assert length(union(pairs)) == union_length(pairs) == len(covered(pairs))
 
 
 @given(PAIRS, PAIRS)

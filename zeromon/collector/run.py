@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ class RunFollower:
         for follower in followers:
             state = follower.state
             groups = {}
-            for group in {arrival.group for arrival in state.arrivals}:
+            for group in set(map(itemgetter(0), state.arrivals)):
                 ranks = state.groups.get(group, {}).get("ranks", ())
                 local = len(local_ranks.intersection(ranks))
                 groups[group] = group_id(state, group), local, len(ranks)

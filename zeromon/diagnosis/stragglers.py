@@ -21,14 +21,14 @@ import statistics
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from zeromon.fold.state import Arrival
 from zeromon.levels import LATE
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler
-from zeromon.stats.intervals import Coverage, length, union
+from zeromon.stats.intervals import Coverage, union_length
 from zeromon.units import human_ratio
 
 WINDOW = 20
@@ -114,8 +114,7 @@ class ArrivalSkew:
         pending = self._pending
         for one in arrivals:
             group, members, size = groups[one[0]]
-            away = self.joined and size > members
-            if members < 2 and not away:
+            if members < 2 and not (self.joined and size > members):
                 continue
             key = group, one[1]
             inside = pending.get(key)
@@ -124,12 +123,12 @@ class ArrivalSkew:
             inside[rank] = one
             if len(inside) == members:
                 del pending[key]
-                if away:
+                part = partial_arrival(group, size, inside)
+                if self.joined and size > members:
                     _bounded(self._waiting, key).update(inside)
-                    self.outgoing.append(partial_arrival(group, size, inside))
+                    self.outgoing.append(part)
                 else:
-                    whole = partial_arrival(group, size, inside)
-                    self._book(inside, matched_collective([whole]))
+                    self._book(inside, matched_collective([part]))
 
     def book(self, match: MatchedCollective) -> None:
         """Records the leader's answer, whose times are already by this node's clock."""
@@ -161,8 +160,8 @@ class ArrivalSkew:
                 waited = most
             row.matched(timed_step, waited if waited > 0 else 0, transfer, nbytes)
             row.matched_ns += blocked
-            if blocked and member != last:
-                end = start + busy
+            end = start + busy
+            if at > end - blocked and blocked and member != last:
                 row.waited_for(last, min(at, end) - max(start, end - blocked))
 
     def wait_seconds(self, rank: int) -> float | None:
@@ -174,8 +173,9 @@ class ArrivalSkew:
         return self._mean_seconds(rank, lambda s: s.late)
 
     def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
-        after_first = [s for step, s in self.steps.items() if step > 1]
-        last = (after_first or list(self.steps.values()))[-WINDOW:]
+        newest = reversed(self.steps.items())
+        last = list(islice((s for step, s in newest if step > 1), WINDOW))
+        last = last or list(islice(reversed(self.steps.values()), WINDOW))
         lengths = [0 if (known := read(s).get(rank)) is None else known.length for s in last]
         return statistics.fmean(lengths) / 1e9 if lengths else None
 
@@ -194,17 +194,13 @@ def _bounded(pending: _Pending, key: tuple[str, int]) -> dict[int, Arrival]:
 
 def partial_arrival(group: str, size: int, inside: dict[int, Arrival]) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    starts = [one.start_ns for one in inside.values()]
-    at = max(starts)
-    waits = [max(one.start_ns, one.waits_from_ns) for one in inside.values()]
+    _, sequences, starts, busy, _, _, _, _, _, waits_from = zip(*inside.values(), strict=True)
+    waits = [*map(max, starts, waits_from)]
+    *_, before, at = NEVER, *sorted(starts)
     index = starts.index(at)
-    last = list(inside)[index]
-    before = sorted(starts)[-2] if len(starts) > 1 else NEVER
-    transfer = min([one.busy_ns for one in inside.values()])
-    sequence = inside[last].sequence
     return PartialArrival(
-        group, sequence, size, len(inside), min(starts), at, last, before, max(1, transfer),
-        min(waits), min(waits[:index] + waits[index + 1 :], default=FAR),
+        group, sequences[0], size, len(inside), min(starts), at, list(inside)[index], before,
+        max(1, min(busy)), min(waits), min(waits[:index] + waits[index + 1 :], default=FAR),
     )  # fmt: skip
 
 
@@ -314,7 +310,7 @@ def _latest(late: _ByRank) -> int:
 
 def _late_ns(late: _ByRank, counts: Callable[[int], bool]) -> int:
     """How long at least one of the ranks that count was late."""
-    return length(union(chain.from_iterable(late[rank] for rank in late if counts(rank))))
+    return union_length(chain.from_iterable(late[rank] for rank in late if counts(rank)))
 
 
 def _since(steps: list[tuple[int, StepSkew]], is_late: Callable[[StepSkew], bool]) -> int:

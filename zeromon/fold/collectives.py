@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zeromon.fold.communication import (
     BUSY,
     CALLS,
@@ -12,7 +14,7 @@ from zeromon.fold.communication import (
     size_bucket,
 )
 from zeromon.fold.registry import folds
-from zeromon.fold.state import MOST_IN_FLIGHT, NONE_ISSUED, Arrival, Call, RankState, stats_row
+from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, Call, RankState, stats_row
 from zeromon.ring.events import (
     OP,
     PHASE,
@@ -27,6 +29,7 @@ from zeromon.ring.events import (
     Raw,
     Stall,
     Untimed,
+    decode,
     of_call,
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -54,7 +57,7 @@ def call_of(state: RankState, word: int) -> Call | None:
     if op >= len(OP) or phase >= len(PHASE):
         return None
     is_issue = word & 255 == _ISSUED
-    fold = _fold_issued if is_issue else _fold_done
+    fold: Callable[[RankState, Call, Raw], None] = _fold_issued if is_issue else _fold_done
     if flags & (_INFERRED if is_issue else _FAILED):
         fold = _fold_inferred if is_issue else _fold_failed
         row = CollectiveStats(OP[op], 1, 0)
@@ -62,33 +65,34 @@ def call_of(state: RankState, word: int) -> Call | None:
         row = stats_row(state, OP[op], group, PHASE[phase], unit)
     if len(state.calls) >= _MOST_CALLS:
         state.calls.clear()
-    call = state.calls[word] = Call(fold, OP[op], PHASE[phase], group, unit, flags, row)
+    of_group = state.group_calls[group]
+    call = state.calls[word] = Call(fold, OP[op], PHASE[phase], group, unit, flags, of_group, row)
     return call
 
 
-def _fold_inferred(state: RankState, call: Call, record: Raw) -> None:
+def _fold_inferred(_: RankState, call: Call, record: Raw) -> None:
     """Keeps a collective that is counted elsewhere, to show a hang."""
-    state.in_flight[call.group, record[4]] = record
+    call.of_group.in_flight[record[4]] = record
 
 
 def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     _, _, _, nbytes, sequence, dtype, engine, _ = record
-    group, row = call.group, call.row
+    of_group, row = call.of_group, call.row
     totals = row.totals
     totals.count += 1
     totals.nbytes += nbytes
     if dtype in _QUANTIZED and call.op in _QUANTIZED_OPS:
         totals.quantized_bytes += nbytes
-    if sequence > state.last_issued.get(group, NONE_ISSUED)[0]:
-        state.last_issued[group] = sequence, call.op, nbytes
+    if sequence > of_group.issued[4]:
+        of_group.issued = record
     if nbytes != row.bucket_of:
         row.bucket_of, row.bucket = nbytes, size_bucket(nbytes)
     row.sizes[row.bucket] += 1
     row.calls += 1
     row.nbytes += nbytes
     if call.unit and call.unit == state.background_unit:
-        if len(state.background) < MOST_IN_FLIGHT:
-            state.background[group, sequence] = record
+        if len(of_group.background) < MOST_IN_FLIGHT:
+            of_group.background[sequence] = record
         return
     if engine:
         of_engine = state.engines[engine]
@@ -102,23 +106,23 @@ def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     now[NBYTES] += nbytes
     state.phase = call.phase
     state.unit = call.unit
-    if len(state.in_flight) < MOST_IN_FLIGHT:
-        state.in_flight[group, sequence] = record
+    if len(of_group.in_flight) < MOST_IN_FLIGHT:
+        of_group.in_flight[sequence] = record
 
 
-def _fold_failed(state: RankState, call: Call, record: Raw) -> None:
-    group, sequence = call.group, record[6]
-    if sequence > state.last_done.get(group, 0):
-        state.last_done[group] = sequence
-    state.in_flight.pop((group, sequence), None)
+def _fold_failed(_: RankState, call: Call, record: Raw) -> None:
+    of_group, sequence = call.of_group, record[6]
+    if sequence > of_group.ended:
+        of_group.ended = sequence
+    of_group.in_flight.pop(sequence, None)
 
 
 def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
-    group, unit, row = call.group, call.unit, call.row
-    issued = state.in_flight.pop((group, sequence), None)
-    if sequence > state.last_done.get(group, 0):
-        state.last_done[group] = sequence
+    of_group, unit, row = call.of_group, call.unit, call.row
+    issued = of_group.in_flight.pop(sequence, None)
+    if sequence > of_group.ended:
+        of_group.ended = sequence
     duration = t_ns - issued_ns if t_ns > issued_ns else 0
     totals = row.totals
     totals.timed += 1
@@ -126,7 +130,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     totals.recent_bytes += nbytes
     totals.recent_ns += duration
     if unit and unit == state.background_unit:  # its thread has waited, and no step
-        state.background.pop((group, sequence), None)
+        of_group.background.pop(sequence, None)
         return
     totals.exposed_ns += blocked_ns
     row.exposed_ns += blocked_ns
@@ -143,13 +147,23 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         # a stream's waits are on the clock of the device, which runs behind the host's calls
         waits_from = issued_ns if call.flags & _DEVICE else t_ns - blocked_ns
         arrival = (
-            group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns, waits_from
+            call.group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns,
+            waits_from,
         )  # fmt: skip
         state.arrivals.append(_new(Arrival, arrival))
     else:
         state.pipeline.waited_ns += blocked_ns
     if blocked_ns:
-        _expose(state, call, issued_ns, t_ns, blocked_ns)
+        if call.flags & _DEVICE:  # a stream's waits are disjoint; the host's times of issue are not
+            window.stall_ns += blocked_ns
+        else:
+            window.blocked.append((t_ns - blocked_ns, t_ns))
+            if blocked_ns > t_ns - issued_ns:
+                window.began_before = True
+        window.phase_exposed_ns[call.phase] += blocked_ns
+        state.exposed_ns += blocked_ns
+        if unit:
+            state.unit_totals[unit].exposed_ns += blocked_ns
         if issued is not None and issued[6]:
             state.engines[issued[6]].exposed_ns += blocked_ns
     if unit and call.op is Op.ALL_GATHER and state.gathers:
@@ -157,21 +171,6 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         state.gathers.setdefault(ahead, [0, 0])[1] += blocked_ns
         if not ahead:
             window.late_ns += blocked_ns
-
-
-def _expose(state: RankState, call: Call, issued_ns: int, t_ns: int, blocked_ns: int) -> None:
-    """Counts the last *blocked_ns* of a collective, for which it blocked its caller."""
-    window = state.window
-    if call.flags & _DEVICE:  # one stream's waits are disjoint; the host's times of issue are not
-        window.stall_ns += blocked_ns
-    else:
-        window.blocked.append((t_ns - blocked_ns, t_ns))
-        if blocked_ns > t_ns - issued_ns:
-            window.began_before = True
-    window.phase_exposed_ns[call.phase] += blocked_ns
-    state.exposed_ns += blocked_ns
-    if call.unit:
-        state.unit_totals[call.unit].exposed_ns += blocked_ns
 
 
 def _fold_event(state: RankState, e: Issued | Done) -> None:
@@ -241,6 +240,16 @@ def _fold_group_sequence(state: RankState, e: GroupSequence) -> None:
     state.sequences[e.group] = (e.sequence, e.seen)
 
 
+def in_flight(state: RankState, *, background: bool) -> list[Issued]:
+    """Returns the collectives that have not ended; *background*: also those of other threads."""
+    records: list[Raw] = []
+    for of_group in state.group_calls.values():
+        records += of_group.in_flight.values()
+        if background:
+            records += of_group.background.values()
+    return [event for record in records if isinstance(event := decode(record), Issued)]
+
+
 def forget_ended(state: RankState, step_start_ns: int) -> None:
     """Drops collectives that cannot be in flight any more.
 
@@ -248,12 +257,9 @@ def forget_ended(state: RankState, step_start_ns: int) -> None:
     collective of its group has ended, because a group runs in order. One inferred in a control step
     ended with that step.
     """
-    state.in_flight, state.background = (
-        {
-            (group, sequence): record
-            for (group, sequence), record in flying.items()
-            if not record[2] >> 24 & _INFERRED
-            and (record[1] >= step_start_ns or sequence > state.last_done.get(group, 0))
-        }
-        for flying in (state.in_flight, state.background)
-    )
+    for of_group in state.group_calls.values():
+        for flying in (of_group.in_flight, of_group.background):
+            for sequence, record in list(flying.items()):
+                is_over = record[1] < step_start_ns and sequence <= of_group.ended
+                if is_over or record[2] >> 24 & _INFERRED:
+                    del flying[sequence]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from zeromon.fold.communication import CollectiveStats, Key
 from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.ring.events import (
+    OP,
     Activity,
     Bucket,
     Exit,
@@ -35,7 +36,7 @@ from zeromon.ring.events import (
 from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import Interval, intersection, length, union
+from zeromon.stats.intervals import Interval, intersection, length, union, union_length
 
 STEP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0,
@@ -46,6 +47,7 @@ STEP_BUCKETS = (
 before: so far a quantile may be off."""
 
 MOST_IN_FLIGHT = 4096
+"""In one group."""
 _MOST_ARRIVALS = 8192
 _MOST_ID = 200
 _PAIRS = 128
@@ -75,7 +77,29 @@ class Arrival(NamedTuple):
     """When the rank began to wait, at the earliest when it arrived: before, it computed."""
 
 
-NONE_ISSUED = (-1, Op.NONE, 0)
+_NONE_ISSUED: Raw = (0, 0, 0, 0, -1, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class GroupCalls:
+    """How far a rank has come in one group, by the group's sequence numbers."""
+
+    issued: Raw = _NONE_ISSUED
+    """The record of the last collective that was issued; its sequence number is -1 before the first."""
+    ended: int = 0
+    """The sequence number of the last collective that ended."""
+    in_flight: dict[int, Raw] = field(default_factory=dict)
+    """Sequence number -> the record with which a collective was issued that has not ended."""
+    background: dict[int, Raw] = field(default_factory=dict)
+    """The same of other threads than that of training."""
+
+    def last(self) -> tuple[int, Op, int]:
+        """Sequence number, operation and bytes of the last collective that was issued."""
+        _, _, word, nbytes, sequence, *_ = self.issued
+        return sequence, OP[word >> 8 & 255], nbytes
+
+
+NO_CALLS = GroupCalls()
 
 
 @dataclass(slots=True)
@@ -91,6 +115,7 @@ class Call:
     group: int
     unit: int
     flags: int
+    of_group: GroupCalls
     row: CollectiveStats
 
 
@@ -213,9 +238,11 @@ class Window:
 
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked."""
-        communication, blocked = union(self.communication), union(self.blocked)
-        exposed = intersection(blocked, communication) if self.began_before else blocked
-        return length(communication), length(exposed) + self.stall_ns
+        if self.began_before:
+            exposed = length(intersection(union(self.blocked), union(self.communication)))
+        else:
+            exposed = union_length(self.blocked)
+        return union_length(self.communication), exposed + self.stall_ns
 
 
 @dataclass(slots=True)
@@ -300,15 +327,13 @@ class RankState:
     unit_totals: defaultdict[int, UnitTotals] = field(
         default_factory=lambda: defaultdict(UnitTotals)
     )
-    in_flight: dict[tuple[int, int], Raw] = field(default_factory=dict)
-    """(group, sequence number) -> the record with which it was issued."""
-    background: dict[tuple[int, int], Raw] = field(default_factory=dict)
-    """The same of other threads than that of training."""
+    group_calls: defaultdict[int, GroupCalls] = field(
+        default_factory=lambda: defaultdict(GroupCalls)
+    )
     calls: dict[int, Call] = field(default_factory=dict)
     """Word 2 of a record of a collective -> what such records have in common."""
     background_unit: int = 0
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
-    last_done: dict[int, int] = field(default_factory=dict)
     arrivals: deque[Arrival] = field(default_factory=lambda: deque(maxlen=_MOST_ARRIVALS))
     """Collectives that have ended since the collector last took them."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
@@ -319,8 +344,6 @@ class RankState:
     unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
-    last_issued: dict[int, tuple[int, Op, int]] = field(default_factory=dict)
-    """Group -> sequence number, operation and bytes of the last collective issued in it."""
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0

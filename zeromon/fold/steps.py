@@ -144,8 +144,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     state.phase = Phase.OTHER
     state.unit = 0
     reshard_all(state)
-    if state.in_flight or state.background:
-        forget_ended(state, start)
+    forget_ended(state, start)
     _decay_bandwidths(state)
 
 
@@ -198,8 +197,10 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
 
 def _untimed(state: RankState, window: Window) -> int:
     """1 also where nothing was seen and a group is written in Python, whose methods no hook sees."""
+    if window.timed:
+        return max(0, window.collectives - window.timed)
     hides = any(facts.get("in_python") for facts in state.groups.values())
-    return max(0, window.collectives - window.timed) or int(hides and not window.timed)
+    return max(window.collectives, int(hides))
 
 
 def _newest(state: RankState, scalar: Scalar) -> float | None:

@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any
 
+from zeromon.fold.collectives import in_flight
 from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals, startup_parts
@@ -14,7 +15,7 @@ from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row
 from zeromon.fold.state import (
-    NONE_ISSUED,
+    NO_CALLS,
     PathTotals,
     RankState,
     group_id,
@@ -24,7 +25,7 @@ from zeromon.fold.state import (
 )
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Flag, Issued, Op, Path, Phase, decode
+from zeromon.ring.events import Flag, Op, Path, Phase
 from zeromon.ring.model_metadata import (
     ModelMetadata,
     compiled_metadata,
@@ -403,8 +404,7 @@ def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     those from Python. Where C++ has issued some, only the group's numbers can be compared between ranks.
     """
     # where training stands still, it may wait for a thread that waits for other ranks
-    flying = state.in_flight | (state.background if state.meta.get("stack") else {})
-    entries = [e for record in flying.values() if isinstance(e := decode(record), Issued)]
+    entries = in_flight(state, background=bool(state.meta.get("stack")))
     inferred = {e.group for e in entries if e.flags & _INFERRED}
     hooked = {e.group for e in entries if not e.flags & _INFERRED}
     by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}
@@ -451,7 +451,7 @@ def _pause(state: RankState, observed: Observed) -> str:
 
 
 def _group_row(state: RankState, group: int, dim: str) -> GroupProgress:
-    sequence, op, nbytes = state.last_issued.get(group, NONE_ISSUED)
+    sequence, op, nbytes = state.group_calls.get(group, NO_CALLS).last()
     sequence += _from_cpp(state, group) if sequence >= 0 else 0
     counted = state.sequences.get(group, (-1, 0))[0]
     if counted > sequence:  # steps with idle hooks report only the group's own count

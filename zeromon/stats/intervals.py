@@ -37,6 +37,19 @@ def length(intervals: Iterable[Interval]) -> int:
     return sum(end - start for start, end in intervals)
 
 
+def union_length(intervals: Iterable[Interval]) -> int:
+    """The length of what *intervals* cover; they may overlap and have any order."""
+    ordered = sorted(intervals)
+    total, until = 0, ordered[0][0] if ordered else 0
+    for start, end in ordered:
+        if start > until:
+            until = start
+        if end > until:
+            total += end - until
+            until = end
+    return total
+
+
 def intersection(left: list[Interval], right: list[Interval]) -> list[Interval]:
     """The intersection of two sets."""
     common: list[Interval] = []
