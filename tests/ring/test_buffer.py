@@ -134,6 +134,20 @@ def test_a_record_that_was_never_finished_is_stepped_over(tmp_path: Path) -> Non
     assert live.lost == 1
 
 
+def test_a_broken_number_does_not_hold_up_the_reading_of_a_dead_ring(tmp_path: Path) -> None:
+    """The reader goes on from record to record that the ring holds, not from number to number."""
+    writer = RingWriter(tmp_path / "r.ring", rank=0)
+    for n in range(5):
+        writer.write(n, 1, 0, 0, 0, 0, 0)
+    start = HEADER_SIZE + writer._names_size
+    writer._map[start + 2 * 64 : start + 3 * 64] = bytes(64)  # slot of number 2
+    struct.pack_into("<Q", writer._map, start + 5 * 64, 1 << 60)  # slot of number 5
+    writer._map[start + 6 * 64 - 8 : start + 6 * 64] = bytes(8)
+    reader = RingReader(tmp_path / "r.ring")
+    assert [raw[0] for raw in reader.read(final=True)] == [1, 3, 4]
+    assert reader.read(final=True) == []
+
+
 def test_a_hole_at_the_end_of_the_ring_is_seen_from_its_beginning(tmp_path: Path) -> None:
     """What follows the record in the last slot is in the first slot."""
     writer = RingWriter(tmp_path / "r.ring", rank=0, capacity=64)

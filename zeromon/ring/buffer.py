@@ -352,11 +352,16 @@ class RingReader:
 
     def _step_over_hole(self, *, final: bool) -> bool:
         """Passes a record that a thread began and has not finished; False when there is nothing."""
-        if not (self.newest() > self._next if final else self._is_followed()):
+        if final:
+            following = min((n for n in self._heads[::8].tolist() if n > self._next), default=0)
+            self._lose(self._next, following)
+            self._next = following or self._next
+            return bool(following)
+        if not self._is_followed():
             return False
         tries = self._hole[1] + 1 if self._hole[0] == self._next else 1
         self._hole = (self._next, tries)
-        if not final and tries <= _PATIENCE:
+        if tries <= _PATIENCE:
             return False
         self._lose(self._next, self._next + 1)
         self._next += 1
