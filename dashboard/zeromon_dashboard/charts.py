@@ -201,12 +201,17 @@ def by_rank(series: Series, column: Column) -> dict[str, Trace]:
 
 def _over_ranks(steps: Sequence[float], column: Column) -> dict[str, Trace]:
     """The highest, the median and the lowest value of each step."""
-    by_step: dict[float, list[float]] = {}
+    found = _by_step(steps, column)
+    return {name: (list(found), [*map(pick, found.values())]) for name, pick in _PICKS}
+
+
+def _by_step(steps: Sequence[float], column: Column) -> dict[float, list[float]]:
+    """Step -> the known values of its ranks, in the order of steps."""
+    found: dict[float, list[float]] = {}
     for step, value in zip(steps, column, strict=True):
         if value is not None:
-            by_step.setdefault(step, []).append(value)
-    order = sorted(by_step)
-    return {name: (list(order), [pick(by_step[step]) for step in order]) for name, pick in _PICKS}
+            found.setdefault(step, []).append(value)
+    return dict(sorted(found.items()))
 
 
 _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
@@ -324,13 +329,9 @@ def _chart_of(
 
 def _summed(series: Series, column: Sequence[float | None]) -> Trace:
     """The sum over the ranks of each step that all of them have taken."""
-    ranks = len(set(series["rank"]))
-    by_step: dict[float, list[float]] = {}
-    for step, value in zip(series["step"], column, strict=True):
-        if value is not None:
-            by_step.setdefault(step, []).append(value)
-    whole = sorted(step for step, values in by_step.items() if len(values) == ranks)
-    return list(whole), [sum(by_step[step]) for step in whole]
+    ranks, found = len(set(series["rank"])), _by_step(series["step"], column)
+    whole = {step: sum(values) for step, values in found.items() if len(values) == ranks}
+    return list(whole), list(whole.values())
 
 
 def _column_of(rows: Sequence[StepRow], read: Read, scale: float) -> list[float | None]:

@@ -47,15 +47,11 @@ def plan(content: dict[str, Any]) -> go.Figure:
     return figure
 
 
-def _scale(nbytes: float) -> tuple[int, str]:
-    """The unit for sizes up to *nbytes*."""
-    return (GIB, "GiB") if nbytes >= GIB else (MIB, "MiB")
-
-
 def whatif(content: dict[str, Any]) -> go.Figure:
     """The output of ``zeromon whatif --json``: device memory against milliseconds a sample."""
     known = [p for p in content["points"] if p.get("step_seconds") is not None]
-    size, unit = _scale(max((p["bytes"]["device"] for p in known), default=0))
+    most = max((p["bytes"]["device"] for p in known), default=0)
+    size, unit = (GIB, "GiB") if most >= GIB else (MIB, "MiB")
     figure = go.Figure()
     best = sorted((p for p in known if p["pareto"]), key=lambda p: p["bytes"]["device"])
     for name, points, mode in (("points", known, "markers"), ("best", best, "lines+markers")):

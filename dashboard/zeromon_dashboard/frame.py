@@ -7,6 +7,15 @@ from dash import dcc, html
 
 from zeromon_dashboard.url_state import PAGES
 
+_SMALL = {"size": "xs"}
+_USUAL = {
+    "Button": {"size": "xs", "variant": "light"}, "Select": _SMALL, "TextInput": _SMALL,
+    "SegmentedControl": _SMALL, "Paper": {"withBorder": True, "radius": "md"},
+    "MultiSelect": {"size": "xs", "searchable": True, "clearable": True, "limit": 64, "w": 260},
+    "Table": {"withTableBorder": True, "verticalSpacing": 4},
+}  # fmt: skip
+"""Component -> the properties that it has everywhere, unless a page gives others."""
+
 
 def frame() -> Any:
     """The header, the navigation, and the place for the page."""
@@ -16,6 +25,7 @@ def frame() -> Any:
     ]
     return dmc.MantineProvider(
         id="theme",
+        theme={"components": {name: {"defaultProps": own} for name, own in _USUAL.items()}},
         children=[
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="route"),

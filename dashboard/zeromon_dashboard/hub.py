@@ -212,19 +212,12 @@ class Followed:
         with suppress(ZeromonError, OSError):
             series = self.source.series(StepQuery(since_us, until_us, ranks, most, steps))
         if series is None or not series["step"]:
-            return _of_snapshot(run, ranks, steps)
+            rows = _rows_of(run, ranks, steps) if run is not None else []
+            return frame(rows).to_dict(as_series=False)
         if steps is not None:  # a collector of an earlier version sends all
             return _kept(series, lambda n: _overlaps(series, n, steps))
         first = max(series["step"]) - last
         return _kept(series, lambda n: series["step"][n] > first) if last else series
-
-
-def _of_snapshot(
-    run: RunSnapshot | None, ranks: tuple[int, ...], steps: tuple[int, int] | None
-) -> Series:
-    """The steps in the snapshot itself, for a run without a record."""
-    rows = _rows_of(run, ranks, steps) if run is not None else []
-    return frame(rows).to_dict(as_series=False)
 
 
 def _rows_of(
@@ -234,8 +227,9 @@ def _rows_of(
     known: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Row]:
     """The steps in *run*, of each rank those behind the last *known* one."""
+    shift = round(run.taken_wall * 1e9) - run.taken_ns
     return [
-        row_of(rank.rank, step, _shift(run))
+        row_of(rank.rank, step, shift)
         for rank in run.ranks
         if not ranks or rank.rank in ranks
         for step in _settled(run, rank)
@@ -247,10 +241,6 @@ def _rows_of(
 def _settled(run: RunSnapshot, rank: RankSnapshot) -> tuple[StepSummary, ...]:
     """The steps of a snapshot that are final; the newest step of a live run may still change."""
     return rank.recent if run.ended else rank.recent[:-1]
-
-
-def _shift(run: RunSnapshot) -> int:
-    return round(run.taken_wall * 1e9) - run.taken_ns
 
 
 def _appended(
@@ -343,10 +333,6 @@ class Hub:
         return (
             f"no rank {asked} is known of run {run.run}: its ranks are {min(known)} to {max(known)}"
         )
-
-    def trace(self, name: str, steps: int) -> int:
-        """Requests a trace of a run and returns its number; raises ``CaptureRefused``."""
-        return self.followed(name).source.trace(steps)
 
     def compared(self, names: Sequence[str]) -> Comparison:
         """Runs side by side; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""

@@ -129,12 +129,11 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
     return dmc.Group(
         [
             dmc.SegmentedControl(
-                id="last", size="xs", value=str(where.last) if steps is None else "steps", data=ways
+                id="last", value=str(where.last) if steps is None else "steps", data=ways
             ),
             dmc.TextInput(
                 id="steps",
                 **{"aria-label": "steps to show, from-to; empty for all"},
-                size="xs",
                 w=150,
                 placeholder="steps, as 100-150",
                 value="" if steps is None else f"{steps[0]}-{steps[1]}",
@@ -142,26 +141,16 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
             dmc.MultiSelect(
                 id="ranks",
                 **{"aria-label": "ranks to show"},
-                size="xs",
                 placeholder="all ranks",
-                searchable=True,
-                clearable=True,
-                limit=64,
                 maxValues=8,
-                w=260,
                 value=[str(n) for n in where.ranks],
                 data=[{"value": str(n), "label": f"rank {n}"} for n in ranks],
             ),
             dmc.MultiSelect(
                 id="with",
                 **{"aria-label": "runs whose charts are laid over these"},
-                size="xs",
                 placeholder="lay over another run",
-                searchable=True,
-                clearable=True,
-                limit=64,
                 maxValues=MOST_RUNS - 1,
-                w=260,
                 value=[*where.others],
                 data=[name for name in dict.fromkeys((*where.others, *runs)) if name != where.run],
             ),
@@ -185,17 +174,16 @@ def csv_of(where: Route) -> str:
 def _player(where: Route, span: tuple[float, float] | None) -> Any:
     if span is None or span[1] - span[0] < 1:
         return html.Div(_player_controls(where, (0.0, 1.0)), style={"display": "none"})
-    return dmc.Paper(_player_controls(where, span), withBorder=True, p="xs", radius="md")
+    return dmc.Paper(_player_controls(where, span), p="xs")
 
 
 def _player_controls(where: Route, span: tuple[float, float]) -> Any:
     return dmc.Group(
         [
-            dmc.Button("play", id="play", size="xs", variant="light"),
+            dmc.Button("play", id="play"),
             dmc.Select(
                 id="speed",
                 **{"aria-label": "speed of the playback"},
-                size="xs",
                 w=90,
                 value="10",
                 allowDeselect=False,
@@ -216,7 +204,7 @@ def _player_controls(where: Route, span: tuple[float, float]) -> Any:
                 style={"flex": "1 1 160px"},
             ),
             dmc.Text(clock(where.at) if where.at is not None else "now", id="when-text", size="sm"),
-            dmc.Button("now", id="now", size="xs", variant="light"),
+            dmc.Button("now", id="now"),
         ],
         gap="sm",
     )

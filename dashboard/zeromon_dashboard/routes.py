@@ -67,7 +67,7 @@ def add_routes(server: Any, feeds: Feeds) -> None:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return _json(json.dumps({"error": f"not a request: {error}"}), 400)
         try:
-            number = await asyncio.to_thread(feeds.hub.trace, run, steps)
+            number = await asyncio.to_thread(lambda: feeds.hub.followed(run).source.trace(steps))
         except ZeromonError as error:
             return _json(json.dumps({"error": str(error), "hint": error.hint}), 409)
         return _json(json.dumps({"number": number}), 202)

@@ -46,8 +46,8 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
             dmc.Group(
                 [
                     dmc.Title("Runs", order=1, size="h3"),
-                    dmc.Button("Compare selected", id="compare", size="xs", variant="light"),
-                    dmc.Button("Lay charts over each other", id="lay", size="xs", variant="light"),
+                    dmc.Button("Compare selected", id="compare"),
+                    dmc.Button("Lay charts over each other", id="lay"),
                     dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
                 ]
             ),
@@ -107,10 +107,8 @@ def comparison(compared: Comparison) -> Any:
                     html.Thead(html.Tr([html.Th(""), *heads])),
                     html.Tbody([line for part in grouped(compared) for line in _compared(*part)]),
                 ],
-                withTableBorder=True,
                 withRowBorders=True,
                 highlightOnHover=True,
-                verticalSpacing=4,
             ),
             dmc.Text(marks, size="xs", c="dimmed"),
         ],

@@ -45,9 +45,7 @@ def card(label: str, value: str, note: str, colour: str = "dimmed") -> Any:
             dmc.Text(value, size="xl", fw=700, className="figure"),
             dmc.Text(note, size="xs", c=colour, lineClamp=3),
         ],
-        withBorder=True,
         p="sm",
-        radius="md",
     )
 
 
@@ -80,9 +78,7 @@ def cards(parts: Parts) -> Any:
 
 def graph(name: str, parts: Parts) -> Any:
     """A figure that every run has."""
-    return dmc.Paper(
-        dcc.Graph(id=name, config=CONFIG, **parts[name]), withBorder=True, p=4, radius="md"
-    )
+    return dmc.Paper(dcc.Graph(id=name, config=CONFIG, **parts[name]), p=4)
 
 
 def optional_graph(name: str, parts: Parts) -> Any:
@@ -96,9 +92,7 @@ def optional_graph(name: str, parts: Parts) -> Any:
             ),
             html.Div(id=f"{name}-absent", className="absent", **parts[f"{name}-absent"]),
         ],
-        withBorder=True,
         p=4,
-        radius="md",
     )
 
 
@@ -235,9 +229,7 @@ def _finding(finding: Finding) -> Any:
             html.Pre([_diff_line(line) for line in words.diff], className="diff"),
             dmc.Text(words.outlook, size="xs"),
         ]
-    return dmc.Paper(
-        lines, withBorder=True, p="sm", radius="md", className=f"finding {finding.severity}"
-    )
+    return dmc.Paper(lines, p="sm", className=f"finding {finding.severity}")
 
 
 def _diff_line(line: DiffLine) -> Any:
@@ -263,8 +255,6 @@ def configurations(compared: Comparison) -> Any:
                 [html.Tr([html.Td(row.name), *(html.Td(v) for v in row.values)]) for row in rows]
             ),
         ],
-        withTableBorder=True,
-        verticalSpacing=4,
         className="compared",
     )
     shown = [dmc.TableScrollContainer(table, minWidth=240 * len(heads))] if rows else []

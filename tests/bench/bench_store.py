@@ -28,6 +28,7 @@ from records import keep
 from zeromon.storage import step_history
 from zeromon.storage.step_history import ABSENT, COLUMNS, NAMES, Row, Writer
 from zeromon.storage.step_history.parquet import write_parquet
+from zeromon.storage.step_query import StepQuery
 
 RANKS = 64
 OURS = "ours" in sys.argv
@@ -80,7 +81,11 @@ def ours(folder: Path, rows: int) -> tuple[float, Callable[[], Any], Callable[[]
         writer.append(batch)
         spent += time.perf_counter() - begin
     writer.close()
-    return spent, lambda: percentiles(folder), lambda: step_history.series(folder, ranks=[7])
+    return (
+        spent,
+        lambda: percentiles(folder),
+        lambda: step_history.series(folder, StepQuery(ranks=(7,))),
+    )
 
 
 def percentiles(folder: Path) -> Any:

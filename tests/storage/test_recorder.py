@@ -297,7 +297,7 @@ def filled(folder: Path, steps: int, segment_rows: int = 500) -> None:
 
 def test_of_a_long_history_the_rows_that_stand_out_are_shown(tmp_path: Path) -> None:
     filled(tmp_path, 5000)
-    shown, whole = series(tmp_path, most=200), series(tmp_path, most=10**6)
+    shown, whole = series(tmp_path, StepQuery(most=200)), series(tmp_path, StepQuery(most=10**6))
     assert len(whole["step"]) == 10_000
     for number in (0, 1):
         mine = [n for n, owner in enumerate(shown["rank"]) if owner == number]
@@ -314,19 +314,19 @@ def test_of_a_long_history_the_rows_that_stand_out_are_shown(tmp_path: Path) -> 
 
 def test_a_stretch_and_some_ranks_can_be_asked_for(tmp_path: Path) -> None:
     filled(tmp_path, 300)
-    found = series(tmp_path, since_us=10 * 100_000, until_us=20 * 100_000, ranks=[1])
+    found = series(tmp_path, StepQuery(since_us=10 * 100_000, until_us=20 * 100_000, ranks=(1,)))
     assert (found["step"], set(found["rank"])) == (list(range(10, 20)), {1})
-    found = series(tmp_path, ranks=[1], steps=(40, 52))
+    found = series(tmp_path, StepQuery(ranks=(1,), steps=(40, 52)))
     assert found["step"] == list(range(40, 53))
     assert series(tmp_path / "none")["step"] == []
-    assert series(tmp_path, since_us=1 << 60)["step"] == []
+    assert series(tmp_path, StepQuery(since_us=1 << 60))["step"] == []
 
 
 def test_a_broken_segment_leaves_the_others(tmp_path: Path) -> None:
     filled(tmp_path, 1000)
     first = sorted(tmp_path.glob("*.parquet"))[0]
     first.write_bytes(first.read_bytes()[: first.stat().st_size // 2])
-    found = series(tmp_path, most=10**6)
+    found = series(tmp_path, StepQuery(most=10**6))
     assert found["step"][0] == 251 and len(found["step"]) == 1500
 
 

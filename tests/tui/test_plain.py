@@ -164,7 +164,7 @@ def test_a_live_run_wins_over_an_ended_one_of_the_same_beginning(
     """A second `--name zero3` is called zero3-2 while the first has ended."""
 
     def known(*ended: bool) -> None:
-        runs = [LiveRun(address, name, over, 1, 1, (), ())
+        runs = [LiveRun(name, over, 1, 1, (), (), address)
                 for name, over in zip(("zero3", "zero3-2", "other"), ended, strict=True)]  # fmt: skip
         monkeypatch.setattr(live, "node_runs", lambda: runs)
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from zeromon.attach.inject.refusal import check
 from zeromon.attach.inject.target import waits_for_interpreter
 from zeromon.attach.rank_processes import Process
 from zeromon.errors import AttachRefused, ZeromonError
+from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
@@ -156,7 +156,7 @@ def _call(rank: Process, root: Path, arguments: Mapping[str, Any], method: str) 
     return Outcome(
         rank.pid,
         facts.get("rank", rank.rank),
-        refused=_refusal(rank.pid, facts),
+        refused=f"process {rank.pid}: {facts['refused']}" if facts.get("refused") else "",
         hint=str(facts.get("hint", "")),
         watched=str(facts.get("watched", "")),
         kept=tuple(facts.get("kept", ())),
@@ -166,16 +166,12 @@ def _call(rank: Process, root: Path, arguments: Mapping[str, Any], method: str) 
     )
 
 
-def _refusal(pid: int, facts: Mapping[str, Any]) -> str:
-    return f"process {pid}: {facts['refused']}" if facts.get("refused") else ""
-
-
 def _run_in(
     pid: int, root: Path, arguments: Mapping[str, Any], method: str
 ) -> tuple[inject.Injected, dict[str, Any]]:
     """Runs the payload in *pid* and returns its answer."""
     check(pid)
-    packages = _packages()
+    packages = list(zip(("zeromon", "zeromon_agents"), own_folders(), strict=True))
     for folder in (root, *(Path(folder) for _, folder in packages)):
         _check_visible(pid, folder)
     desk = paths.make_private(root / ".attach")
@@ -224,17 +220,6 @@ def _wait(pid: int, watch: ProcessWatch, script: Path, answer: Path) -> None:
                 f"Its stacks can be read from outside: py-spy dump --native --pid {pid}",
             )
         time.sleep(0.002)
-
-
-def _packages() -> list[tuple[str, str]]:
-    """The packages of zeromon, and the folders that contain them."""
-    agents = find_spec("zeromon_agents")
-    if agents is None or agents.origin is None:
-        raise AttachRefused("this installation has no zeromon_agents", "Reinstall zeromon.")
-    return [
-        ("zeromon", str(paths.CORE)),
-        ("zeromon_agents", str(Path(agents.origin).resolve().parents[1])),
-    ]
 
 
 def _check_visible(pid: int, folder: Path) -> None:

@@ -140,7 +140,7 @@ class Flow:
 
     def _returned(self, function: Function) -> Values:
         found: Values = []
-        for node in self._inside(function):
+        for node in (n for n in ast.walk(function) if self.scopes.get(n) is function):
             if isinstance(node, (ast.Yield, ast.YieldFrom)):
                 return [None]
             if isinstance(node, ast.Return):
@@ -149,9 +149,6 @@ class Flow:
         ends = (ast.Return, ast.Raise, ast.If, ast.With, ast.Try)
         through = not isinstance(last, ends) or (isinstance(last, ast.If) and not last.orelse)
         return [*found, None] if through or not found or function.decorator_list else found
-
-    def _inside(self, function: ast.AST) -> Iterator[ast.AST]:
-        return (n for n in ast.walk(function) if self.scopes.get(n) is function)
 
     # ---- calls ------------------------------------------------------------------------------------
 

@@ -151,13 +151,8 @@ def second(first: Trial, sizes: Sequence[int]) -> int | None:
         default=first.micro_batch * 2,
     )
     most = min(max(bound, first.micro_batch + 1), first.micro_batch * _FIRST_JUMP)
-    return max(
-        (size for size in sizes if first.micro_batch < size <= most), default=_after(first, sizes)
-    )
-
-
-def _after(first: Trial, sizes: Sequence[int]) -> int | None:
-    return min((size for size in sizes if size > first.micro_batch), default=None)
+    larger = [size for size in sizes if size > first.micro_batch]
+    return max((size for size in larger if size <= most), default=min(larger, default=None))
 
 
 def best_known(trials: Sequence[Trial]) -> int:

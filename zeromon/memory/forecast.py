@@ -15,9 +15,11 @@ monotone over blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 from zeromon.levels import OOM
@@ -61,7 +63,7 @@ class Growth:
     def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
         """Returns the (expected, soonest, latest) number of steps until *capacity_bytes*."""
         room = max(0.0, capacity_bytes - self.now_bytes)
-        latest = room / self.slope_low if self.slope_low > 0 else float("inf")
+        latest = room / self.slope_low if self.slope_low > 0 else math.inf
         return room / self.slope, room / self.slope_high, latest
 
 
@@ -86,7 +88,7 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
     size = len(samples) // _BLOCKS
     samples = samples[len(samples) - size * _BLOCKS :]
     blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
-    levels = [_median([used for _, used in block]) for block in blocks]
+    levels = [median([used for _, used in block]) for block in blocks]
     rising = sum(b > a for i, a in enumerate(levels) for b in levels[i + 1 :])
     if rising < _LEAST_CONCORDANT:
         return None
@@ -99,13 +101,13 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
     )
     if not slopes:
         return None
-    slope = _median(slopes)
+    slope = median(slopes)
     end = samples[-1][0]
-    middle = _median(
+    middle = median(
         [level - slope * (centre - end) for level, centre in zip(levels, centres, strict=True)]
     )
     residuals = [used - (middle + slope * (step - end)) for step, used in samples]
-    noise = 1.4826 * _median([abs(r) for r in residuals])
+    noise = 1.4826 * median([abs(r) for r in residuals])
     rise = slope * (end - samples[0][0])
     if slope <= 0 or rise < max(_LEAST_OF_NOISE * noise, _LEAST_OF_CAPACITY * capacity_bytes):
         return None
@@ -203,7 +205,7 @@ def _tail(excess: float, shape: float, scale: float) -> float:
     if excess <= 0:
         return 1.0
     if abs(shape) < 1e-6:
-        return float(2.718281828459045 ** (-excess / scale))
+        return math.exp(-excess / scale)
     base = 1 + shape * excess / scale
     return float(base ** (-1 / shape)) if base > 0 else 0.0
 
@@ -252,21 +254,24 @@ def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
     )
     trend = growth(settled, capacity_bytes)
     if trend is not None:
-        expected, soonest, latest = trend.steps_left(capacity_bytes)
-        grown = growth_risk(expected)
-        if grown >= risk.ratio:
-            return replace(
-                risk,
-                ratio=grown,
-                cause=RiskCause.GROWTH,
-                steps_left=expected,
-                steps_soonest=soonest,
-                steps_latest=latest if latest != float("inf") else None,
-                growth_bytes_per_step=trend.slope,
-            )
-        return risk
+        grown = _growing(risk, RiskCause.GROWTH, trend, capacity_bytes)
+        return grown if grown.ratio >= risk.ratio else risk
     spiked = spike_risk(spike_probability(settled, capacity_bytes))
     return replace(risk, ratio=spiked, cause=RiskCause.SPIKE) if spiked > risk.ratio else risk
+
+
+def _growing(risk: Risk, cause: RiskCause, trend: Growth, capacity_bytes: int) -> Risk:
+    """Returns *risk* as that of *trend*, until *capacity_bytes*."""
+    expected, soonest, latest = trend.steps_left(capacity_bytes)
+    return replace(
+        risk,
+        ratio=growth_risk(expected),
+        cause=cause,
+        steps_left=expected,
+        steps_soonest=soonest,
+        steps_latest=latest if latest != math.inf else None,
+        growth_bytes_per_step=trend.slope,
+    )
 
 
 def device_risk(
@@ -285,26 +290,14 @@ def device_risk(
     others = [(s.step, s.other_bytes) for s in recent if s.other_bytes >= 0]
     for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, others)):
         settled = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
-        room = (
-            capacity_bytes
-            if cause == RiskCause.FRAGMENTATION
-            else _room_for_others(recent, capacity_bytes)
-        )
+        own = cause == RiskCause.FRAGMENTATION
+        room = capacity_bytes if own else _room_for_others(recent, capacity_bytes)
         trend = growth(settled, room)
-        if trend is None or (cause == RiskCause.FRAGMENTATION and risk.cause == RiskCause.GROWTH):
+        if trend is None or (own and risk.cause == RiskCause.GROWTH):
             continue
-        expected, soonest, latest = trend.steps_left(room)
-        if growth_risk(expected) > risk.ratio:
-            risk = replace(
-                risk,
-                ratio=growth_risk(expected),
-                cause=cause,
-                steps_left=expected,
-                steps_soonest=soonest,
-                steps_latest=latest if latest != float("inf") else None,
-                growth_bytes_per_step=trend.slope,
-                used_bytes=samples[-1][1],
-            )
+        grown = _growing(risk, cause, trend, room)
+        if grown.ratio > risk.ratio:
+            risk = replace(grown, used_bytes=samples[-1][1])
     held, used = reserved[-1][1], allocated[-1][1]
     if (
         retries > 0
@@ -391,12 +384,6 @@ def host_capacity(living: Sequence[MemoryUse]) -> int:
     ]
     known = [room for room in rooms if room >= 0]
     return sum(rank.rss_bytes for rank in living) + min(known) if known else -1
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _clamp(value: float) -> float:

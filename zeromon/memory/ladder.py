@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from zeromon.errors import PlanError
@@ -119,17 +120,14 @@ def _price(before: Row, after: Row, words: str) -> str:
     said = [words] if words else []
     sent = after.communication_bytes - before.communication_bytes
     if sent:
-        said.append(f"a rank sends {human_bytes(abs(sent))} {_more(sent)} a step")
+        more = "more" if sent > 0 else "less"
+        said.append(f"a rank sends {human_bytes(abs(sent))} {more} a step")
     if isinstance(before.time, StepTime) and isinstance(after.time, StepTime):
         longer = after.time.seconds - before.time.seconds
         if abs(longer) > 0.001 * before.time.seconds:
             how = "longer" if longer > 0 else "shorter"
             said.append(f"a step is about {human_seconds(abs(longer))} {how}")
     return "; ".join(said) or "none"
-
-
-def _more(number: float) -> str:
-    return "more" if number > 0 else "less"
 
 
 def _with(setup: Setup, **fields: object) -> Setup:
@@ -292,10 +290,6 @@ def _micro_batch(s: Setup, *, to_one: bool = False) -> _Change | None:
     return _Change(f"micro-batch {now} -> {then}, {accumulates}", after, price)
 
 
-def _micro_batch_of_one(s: Setup) -> _Change | None:
-    return _micro_batch(s, to_one=True)
-
-
 def _checkpointing(s: Setup) -> _Change | None:
     text = "activation checkpointing: off -> on"
     if not _known_activations(s) or s.batch is None:
@@ -412,7 +406,7 @@ def _parameters_to_nvme(s: Setup) -> _Change | None:
 _STEPS: tuple[_Step, ...] = (
     _bucket_views, _cheap_stage, _cheap_stage, _unpinned, _sub_groups, _reduce_bucket, _overlap,
     _live_parameters, _persistence, _tiled, _half, _micro_batch, _checkpointing, _stage_3, _not_hybrid,
-    _live_parameters, _second_copy, _micro_batch_of_one, _optimizer_in_8_bits, _offload,
+    _live_parameters, _second_copy, partial(_micro_batch, to_one=True), _optimizer_in_8_bits, _offload,
     _offload_parameters, _to_nvme, _parameters_to_nvme,
 )  # fmt: skip
 """In order of price: what costs nothing, what compute may hide, recomputation and more bytes on the

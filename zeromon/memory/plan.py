@@ -302,18 +302,16 @@ def alternatives(base: ShardPlan) -> list[ShardPlan]:
         kinds = [(stage, "device", "device") for stage in ZeroStage]
         kinds += [(ZeroStage.GRADIENTS, "host", "device"), (ZeroStage.PARAMETERS, "host", "device")]
         kinds += [(ZeroStage.PARAMETERS, "host", "host"), (ZeroStage.PARAMETERS, "nvme", "nvme")]
+        plans = []
     else:
         kinds = [
-            (ZeroStage.GRADIENTS, "device", "device"),
-            (ZeroStage.PARAMETERS, "device", "device"),
+            (stage, "device", "device") for stage in (ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
         ]
         kinds.append((ZeroStage.PARAMETERS, "host", "host"))
-    plans = []
-    if base.framework != "deepspeed":
-        plans.append(
+        plans = [
             replace(base, framework="ddp", stage=ZeroStage.NONE, optimizer_on="device",
                     params_on="device", shard_ranks=base.ranks)
-        )  # fmt: skip
+        ]  # fmt: skip
     for stage, optimizer_on, params_on in kinds:
         framework = "fsdp2" if base.framework == "ddp" else base.framework
         plans.append(

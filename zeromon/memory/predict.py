@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zeromon.memory.offload import offloaded_grads, on_host_share, swap_buffers
 from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
@@ -352,11 +352,5 @@ def sent_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
 
 def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:
     """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
-    one = Batch(
-        sequences=1,
-        length=b.length,
-        checkpointing=b.checkpointing,
-        fused_attention=b.fused_attention,
-    )
-    need = sum(term.nbytes for term in transformer_activations(t, one, each))
+    need = sum(term.nbytes for term in transformer_activations(t, replace(b, sequences=1), each))
     return max(0, free_bytes // need)

@@ -129,6 +129,9 @@ class ModelSpec:
                 small = (math.prod(s) for s in unit.shapes)
                 persistent += unit.count * sum(n for n in small if n <= plan.persistence_numel)
         freed.sort(reverse=True)
+        units = self.units if self.has_units else ()
+        layers = [unit for unit in units if unit.name != ROOT]
+        linear = (math.prod(s) for u in layers for s in u.shapes if len(s) == 2)
         return Sizes(
             numel=self.params,
             trainable=self.trainable,
@@ -138,28 +141,13 @@ class ModelSpec:
             unit_numels=tuple(freed[:4]) if self.has_units else (),
             # at stage 2 everything stays gathered, whatever the units
             kept_numel=kept if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
-            largest_tensor_numel=max(math.prod(s) for u in self.units for s in u.shapes)
-            if self.has_units
-            else 0,
-            linear_numel=max(
-                (
-                    math.prod(s)
-                    for u in self.units
-                    if u.name != ROOT
-                    for s in u.shapes
-                    if len(s) == 2
-                ),
-                default=0,
-            )
-            if self.has_units
-            else 0,
+            largest_tensor_numel=max((math.prod(s) for u in units for s in u.shapes), default=0),
+            linear_numel=max(linear, default=0),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
             ),
-            layer_numel=max((u.numel for u in self.units if u.name != ROOT), default=0)
-            if self.has_units
-            else 0,
+            layer_numel=max((u.numel for u in layers), default=0),
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
 

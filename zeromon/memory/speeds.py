@@ -130,9 +130,10 @@ def of_measured(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
         s = replace(s, update=max(s.update, _CORE), host_update=max(s.host_update or 0.0, _CORE))
     if m.link:
         s = replace(s, gather=m.link, reduce=m.link, all_reduce=None)
+    links: dict[str, Any] = {name: _times(getattr(s, name), m.link_times) for name in _LINKS}
     known = replace(
         s,
-        **_faster(s, m.link_times),
+        **links,
         waiting_seconds=s.waiting_seconds
         if m.late_ranks
         else max(0.0, s.waiting_seconds - measured.late_seconds),
@@ -243,10 +244,6 @@ def _busy(rank: RankSnapshot) -> float:
 
 def _exposed(step: StepSummary) -> float:
     return sum(step.phase_exposed_ns) / 1e9
-
-
-def _faster(s: Speeds, factor: float) -> dict[str, Any]:
-    return {name: _times(getattr(s, name), factor) for name in _LINKS}
 
 
 _LINKS = ("gather", "reduce", "all_reduce", "between")

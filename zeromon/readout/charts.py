@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from zeromon.readout import figures
@@ -173,20 +174,19 @@ def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
 # ---- the charts -----------------------------------------------------------------------------------
 
 
-def _seconds(step: Step) -> float | None:
-    return step.seconds
+def _bytes(name: str) -> Read:
+    read = attrgetter(name)
+    return lambda step: nbytes if (nbytes := read(step)) >= 0 else None
 
 
-def _reserved(step: Step) -> float | None:
-    return step.reserved_bytes if step.reserved_bytes >= 0 else None
+def _per_second(name: str) -> Read:
+    read = attrgetter(name)
 
+    def rate(step: Step) -> float | None:
+        count = read(step)
+        return None if count is None or count < 0 or step.seconds <= 0 else count / step.seconds
 
-def _allocated(step: Step) -> float | None:
-    return step.allocated_bytes if step.allocated_bytes >= 0 else None
-
-
-def _resident(step: Step) -> float | None:
-    return step.rss_bytes if step.rss_bytes >= 0 else None
+    return rate
 
 
 def _exposed(step: Step) -> float | None:
@@ -201,30 +201,6 @@ def _exposed_share(step: Step) -> float | None:
 
 def _has_device(ranks: Sequence[RankSnapshot]) -> bool:
     return any(rank.memory is not None for rank in ranks)
-
-
-def _has_none(ranks: Sequence[RankSnapshot]) -> bool:
-    return not _has_device(ranks)
-
-
-def _loss(step: Step) -> float | None:
-    return step.loss
-
-
-def _grad_norm(step: Step) -> float | None:
-    return step.grad_norm
-
-
-def _tokens(step: Step) -> float | None:
-    return _per_second(step.tokens, step)
-
-
-def _samples(step: Step) -> float | None:
-    return _per_second(step.samples, step)
-
-
-def _per_second(count: float | None, step: Step) -> float | None:
-    return None if count is None or count < 0 or step.seconds <= 0 else count / step.seconds
 
 
 def _counts_tokens(ranks: Sequence[RankSnapshot]) -> bool:
@@ -242,20 +218,21 @@ def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
 
 
 CHARTS: tuple[ChartSpec, ...] = (
-    ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=_seconds),
+    ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=attrgetter("seconds")),
     ChartSpec(name="memory", title="device memory", quantity="reserved", unit=figures.BYTES,
-              read=_reserved, beside=(("allocated", _allocated),), pool=Pool.DEVICE, overview=True,
-              applies=_has_device),
-    ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_resident,
-              pool=Pool.HOST, shared=True, overview=True, applies=_has_none),
+              read=_bytes("reserved_bytes"), beside=(("allocated", _bytes("allocated_bytes")),),
+              pool=Pool.DEVICE, overview=True, applies=_has_device),
+    ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_bytes("rss_bytes"),
+              pool=Pool.HOST, shared=True, overview=True, applies=lambda ranks: not _has_device(ranks)),
     ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed,
               share=_exposed_share, overview=True),
-    ChartSpec(name="throughput", title="tokens/s of a rank", unit=figures.COUNT, read=_tokens,
-              applies=_counts_tokens),
-    ChartSpec(name="throughput", title="samples/s of a rank", unit=figures.COUNT, read=_samples,
-              applies=_counts_samples),
-    ChartSpec(name="loss", title="loss", unit=figures.NUMBER, read=_loss, applies=_knows(Scalar.LOSS)),
-    ChartSpec(name="grad-norm", title="gradient norm", unit=figures.NUMBER, read=_grad_norm,
+    ChartSpec(name="throughput", title="tokens/s of a rank", unit=figures.COUNT,
+              read=_per_second("tokens"), applies=_counts_tokens),
+    ChartSpec(name="throughput", title="samples/s of a rank", unit=figures.COUNT,
+              read=_per_second("samples"), applies=_counts_samples),
+    ChartSpec(name="loss", title="loss", unit=figures.NUMBER, read=attrgetter("loss"),
+              applies=_knows(Scalar.LOSS)),
+    ChartSpec(name="grad-norm", title="gradient norm", unit=figures.NUMBER, read=attrgetter("grad_norm"),
               applies=_knows(Scalar.GRAD_NORM)),
 )  # fmt: skip
 """Every chart, in the order in which views show them."""

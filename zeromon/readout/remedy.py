@@ -59,7 +59,7 @@ def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> R
         cause=f"because {remedy.cause}",
         dialect=remedy.dialect,
         diff=tuple(
-            _diff_line(line)
+            DiffLine(line, {"+": "added", "-": "removed"}.get(line.strip()[:1], ""))
             for line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs, size))
         ),
         expected=tuple(expected),
@@ -79,10 +79,6 @@ def _rung(number: int, rung: Rung, size: Callable[[float], str]) -> str:
     bound = "at most " if rung.at_most else ""
     enough = " <- enough, with those above" if rung.enough else ""
     return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
-
-
-def _diff_line(line: str) -> DiffLine:
-    return DiffLine(line, {"+": "added", "-": "removed"}.get(line.strip()[:1], ""))
 
 
 def gain_text(remedy: Remedy) -> str:

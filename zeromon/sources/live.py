@@ -46,14 +46,14 @@ _HTTP = HttpClient(most_bytes=_MOST_BYTES, direct=True)
 class LiveRun:
     """One run in a collector's list."""
 
-    address: str
-    """``host:port``"""
     run: str
     ended: bool
     ranks: int
     steps: int
     pids: tuple[int, ...]
     command: tuple[str, ...]
+    address: str = ""
+    """``host:port``, by which the list was read."""
 
     def open(self) -> LiveSource:
         """A source of this run's snapshots."""
@@ -180,6 +180,7 @@ _SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
 _SERIES = msgspec.json.Decoder(dict[str, list[int | float | None]])
 _FINDINGS = msgspec.json.Decoder(list[KnownFinding])
 _LANES = msgspec.json.Decoder(Lanes)
+_RUNS = msgspec.json.Decoder(list[LiveRun])
 
 
 def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
@@ -187,10 +188,6 @@ def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
         return decoder.decode(content)
     except (ValueError, RecursionError) as error:
         raise SourceError("this version of zeromon cannot decode the collector's answer") from error
-
-
-def _get(address: str, path: str) -> bytes:
-    return _send(address, path, None)
 
 
 def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -> bytes:
@@ -252,21 +249,10 @@ def runs_at(address: str) -> list[LiveRun]:
     if not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise SourceError(f"{port or address} is not a port", "Like: zeromon attach node0:9417")
     try:
-        content: Any = json.loads(_get(address, "/api/runs"))
-        return [
-            LiveRun(
-                address=address,
-                run=str(item["run"]),
-                ended=bool(item["ended"]),
-                ranks=int(item["ranks"]),
-                steps=int(item["steps"]),
-                pids=tuple(item["pids"]),
-                command=tuple(item["command"]),
-            )
-            for item in content
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        listed = _RUNS.decode(_send(address, "/api/runs", None))
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{address} is not a zeromon collector") from error
+    return [replace(run, address=address) for run in listed]
 
 
 def collector_address(root: Path) -> str | None:

@@ -45,9 +45,6 @@ class ReplaySource(StoreSource):
             return super().latest()
         if self._shown is None or not self._shown[0] <= now < self._shown[1]:
             snapshot = self.at(now)
-            self._shown = (snapshot.taken_wall, self._next_after(now), snapshot)
+            after = min((wall for wall in self.walls() if wall > now), default=self.playback.end)
+            self._shown = (snapshot.taken_wall, after, snapshot)
         return self._shown[2]
-
-    def _next_after(self, wall: float) -> float:
-        """The moment of the first snapshot after *wall*."""
-        return min((known for known in self.walls() if known > wall), default=self.playback.end)

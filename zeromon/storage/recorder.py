@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.fold.lanes import LAG_STEPS, lanes_of, shifts_of
@@ -139,39 +140,40 @@ def findings(folder: Path) -> list[KnownFinding]:
     found: list[KnownFinding] = []
     standing: dict[tuple[str, int], int] = {}
     for line in _lines(_findings(folder)):
-        try:
-            key, wall = (str(line["rule"]), int(line["rank"])), float(line["wall"])
-            if line.get("gone"):
-                if key in standing:
-                    at = standing.pop(key)
-                    found[at] = replace(found[at], gone=wall)
-                continue
-            code, text, severity = str(line["code"]), str(line["text"]), Severity(line["severity"])
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-        standing[key] = len(found)
-        found.append(
-            KnownFinding(
-                rule=key[0],
-                rank=key[1],
-                code=code,
-                severity=severity,
-                text=text,
-                came=wall,
-                gone=None,
-            )
-        )
+        key = line.rule, line.rank
+        if line.gone and key in standing:
+            at = standing.pop(key)
+            found[at] = replace(found[at], gone=line.wall)
+        elif not line.gone and line.severity is not None:
+            standing[key] = len(found)
+            found.append(
+                KnownFinding(rule=line.rule, rank=line.rank, code=line.code, text=line.text,
+                             severity=line.severity, came=line.wall, gone=None)
+            )  # fmt: skip
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON-lines file; skips lines that are no object."""
+class _Line(msgspec.Struct):
+    """A finding that came, or with less of it that it is gone."""
+
+    wall: float
+    rule: str
+    rank: int
+    code: str = ""
+    severity: Severity | None = None
+    text: str = ""
+    gone: bool = False
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Yields the lines of a file of findings; skips what is none."""
     with suppress(OSError), path.open(errors="replace") as file:
         for line in file:
             with suppress(ValueError, RecursionError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    yield content
+                yield _LINE.decode(line)
 
 
 class Past:
@@ -211,14 +213,7 @@ class Past:
 
     def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
         """The steps that *query* selects; see :func:`zeromon.storage.step_history.series`."""
-        return step_history.series(
-            _history(self._folder),
-            query.since_us,
-            query.until_us,
-            query.ranks,
-            query.most,
-            query.steps,
-        )
+        return step_history.series(_history(self._folder), query)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps as spans, from the rings on this node and those in the record."""

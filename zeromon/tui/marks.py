@@ -4,13 +4,14 @@ They are in the run's folder of the store where that is on this machine, so that
 time; else they are kept as long as the view is open.
 """
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from zeromon.tui.line import clean
 
@@ -28,6 +29,9 @@ class Mark:
     text: str
 
 
+_MARK = msgspec.json.Decoder(Mark)
+
+
 class Marks:
     """The marks of one run. *folder*: the run's folder in the store; None for a run elsewhere."""
 
@@ -41,14 +45,13 @@ class Marks:
         self.all = sorted([*self.all, mark], key=lambda other: other.wall)
         if self.path is None:
             return False
-        line = json.dumps(asdict(mark)) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except OSError:
             return False
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(line)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(mark) + b"\n")
         return True
 
 
@@ -63,7 +66,6 @@ def _read(path: Path | None) -> Iterator[Mark]:
                 return
             content = file.read(_MOST_BYTES)
         for line in content.splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                fields = json.loads(line)
-                text = clean(str(fields["text"]))[:_MOST_TEXT]
-                yield Mark(float(fields["wall"]), int(fields["step"]), text)
+            with suppress(ValueError, RecursionError):
+                mark = _MARK.decode(line)
+                yield replace(mark, text=clean(mark.text)[:_MOST_TEXT])

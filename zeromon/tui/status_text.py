@@ -66,20 +66,6 @@ def level_and_cause(risk: Risk, look: DisplayOptions) -> str:
     return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 
-def highest(
-    ranks: Sequence[RankSnapshot], read: Callable[[RankSnapshot], float | None]
-) -> float | None:
-    """The largest known value."""
-    return max((v for v in map(read, ranks) if v is not None), default=None)
-
-
-def lowest(
-    ranks: Sequence[RankSnapshot], read: Callable[[RankSnapshot], float | None]
-) -> float | None:
-    """The smallest known value."""
-    return min((v for v in map(read, ranks) if v is not None), default=None)
-
-
 def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
     """The step time of the median rank."""
     known = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
@@ -98,8 +84,9 @@ def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]
     """The run in numbers: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
     each = spreads["step_seconds"].median if "step_seconds" in spreads else step_seconds(ranks)
-    exposed = highest(ranks, lambda rank: rank.exposed_ratio)
-    overlap = lowest(ranks, lambda rank: rank.overlap_ratio)
+    shares = [rank.exposed_ratio for rank in ranks if rank.exposed_ratio is not None]
+    overlaps = [rank.overlap_ratio for rank in ranks if rank.overlap_ratio is not None]
+    exposed, overlap = max(shares, default=None), min(overlaps, default=None)
     if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
         overlap = spreads["overlap_ratio"].least
     worst = nearest_oom(ranks)

@@ -342,14 +342,6 @@ def mark(severity: Severity) -> Span:
     return _LEVELS[severity]
 
 
-def _whose(finding: Finding) -> str:
-    return str(finding.rank) if finding.rank >= 0 else "all"
-
-
-def _shorter(finding: Finding) -> float | None:
-    return finding.remedy.gain_low_seconds if finding.remedy is not None else None
-
-
 def _effect(finding: Finding, look: DisplayOptions) -> Span:
     if finding.remedy is None:
         return "-", "dim"
@@ -362,8 +354,10 @@ FINDINGS: Columns[Finding] = (
            value=lambda f: Severity(f.severity).order),
     Column(name="code", size=7, left=True, show=lambda f, _: (clean(f.code), "bold"),
            value=lambda f: f.code),
-    Column(name="rank", size=6, show=lambda f, _: (_whose(f), ""), value=lambda f: f.rank),
-    Column(name="expected", size=18, unit="seconds", keep=1, show=_effect, value=_shorter),
+    Column(name="rank", size=6, value=lambda f: f.rank,
+           show=lambda f, _: (str(f.rank) if f.rank >= 0 else "all", "")),
+    Column(name="expected", size=18, unit="seconds", keep=1, show=_effect,
+           value=lambda f: f.remedy.gain_low_seconds if f.remedy is not None else None),
     Column(name="what", size=20, left=True, grows=True,
            show=lambda f, _: (clean(f.text), mark(f.severity)[1]), value=lambda f: f.text),
 )  # fmt: skip

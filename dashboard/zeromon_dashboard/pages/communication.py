@@ -48,7 +48,9 @@ def content(known: Known) -> Page:
         {
             "traffic": {"rowData": stats_rows(rank)},
             "traffic-title": {"children": traffic_title(rank)},
-            "pipeline": {"children": _pipeline(known.run)},
+            "pipeline": {
+                "children": [dmc.Text(one, size="sm") for one in pipeline_lines(known.run)]
+            },
             "in-flight": {"children": _in_flight(known.run)},
             **optional(
                 "own-time",
@@ -99,15 +101,8 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
                     heading("Timeline"),
                     dmc.Group(
                         [
-                            dmc.Button(
-                                "Capture a trace of 2 steps",
-                                id="capture",
-                                size="xs",
-                                variant="light",
-                            ),
-                            dmc.Button(
-                                "Show the trace", id="show-trace", size="xs", variant="light"
-                            ),
+                            dmc.Button("Capture a trace of 2 steps", id="capture"),
+                            dmc.Button("Show the trace", id="show-trace"),
                             dmc.Text(id="capture-state", size="sm", **parts["capture-state"]),
                         ],
                         gap="sm",
@@ -145,11 +140,6 @@ def stats_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
 
 def _gigabytes(rate: float | None) -> float | None:
     return None if not rate else round(rate / 1e9, 4)
-
-
-def _pipeline(run: RunSnapshot) -> list[Any]:
-    """The bubbles of a pipeline's ranks, and its slowest stage."""
-    return [dmc.Text(line, size="sm") for line in pipeline_lines(run)]
 
 
 def _in_flight(run: RunSnapshot) -> list[Any]:

@@ -108,9 +108,7 @@ def _spreads(run: RunSnapshot) -> Any:
         [
             html.Thead(html.Tr([html.Th(f"{fleet.ranks:,} ranks"), *(html.Th(h) for h in heads)])),
             html.Tbody(rows),
-        ],
-        withTableBorder=True,
-        verticalSpacing=4,
+        ]
     )
 
 

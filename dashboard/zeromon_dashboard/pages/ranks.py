@@ -41,7 +41,6 @@ def skeleton(parts: Parts, where: Route) -> list[Any]:
     return [
         dmc.SegmentedControl(
             id="metric",
-            size="xs",
             value=where.metric,
             data=[{"value": figure.name, "label": figure.title} for figure in MAPPED],
         ),

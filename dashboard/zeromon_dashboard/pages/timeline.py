@@ -29,7 +29,7 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
             [
                 dmc.Text("last steps", size="sm"),
                 dmc.SegmentedControl(id="lane-steps", data=list(STEPS), value=STEPS[1], size="sm"),
-                dmc.Button("read again", id="read-lanes", size="sm", variant="light"),
+                dmc.Button("read again", id="read-lanes", size="sm"),
                 html.A(
                     "trace for Perfetto",
                     id="perfetto",

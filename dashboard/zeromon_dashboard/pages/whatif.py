@@ -48,7 +48,7 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
                     style={"flex": "1 1 320px"},
                     size="sm",
                 ),
-                dmc.Button("predict", id="predict", size="sm", variant="light"),
+                dmc.Button("predict", id="predict", size="sm"),
             ],
             align="flex-end",
         ),

@@ -8,6 +8,8 @@ from zeromon.check.deepspeed.settings import ZERO, stage_of
 from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, whole
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_OTHER_PARALLELISM = ("tensor_parallel", "sequence_parallel_size", "expert_parallel", "pipeline")
+"""With these ranks may share samples: the number of ranks then does not give the batch size."""
 
 
 class _Batch(NamedTuple):
@@ -25,7 +27,7 @@ def _batch_of(config: Config, machine: Machine) -> _Batch | None:
     total, micro, steps = (whole(config.get(name)) for name in _BATCH)
     if (total or 1) < 1 or (micro or 1) < 1 or (steps or 1) < 1:
         return None
-    ranks = None if _other_parallelism(config) else machine.devices or config.ranks
+    ranks = None if any(map(config.has, _OTHER_PARALLELISM)) else machine.devices or config.ranks
     return _Batch(total, micro, steps, ranks)
 
 
@@ -84,12 +86,6 @@ def batch_product(config: Config, machine: Machine) -> Iterator[Problem]:
         message = f"a step takes {batch.micro} x {steps} x {batch.ranks} ranks = {samples} samples"
         path = ("train_micro_batch_size_per_gpu",)
         yield config.problem("ZM603", "info", path, message, "nothing", quiet=True)
-
-
-def _other_parallelism(config: Config) -> bool:
-    """Returns whether ranks may share samples: the number of ranks then does not give the batch size."""
-    return any(config.has(name) for name in ("tensor_parallel", "sequence_parallel_size",
-                                             "expert_parallel", "pipeline"))  # fmt: skip
 
 
 def save_without_gather(config: Config, _: Machine) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history.log import read_log, segments
 from zeromon.storage.step_history.parquet import frame, unreadable, with_all_columns
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series
+from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,30 +69,22 @@ MOST, MEDIAN, LEAST = -1, -2, -3
 """Rank numbers of series over all ranks: their maximum, median and minimum."""
 
 
-def series(
-    folder: Path,
-    since_us: int = 0,
-    until_us: int | None = None,
-    ranks: Sequence[int] = (),
-    most: int = 600,
-    steps: tuple[int, int] | None = None,
-) -> Series:
-    """Returns rows with ``since_us <= start_us < until_us``, by rank and time, about *most* a rank.
+def series(folder: Path, asked: StepQuery = WHOLE_RUN) -> Series:
+    """Returns the rows that are *asked* for, by rank and time; a merged row is of all its steps.
 
-    *steps*: only rows of these steps; a merged row is of all steps that it was made of.
     Of more rows the extreme ones are kept: time is cut into equal ranges, and of each range the rows
     with the longest and the shortest step, the most exposed communication, and the most memory.
     """
     import polars as pl
 
-    wanted = pl.col("start_us") >= since_us
-    if until_us is not None:
-        wanted &= pl.col("start_us") < until_us
-    if ranks:
-        wanted &= pl.col("rank").is_in(list(ranks))
-    if steps is not None:
+    wanted = pl.col("start_us") >= asked.since_us
+    if asked.until_us is not None:
+        wanted &= pl.col("start_us") < asked.until_us
+    if asked.ranks:
+        wanted &= pl.col("rank").is_in(list(asked.ranks))
+    if asked.steps is not None:
         end = pl.col("step").cast(pl.Int64) + pl.max_horizontal(pl.col("steps"), 1)
-        wanted &= (pl.col("step") <= steps[1]) & (end > steps[0])
+        wanted &= (pl.col("step") <= asked.steps[1]) & (end > asked.steps[0])
     sizes, _ = collect(
         list(segments(folder).values()),
         lambda rows: (
@@ -103,11 +96,11 @@ def series(
     if sizes.is_empty():
         return {name: [] for name in NAMES}
     first, last = _integer(sizes["first"].min()), _integer(sizes["start_us"].max())
-    many = _integer(sizes["len"].max()) > most
+    many = _integer(sizes["len"].max()) > asked.most
 
     def query(rows: pl.LazyFrame) -> pl.LazyFrame:
         mine = rows.filter(wanted)
-        return _extremes(mine, first, last, most) if many else mine
+        return _extremes(mine, first, last, asked.most) if many else mine
 
     # one segment after the other: the rows read are many, the rows kept are few
     kept = [collect([path], query)[0] for path in segments(folder).values()]

@@ -1,6 +1,5 @@
 """The collectives of the last steps at their true moments, by rank and unit, from the ring."""
 
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
@@ -9,7 +8,6 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from zeromon.errors import ZeromonError
 from zeromon.readout.breakdown import PARTS
 from zeromon.readout.lanes import (
     arrival_of,
@@ -112,11 +110,8 @@ class SpanLanes(TimeAxis):
 
     def redraw(self) -> None:
         """Draws the spans now."""
-        self.show(self._lines, self._title())
-
-    def _title(self) -> str:
         text = summary(self.lanes) if self.lanes is not None else ""
-        return text or "collectives of the last steps"
+        self.show(self._lines, text or "collectives of the last steps")
 
     def action_next(self, by: int) -> None:
         """Selects the next collective of the rank whose units are shown."""
@@ -266,14 +261,9 @@ class Collectives(View):
     def action_read(self) -> None:
         """Reads the last steps again: a live run has newer ones."""
         source, steps = self.host.source, self._steps
-
-        def read() -> None:
-            try:
-                self.post_message(LanesArrived(source.lanes(steps)))
-            except ZeromonError as error:
-                self.post_message(LanesArrived(None, error.told))
-
-        threading.Thread(target=read, daemon=True).start()
+        self.read_in_thread(
+            lambda: LanesArrived(source.lanes(steps)), lambda why: LanesArrived(None, why)
+        )
 
     def action_steps(self) -> None:
         """Reads the next number of steps."""

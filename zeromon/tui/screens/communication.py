@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from textual import on
@@ -21,7 +22,7 @@ from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import stacked
 from zeromon.tui.line import Line, clean, fit, wrapped
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FLIGHTS, TRAFFIC, Flight, flights
+from zeromon.tui.tables import FLIGHTS, TRAFFIC, flights
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
@@ -48,12 +49,14 @@ class Communication(View):
         """The table; below it the collectives in flight and the arrivals."""
         with Vertical(id="body"):
             yield Table(
-                TRAFFIC, _key, id="traffic", order="exposed", down=True,
-                empty="no collective has been timed yet", opens=False,
+                TRAFFIC, attrgetter("unit", "op", "group", "phase"), id="traffic", opens=False,
+                order="exposed", down=True, empty="no collective has been timed yet",
             )  # fmt: skip
             with Horizontal(id="flights-and-skew"):
-                yield Table(FLIGHTS, _flight_key, id="flights", title="in flight",
-                            empty="no collective is in flight")  # fmt: skip
+                yield Table(
+                    FLIGHTS, attrgetter("rank", "what.group", "what.sequence"), id="flights",
+                    title="in flight", empty="no collective is in flight",
+                )  # fmt: skip
                 yield Panel("arrivals", id="skew", classes="box")
 
     @on(Table.Chosen, "#flights")
@@ -123,14 +126,6 @@ class Communication(View):
 
 def _rank(model: ViewModel) -> RankSnapshot | None:
     return model.focus(most_exposed(model.ranks))
-
-
-def _key(row: CollectiveStatsRow) -> tuple[str, ...]:
-    return row.unit, row.op, row.group, row.phase
-
-
-def _flight_key(one: Flight) -> tuple[int, str, int]:
-    return one.rank, one.what.group, one.what.sequence
 
 
 def added(rows: Sequence[CollectiveStatsRow], by: str) -> list[CollectiveStatsRow]:

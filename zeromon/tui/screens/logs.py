@@ -1,13 +1,11 @@
 """The log: events of ranks, findings, traces, marks, and warnings of the agents."""
 
-import threading
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
-from zeromon.errors import ZeromonError
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Line, clean, wrapped
@@ -81,14 +79,9 @@ class Logs(View):
         if rank is None or self.app.screen is not self:
             return
         source, pid = self.host.source, rank.pid
-
-        def read() -> None:
-            try:
-                self.post_message(OutputArrived(source.output(pid)))
-            except ZeromonError as error:
-                self.post_message(OutputArrived(None, error.told))
-
-        threading.Thread(target=read, daemon=True).start()
+        self.read_in_thread(
+            lambda: OutputArrived(source.output(pid)), lambda why: OutputArrived(None, why)
+        )
 
     def on_output_arrived(self, message: OutputArrived) -> None:
         """Shows what was read, unless the log is shown again."""

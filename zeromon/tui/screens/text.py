@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.style import Style
 from textual.app import ComposeResult
 
 from zeromon.readout.text import capture_text
@@ -57,13 +56,9 @@ def markdown_lines(text: str, width: int) -> list[Line]:
     """A page of a rule as lines of *width*, as `zeromon rule` prints it."""
     console = Console(width=width, color_system=None, legacy_windows=False)
     return [
-        [(part.text, _tone(part.style)) for part in line]
+        [(part.text, "bold" if part.style and part.style.bold else "") for part in line]
         for line in console.render_lines(Markdown(text), pad=False)
     ]
-
-
-def _tone(style: Style | None) -> str:
-    return "bold" if style is not None and style.bold else ""
 
 
 def configuration(model: ViewModel) -> str:

@@ -1,5 +1,6 @@
 """What all screens share: the run and its risk at the top, tabs, the filter's input, the keys."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, cast
 
@@ -7,9 +8,11 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input
 
+from zeromon.errors import ZeromonError
 from zeromon.snapshot import FleetNode, Severity
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
@@ -163,6 +166,17 @@ class View(Screen[None]):
     def _is_laid_out(self) -> bool:
         """Whether the widgets exist: the clock's first tick may come before them."""
         return self.is_mounted and bool(self.query("#head"))
+
+    def read_in_thread(self, read: Callable[[], Message], failed: Callable[[str], Message]) -> None:
+        """Posts what *read* returns, else what *failed* makes of its error: a source may block."""
+
+        def post() -> None:
+            try:
+                self.post_message(read())
+            except ZeromonError as error:
+                self.post_message(failed(error.told))
+
+        threading.Thread(target=post, daemon=True).start()
 
     def action_leave(self) -> None:
         """Closes the filter's input, clears the filter, or goes back to the screen below."""

@@ -35,6 +35,18 @@ class _Paint(Generic[Row]):
     cursor: Palette
 
 
+@dataclass
+class _OfTable(Message):
+    """A message of a table."""
+
+    table: Table[object]
+
+    @property
+    def control(self) -> Table[object]:
+        """The table."""
+        return self.table
+
+
 class Table(ScrollView, Generic[Row], can_focus=True):
     """Rows of *columns*; *key* identifies a row from snapshot to snapshot."""
 
@@ -53,38 +65,14 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         Binding("C", "columns", "Columns", show=False),
     ]
 
-    @dataclass
-    class Moved(Message):
+    class Moved(_OfTable):
         """The cursor moved to another row."""
 
-        table: Table[object]
-
-        @property
-        def control(self) -> Table[object]:
-            """The table."""
-            return self.table
-
-    @dataclass
-    class ColumnsWanted(Message):
+    class ColumnsWanted(_OfTable):
         """The user wants to choose the columns."""
 
-        table: Table[object]
-
-        @property
-        def control(self) -> Table[object]:
-            """The table."""
-            return self.table
-
-    @dataclass
-    class Chosen(Message):
+    class Chosen(_OfTable):
         """The user opened a row."""
-
-        table: Table[object]
-
-        @property
-        def control(self) -> Table[object]:
-            """The table."""
-            return self.table
 
     def __init__(
         self,

@@ -21,10 +21,6 @@ def _figure(labels: Mapping[str, str], known: Container[str]) -> str | None:
     return None if name == _RESIDENT and figure in known else figure
 
 
-def _device_first(samples: Iterable[Sample]) -> list[Sample]:
-    return sorted(samples, key=lambda s: s.labels.get("figure") == _RESIDENT)
-
-
 @dataclass(slots=True)
 class Whole:
     """The decoded answer to :func:`zeromon.sources.prometheus.promql.whole`."""
@@ -83,7 +79,7 @@ def nodes_of(
 ) -> tuple[FleetNode, ...]:
     """The nodes, sorted by name; *silent*: collector -> (ranks it had, seconds without an answer)."""
     rows: dict[str, dict[str, float]] = {}
-    for sample in _device_first(samples):
+    for sample in sorted(samples, key=lambda s: s.labels.get("figure") == _RESIDENT):
         row = rows.setdefault(sample.labels.get("instance", ""), {})
         of = sample.labels.get("of", "")
         if of in ("ranks", "up", "failed", "lost"):
