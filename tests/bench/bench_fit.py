@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve()
 ROOT = Path("/sys/fs/cgroup")
@@ -87,7 +88,7 @@ def fits(
     return code == 0
 
 
-def one(limit: int, length: int, folder: Path, *, bare: bool) -> dict[str, object]:
+def one(limit: int, length: int, folder: Path, *, bare: bool) -> dict[str, Any]:
     """What fit finds under *limit*, and whether that and the next sizes fit in truth."""
     group = Cgroup(limit)
     began, before = time.monotonic(), group.kills()

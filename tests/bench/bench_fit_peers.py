@@ -16,8 +16,10 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bench_fit import LAUNCHER, Cgroup, fits, one
+from records import keep
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 LENGTH = 1024
@@ -26,7 +28,7 @@ MOST_SECONDS = 900.0
 
 def searched(
     group: Cgroup, command: list[str], folder: Path, found: str
-) -> tuple[dict[str, object], int]:
+) -> tuple[dict[str, Any], int]:
     """What a search of its own prints: sizes that it tries, and by the pattern *found* its answer."""
     log, before, began = folder / "log", group.kills(), time.monotonic()
     with log.open("w") as out:
@@ -68,14 +70,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as text:
             folder, group = Path(text), Cgroup(limit)
             if name == "fit":
-                print(name, json.dumps(one(limit, LENGTH, folder, bare=True)), flush=True)
-                continue
-            # what two ranks may allocate beyond what they hold when they begin
-            room = None if name == "accelerate" else (limit - (700 << 20)) // 2 >> 20
-            told, size = searched(group, accelerates(room), folder, r"rank 0 found (\d+)")
-            if size:
-                told["runs alone"] = fits(group, size, LENGTH, dict(os.environ), bare=True)
+                told = one(limit, LENGTH, folder, bare=True)
+            else:
+                # what two ranks may allocate beyond what they hold when they begin
+                room = None if name == "accelerate" else (limit - (700 << 20)) // 2 >> 20
+                told, size = searched(group, accelerates(room), folder, r"rank 0 found (\d+)")
+                if size:
+                    told["runs alone"] = fits(group, size, LENGTH, dict(os.environ), bare=True)
             print(name, json.dumps(told), flush=True)
+            keep(f"{name}, size found", told["found"], "samples", better="higher")
+            keep(f"{name}, killed", told["kills"], "processes", noise=0)
+            keep(f"{name}, time", told["seconds"], "s")
 
 
 if __name__ == "__main__":
