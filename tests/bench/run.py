@@ -75,7 +75,7 @@ PEERS = (
     Bench("bench_attach.py", 10),
     Bench("bench_store.py", 10),
     Bench("bench_tui.py", 6),
-    Bench("bench_fit_peers.py", 15),
+    Bench("bench_fit_peers.py", 6),
     Bench("truth/side_by_side.py --pairs 12", 25),
 )
 PACKAGES = ("torch", "deepspeed", "numpy", "polars", "msgspec", "textual", "dash")

@@ -129,7 +129,8 @@ class Collector:
             if run.ended:
                 self._finish(name, run, snapshot)
             elif self._ticks % _SAVE_EVERY == 0 and run.record is not None:
-                with suppress(OSError, ZeromonError):
+                # totals with a damaged record may pass 64 bits, which neither format holds
+                with suppress(OSError, ZeromonError, OverflowError):
                     run.keep_totals()
                     self.store.save(snapshot)
         self.view = tuple(snapshots[name] for name in sorted(snapshots))
