@@ -48,6 +48,8 @@ FIXED_RECORDS = 5
 STEP_SECONDS = 0.9
 """Not the second of a tick: the age of a record would depend on when the collector began."""
 WRITERS = 2
+WAVE = 2 * (os.cpu_count() or 1)
+"""So many collectors start at once."""
 
 
 def write(folders: Sequence[str], first: int, each: int, world: int, rate: int) -> None:
@@ -156,12 +158,13 @@ def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) ->
     processes: list[subprocess.Popen[bytes]] = []
     stack.callback(end, processes)
     host, world = own_address(), nodes * each
-    collectors = []
-    for n in range(nodes):
-        collectors.append(Node(folder / str(n), host))
-        processes.append(collectors[-1].process)
-    for node in collectors:
-        wait_for(node.listens, 300)
+    collectors: list[Node] = []
+    for first in range(0, nodes, WAVE):  # a real cluster starts one a machine
+        wave = [Node(folder / str(n), host) for n in range(first, min(nodes, first + WAVE))]
+        collectors += wave
+        processes += [node.process for node in wave]
+        for node in wave:
+            wait_for(node.listens, 60)
     cards = [
         {
             "node": f"node{n}", "address": node.address, "first_rank": n * each, "ranks": each,

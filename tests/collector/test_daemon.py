@@ -202,6 +202,18 @@ def test_the_collector_stays_until_the_views_have_seen_the_end(tmp_path: Path) -
     assert made.may_end()
 
 
+def test_a_collector_whose_first_tick_comes_late_stays_for_its_run(tmp_path: Path) -> None:
+    """On a node that is busy with the start of a job, seconds pass before the first tick."""
+    now = [0.0]
+    made = Collector(tmp_path, Store(tmp_path / "store"), clock=lambda: now[0])
+    now[0] = 100.0
+    assert not made.may_end()
+    made.tick()
+    assert not made.may_end()
+    now[0] = 110.0
+    assert made.may_end()
+
+
 def test_an_elastic_restart_shows_the_newest_process_of_a_rank(tmp_path: Path) -> None:
     """Two rings of one rank."""
     folder = tmp_path / "rings" / "a"

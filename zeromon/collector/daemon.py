@@ -9,6 +9,7 @@ rings from the beginning.
 import argparse
 import fcntl
 import json
+import math
 import os
 import secrets
 import signal
@@ -72,7 +73,8 @@ class Collector:
         """Of runs that have ended."""
         self._devices = Devices()
         self._ticks = 0
-        self._quiet_since = clock()
+        self._quiet_since = math.inf
+        """Since when no run is followed; the first tick, which may come late on a busy node, sets it."""
         self._last_read = 0.0
         self._read_since_end = False
 
@@ -141,7 +143,7 @@ class Collector:
             busy_seconds=self.health.busy_seconds + time.monotonic() - began,
             last_tick_wall=time.time(),
         )
-        if self._runs:
+        if self._runs or self._ticks == 1:
             self._quiet_since = self._clock()
             self._read_since_end = False
 
