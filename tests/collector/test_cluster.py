@@ -25,6 +25,7 @@ from zeromon import __version__
 from zeromon.collector.cluster import (
     EXCHANGE,
     Clock,
+    ClockOffset,
     KnownNode,
     Leader,
     LeaderReply,
@@ -422,6 +423,20 @@ def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None
     assert json.loads(path.read_text()) != groups
     TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
     assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
+
+
+def test_an_exchange_during_a_look_at_the_clock_is_no_error() -> None:
+    """The thread of the exchange adds to what the collector's tick reads."""
+    clock = Clock()
+
+    class Interrupted(ClockOffset):
+        def error_at(self, now_ns: int) -> float:
+            clock.heard(0, 5, 6, 12)
+            return super().error_at(now_ns)
+
+    clock._offsets.extend(Interrupted(1.0, float(error), 0) for error in (3, 2, 4))
+    best = clock.best(0)
+    assert best is not None and best.error_ns == 2.0
 
 
 def test_the_list_of_nodes_is_read_again_when_it_has_changed(tmp_path: Path) -> None:

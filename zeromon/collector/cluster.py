@@ -180,7 +180,10 @@ _Row = TypeVar("_Row", PartialArrival, MatchedCollective)
 
 
 class Clock:
-    """The offset of this node's clock, from the last exchanges."""
+    """The offset of this node's clock, from the last exchanges.
+
+    One thread adds them while another reads: each reads a copy.
+    """
 
     def __init__(self) -> None:
         self._offsets: deque[ClockOffset] = deque(maxlen=64)
@@ -196,7 +199,7 @@ class Clock:
 
     def best(self, now_ns: int) -> ClockOffset | None:
         """Returns the offset with the smallest error now; None before the first."""
-        return min(self._offsets, key=lambda offset: offset.error_at(now_ns), default=None)
+        return min(list(self._offsets), key=lambda offset: offset.error_at(now_ns), default=None)
 
 
 def to_leader_clock(joint: PartialArrival, shift: int) -> PartialArrival:
