@@ -57,6 +57,7 @@ from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.storage import run_store, snapshot_log, step_history
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
+from zeromon.storage.step_query import StepQuery
 from zeromon.traces.allocations import devices_of, growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import analyze, durations, lanes, waits
@@ -241,7 +242,7 @@ def store_steps(data: bytes, folder: Path) -> None:
 def store_history(data: bytes, folder: Path) -> None:
     """Queries over a history of steps, by polars."""
     store_steps(data, folder)
-    step_history.series(folder, 0, None, (), 50)
+    step_history.series(folder, StepQuery(most=50))
     step_history.last_steps(folder, 1 << 62, 5)
     step_history.step_ranges(folder)
 
@@ -249,7 +250,7 @@ def store_history(data: bytes, folder: Path) -> None:
 def store_parquet(data: bytes, folder: Path) -> None:
     """The same from a Parquet file."""
     (folder / "000001.parquet").write_bytes(data)
-    step_history.series(folder, 0, None, (), 50)
+    step_history.series(folder, StepQuery(most=50))
 
 
 def store_totals(data: bytes, folder: Path) -> None:

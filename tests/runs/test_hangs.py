@@ -67,7 +67,7 @@ def the(seen: dict[Scenario, Seen], fault: str) -> Seen:
 def test_the_first_line_names_the_cause_and_the_rank(
     seen: dict[Scenario, Seen], scenario: Scenario
 ) -> None:
-    outcome, _, (code, text) = seen[scenario]
+    outcome, (code, text) = seen[scenario].outcome, seen[scenario].doctor
     assert outcome.right_seconds is not None, (outcome.first_said, outcome.line)
     assert not run_state(seen[scenario].snapshot).startswith("running")
     judged = first_lines(seen[scenario].snapshot)
