@@ -186,7 +186,7 @@ def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) ->
         assert writer.stdout.readline()
     for node in collectors:
         wait_for(lambda node=node: len(ranks_of(node)) == each, 120)
-    wait_for(lambda: len(json.loads(collectors[0].get("/sd"))) == nodes, 120)
+    wait_for(lambda: targets_of(collectors[0]) == nodes, 120)
     return collectors, writers
 
 
@@ -203,6 +203,13 @@ def ranks_of(node: Node) -> Sequence[Any]:
     with suppress(OSError):
         return node.snapshot().ranks
     return ()
+
+
+def targets_of(node: Node) -> int:
+    """How many collectors it knows; 0 while it does not answer."""
+    with suppress(OSError):
+        return len(json.loads(node.get("/sd")))
+    return 0
 
 
 def followed(collectors: Sequence[Node], server: Prometheus, seconds: float) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def train(strategy: str, ranks: int, steps: int, size: list[str], **how: Any) ->
     program = [*TORCHRUN, str(ranks), str(ROOT / "tests/bench/step_program.py")]
     program += PROGRAMS[strategy]
     program += ["--steps", str(steps + WARM_UP), *size, "--log-every", "100000"]
-    result = node.run(program, timeout=60 + steps, DS_ACCELERATOR="cpu", **how)
+    result = node.run(program, timeout=900 + steps, DS_ACCELERATOR="cpu", **how)
     if result.newest is not None:
         without_errors(result)
     node.close()

@@ -53,9 +53,8 @@ OURS = (
     Bench("bench_forecast.py 5", 0.3),
     Bench("bench_nodes.py 16 128", 0.2, rounds=2),
     Bench("bench_store.py 200000 ours", 0.4),
-    Bench("bench_snapshot.py 0.1", 0.4, rounds=2),
+    Bench("bench_snapshot.py 0.1", 0.4),
     Bench("bench_traces.py ours", 0.3, rounds=2),
-    Bench("bench_prediction.py", 2.2),
     Bench("bench_seconds.py 1 ddp fsdp2", 1),
     Bench("truth/ours.py", 1.2),
     Bench("bench_exposed.py ddp", 0.8),
@@ -71,6 +70,7 @@ OURS = (
 """Not here, because they take long, or need a cgroup of their own: advice, fit, fleet, ledger, scale,
 try, whatif. `rings` fails where no prometheus is installed."""
 PEERS = (
+    Bench("bench_prediction.py", 2.2),
     Bench("bench_traces.py", 2),
     Bench("bench_attach.py", 10),
     Bench("bench_store.py", 10),
