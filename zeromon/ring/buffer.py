@@ -147,7 +147,7 @@ class RingWriter:
         self._naming = threading.Lock()
         self._crc = needs_crc() if crc is None else crc
         self._map = self._create(rank, pid or os.getpid())
-        self._muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
+        self.muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
         self.slots = Slots(
             itertools.count(1).__next__,
             _pack_crc if self._crc else _PACKED.pack_into,
@@ -172,7 +172,7 @@ class RingWriter:
 
     def _make_write(self) -> WriteRecord:
         following, pack, records, mask = self.slots
-        muted = self._muted
+        muted = self.muted
 
         def write(t: int, head: int, place: int, a: int, b: int, c: int, d: int) -> None:
             if muted:
@@ -184,7 +184,7 @@ class RingWriter:
 
     def name(self, kind: int, payload: dict[str, Any]) -> int:
         """Adds an entry to the name table and returns its id; 0 when the table is full."""
-        if self._muted:
+        if self.muted:
             return 0
         text = json.dumps(payload, separators=(",", ":"), default=str).encode()
         with self._naming:
@@ -204,7 +204,7 @@ class RingWriter:
 
     def mute(self) -> None:
         """Writes nothing from now on: for a forked child, which would collide with its parent."""
-        self._muted.append(True)
+        self.muted.append(True)
         self.slots.records.release()  # hooks that write without :attr:`write` fail, and are caught
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ class Activities(Backend):
             if not self._open:
                 self._nbytes = 0
             self._open.append(begun)
-            self.context.phase = phase
+            self.context.enter(phase)
             if phase in _WITHOUT_GRADIENTS:
                 within.append(phase)
         return begun
@@ -168,7 +168,7 @@ class Activities(Backend):
             self._write(begun.phase, begun.start_ns, now, activity, nbytes, Flag.ASYNC)
             return
         self._open.remove(begun)
-        self.context.phase = begun.before
+        self.context.enter(begun.before)
         if begun.phase in _WITHOUT_GRADIENTS:
             self.steps.evaluation.functions.pop()
         # what a function within has written is a part of what is at the outer one's path
@@ -217,7 +217,7 @@ class Activities(Backend):
         before, in_training = self.context.phase, self.steps.is_training_thread()
         self._compilation = _Begun(Phase.COMPILE, time.monotonic_ns(), before, in_training)
         if in_training:
-            self.context.phase = Phase.COMPILE
+            self.context.enter(Phase.COMPILE)
 
     def _compiled(self, *args: Any) -> None:
         begun, self._compilation = self._compilation, None
@@ -228,7 +228,7 @@ class Activities(Backend):
         activity = Activity.RECOMPILE if again.strip("0") else Activity.FIRST_COMPILE
         flags = 0 if begun.in_training else Flag.ASYNC
         if begun.in_training:
-            self.context.phase = begun.before
+            self.context.enter(begun.before)
         self._write(begun.phase, begun.start_ns, time.monotonic_ns(), activity, 0, flags)
 
     def _watch_capture(self, module: Any) -> None:
@@ -243,7 +243,7 @@ class Activities(Backend):
     def _capture_ends(self, *_: Any) -> None:
         begun, self._compilation = self._compilation, None
         if begun is not None:
-            self.context.phase = begun.before
+            self.context.enter(begun.before)
             now = time.monotonic_ns()
             self._write(begun.phase, begun.start_ns, now, Activity.GRAPH_CAPTURE)
 

@@ -102,5 +102,8 @@ class Backend:
     def end_step(self) -> None:
         """Runs at the end of each step, control steps included, on the training thread."""
 
+    def look(self) -> None:
+        """Looks for what is new, on the training thread: see :meth:`~.runtime.agent.Agent._count`."""
+
     def stop(self) -> None:
         """Undoes what the backend changed besides patches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zeromon.ring.model_metadata import ModelMetadata
@@ -45,8 +45,13 @@ class Backends:
         self._guard: Guard = services.context.guard
         self._models = services.models
         self._all = tuple(make(services) for make in BACKENDS)
-        own = (b for b in self._all if type(b).end_step is not Backend.end_step)
-        self._ends = tuple(self._guard.guarded(b.end_step) for b in own)
+        self.ends, self.looks = self._own("end_step"), self._own("look")
+        self._reducers = self._own("reducers_sent")
+
+    def _own(self, name: str) -> tuple[Callable[..., Any], ...]:
+        """The method *name* of the backends that have one of their own."""
+        own = (b for b in self._all if getattr(type(b), name) is not getattr(Backend, name))
+        return tuple(getattr(b, name) for b in own)
 
     def install(self, imports: ImportWatch) -> None:
         """Patches the modules that are loaded, and the others as soon as they are imported."""
@@ -59,18 +64,13 @@ class Backends:
         for backend in self._all:
             self._guard.guarded(backend.stop)()
 
-    def end_step(self) -> None:
-        """Calls every backend at the end of a step."""
-        for end_step in self._ends:
-            end_step()
-
     def group_label(self, pg: Any) -> str:
         """Returns the name that a framework gave to the process group *pg*; "" without one."""
         return next((label for b in self._all if (label := b.group_label(pg))), "")
 
     def reducers_sent(self, group: int, calls: int) -> list[FromCpp] | None:
         """Names *calls* collectives that C++ issued on *group*; None where no reducer has it."""
-        sent = (b.reducers_sent(group, calls) for b in self._all)
+        sent = (reducers_sent(group, calls) for reducers_sent in self._reducers)
         return next((named for named in sent if named is not None), None)
 
     def providers(self) -> Iterable[Provider]:

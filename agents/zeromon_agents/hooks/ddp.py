@@ -9,10 +9,11 @@ those of all buckets before it are complete.
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 from math import prod
 from typing import Any
@@ -58,6 +59,8 @@ class DdpModel:
         finds = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
         self.used = [_INDEX_BYTES * self.parameters] if finds else []
         """Bytes of what the reducer sends besides the buckets: which parameters a backward has used."""
+        self.sizes: tuple[int, ...] = ()
+        """Bytes of all that a backward sends; () before the buckets are known."""
         self.units: list[int] = []
         self.rebuilt = False
         self.agreeing = False
@@ -126,11 +129,13 @@ class Ddp(Backend):
             agreed.append((Op.BROADCAST, Phase.FORWARD, 2, _INDEX_BYTES * indices))
             agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls - 2, sum(agreeing[0].buckets)))
             return agreed
-        sizes = [m.buckets + m.used if m.buckets else [] for m in models]
-        sums = _sums(sizes, most, calls)
-        if len(sums) == 1 and calls:
-            agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls, max(sums)))
-        return agreed if len(sums) == 1 else []
+        sums = _sums(tuple([m.sizes for m in models]), tuple(most), calls)
+        if len(sums) != 1:
+            return []
+        if calls:
+            (nbytes,) = sums
+            agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls, nbytes))
+        return agreed
 
     def stop(self) -> None:
         """Restores the sampling rate of the reducers."""
@@ -219,7 +224,8 @@ class Ddp(Backend):
             self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))
         # fmt: off
         self.context.write(end + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
-                             start + shift, compute_end + shift, len(model.buckets + model.used), 0)
+                             start + shift, compute_end + shift,
+                             len(model.buckets) + len(model.used), 0)
         # fmt: on
 
     def _read_buckets(
@@ -228,6 +234,7 @@ class Ddp(Backend):
         model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
         text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
         model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
+        model.sizes = (*model.buckets, *model.used) if model.buckets else ()
         members = texts.get("rebuilt_per_bucket_param_indices") if model.rebuilt else ""
         model.members = [[int(i) for i in part.split()] for part in (members or "").split(",")]
         # a torch without these statistics: buckets are counted and not timed
@@ -251,15 +258,16 @@ class Ddp(Backend):
             # fmt: on
 
 
-def _sums(sizes: Sequence[list[int]], most: Sequence[int], calls: int) -> set[int]:
+@functools.lru_cache(64)
+def _sums(sizes: tuple[tuple[int, ...], ...], most: tuple[int, ...], calls: int) -> frozenset[int]:
     """Returns how many bytes *calls* buckets may have, in every way that whole models add up to them.
 
-    Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times.
+    Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times. The next step asks the same again.
     """
     if prod(times + 1 for times in most) > _MOST_WAYS:
-        return set()
-    return {
+        return frozenset()
+    return frozenset(
         sum(n * sum(own) for n, own in zip(times, sizes, strict=True))
         for times in product(*(range(n + 1) for n in most))
         if sum(n * len(own) for n, own in zip(times, sizes, strict=True)) == calls
-    }
+    )

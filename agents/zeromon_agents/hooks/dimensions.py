@@ -60,7 +60,7 @@ class Dimensions(Backend):
         made = self._stage_made if hasattr(instance, "stage_index") else self._mesh_made
         made(None, None, instance)
 
-    def end_step(self) -> None:
+    def look(self) -> None:
         """Writes the dimensions if meshes, groups, models, optimizers or stages are new."""
         fresh, self._new = self._new, []
         new_names = [self._read(mesh) for ref in fresh if (mesh := ref()) is not None]

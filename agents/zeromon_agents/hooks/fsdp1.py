@@ -90,7 +90,7 @@ class Fsdp1(Backend):
             "nbytes": _unsharded_bytes(handle),
         }
 
-    def end_step(self) -> None:
+    def look(self) -> None:
         """Registers the roots that torch has found in a compiled forward."""
         if not self._made:
             return

@@ -51,7 +51,7 @@ class Batches:
     def __init__(self, context: HookContext) -> None:
         self._context = context
         self._of_models: dict[int, Count] = {}
-        self._of_loader = Count()
+        self._of_loader: Count | None = None
         self.whole = False
         """A pipeline's schedule divides batches: what its stages and loaders have does not count."""
 
@@ -59,9 +59,11 @@ class Batches:
         """Counts what the model with the id *model* is called with."""
         if not torch.is_grad_enabled():
             return
-        found = sizes_of(args, kwargs or {})
-        if found is not None and (model in self._of_models or len(self._of_models) < _MOST_MODELS):
-            self._of_models.setdefault(model, Count()).add(found, _mask(args, kwargs or {}))
+        found, counts = sizes_of(args, kwargs or {}), self._of_models
+        if found is not None and (model in counts or len(counts) < _MOST_MODELS):
+            if model not in counts:
+                counts[model] = Count()
+            counts[model].add(found, _mask(args, kwargs or {}))
 
     def loaded(self, batch: Any) -> int:
         """Counts a batch of a DataLoader; returns its tokens a sequence, 0 where it holds none.
@@ -72,20 +74,22 @@ class Batches:
         found = sizes_of(inputs, {})
         if found is None:
             return 0
+        if self._of_loader is None:
+            self._of_loader = Count()
         self._of_loader.add(found, _mask(inputs, {}))
         return found[1]
 
     def forget(self) -> None:
         """Forgets what was counted since the last step."""
         self._of_models.clear()
-        self._of_loader = Count()
+        self._of_loader = None
 
     def write(self, now: int) -> None:
         """Writes the count of the step that ends: that of the model which received most."""
         counts = self._of_models.values()
         most = max(counts, key=lambda one: (one.positions, one.samples), default=None)
-        count = most or self._of_loader
-        if count.samples and (most is not None or not self.whole):
+        count = most or (None if self.whole else self._of_loader)
+        if count is not None and count.samples:
             # fmt: off
             self._context.write(now, Kind.BATCH, count.padding, 0, 0, 0, 0,
                                 count.samples, count.tokens if count.positions else -1,
@@ -112,13 +116,18 @@ def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if first is None else (int(first[0]), 0)
 
 
+def _is_mapping(value: Any) -> bool:
+    """Whether *value* has names; the question to the abstract class is slow, and most are tensors."""
+    return type(value) is not torch.Tensor and isinstance(value, Mapping)
+
+
 def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields names and values, what is in mappings and lists included; ``input_ids`` first."""
-    for held in (kwargs, *(value for value in args if isinstance(value, Mapping))):
+    for held in (kwargs, *filter(_is_mapping, args)):
         if held.get(_IDS) is not None:
             yield _IDS, held[_IDS]
     for value in args:
-        if isinstance(value, Mapping):
+        if _is_mapping(value):
             yield from value.items()
         elif isinstance(value, (list, tuple)):
             yield from (("", part) for part in value)
@@ -129,6 +138,6 @@ def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _mask(args: Any, kwargs: Mapping[str, Any]) -> Any:
     for held in (kwargs, *args):
-        if isinstance(held, Mapping) and held.get(_MASK) is not None:
+        if _is_mapping(held) and held.get(_MASK) is not None:
             return held[_MASK]
     return None

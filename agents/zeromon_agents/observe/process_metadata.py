@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +22,21 @@ from zeromon_agents.observe.model_metadata import name_of
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _LONGEST, _MOST = 200, 100
+_START_TICKS = 19
+"""The index of the start time among the fields of /proc/PID/stat that follow the program's name."""
 _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 """Methods that return a Work and are no collective."""
+
+
+@functools.cache
+def process_start_ns() -> int:
+    """Returns CLOCK_MONOTONIC of the start of this process; now where /proc does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[_START_TICKS])
+        suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - suspended_ns
+    return time.monotonic_ns()
 
 
 def of_process(autocast: str, allocator: str) -> ProcessMetadata:

@@ -22,7 +22,6 @@ from zeromon_agents.runtime.hook_context import OFF, HookContext
 
 _WORDS = re.compile(r"[a-z0-9]+")
 _OF_ANY = frozenset(("train", "training", "step", "samples", "batch", "total", "global"))
-_OF_ANY = frozenset(("train", "training", "step", "samples", "batch", "total", "global"))
 _OF_LOSS = _OF_ANY | {"loss", "lm"}
 _OF_RATE = _OF_ANY | {"lr", "learning", "rate"}
 _OF_NORM = _OF_ANY | {"grad", "grads", "gradient", "gradients", "norm"}

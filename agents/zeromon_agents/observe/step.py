@@ -12,16 +12,12 @@ then that of forward, and what was communicated meanwhile has been written as of
 
 from __future__ import annotations
 
-import functools
 import numbers
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +28,7 @@ from zeromon_agents.observe.batches import Batches
 from zeromon_agents.observe.beginnings import Beginnings
 from zeromon_agents.observe.evaluation import Evaluation
 from zeromon_agents.observe.goal import Goal
-from zeromon_agents.observe.process_metadata import autocast_dtype
+from zeromon_agents.observe.process_metadata import autocast_dtype, process_start_ns
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
@@ -40,12 +36,12 @@ from zeromon_agents.runtime.patches import Patches
 
 DETAIL_EVERY, _DETAIL_AT = 9, 4
 """Differs from the period of control steps: a control step's neighbours must be ordinary steps."""
+_CONTINUED, _IDLE = int(Flag.CONTINUED), int(Flag.IDLE)
+"""As integers: what an enumeration of flags computes with itself are several calls in Python."""
 _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
 _MOST_LOADER_RECORDS = 32
 _MOST_COUNTS = 64
-_START_TICKS = 19
-"""The index of the start time among the fields of /proc/PID/stat that follow the program's name."""
 
 
 def control_step(step: int, before: int = 0) -> bool:
@@ -60,17 +56,6 @@ def control_step(step: int, before: int = 0) -> bool:
     return step % (_OFTEN if watched < _OFTEN_UNTIL else _SELDOM) == 0
 
 
-@functools.cache
-def process_start_ns() -> int:
-    """Returns CLOCK_MONOTONIC of the start of this process; now where /proc does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[_START_TICKS])
-        suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - suspended_ns
-    return time.monotonic_ns()
-
-
 def steps_taken(optimizer: Any) -> int:
     """Returns the number of steps in *optimizer*'s state; 0 where it keeps none, or on a device."""
     states = getattr(optimizer, "state", {})
@@ -80,6 +65,8 @@ def steps_taken(optimizer: Any) -> int:
 
 def known_number(value: Any) -> float | None:
     """Returns *value* as a float; None where reading it would wait for a device or communicate."""
+    if type(value) is float:
+        return value
     if type(value) is torch.Tensor:
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
     return float(value) if isinstance(value, numbers.Real) else None
@@ -133,6 +120,8 @@ class Steps:
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
         self._loader_written: LoaderMetadata = {}
+        self._loader_seen: tuple[LoaderMetadata, int] = self._loader_settings, 0
+        """Settings and length of the last backward."""
         self._last_micro_steps = self._loader_records = self._length = 0
         """The length: tokens of each sequence in the last batch; 0 for a batch of something else."""
         self.on_start: Callable[[], None] | None = None
@@ -188,7 +177,7 @@ class Steps:
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         if not self._in_pipeline:
             self._may_start(self._forward_from)
-        self._context.phase = self.evaluation.phase or Phase.FORWARD
+        self._context.enter(self.evaluation.phase or Phase.FORWARD)
 
     def forward_seen(self) -> None:
         """Moves the end of the forward phase to now."""
@@ -205,7 +194,7 @@ class Steps:
             self._span(Phase.FORWARD, self._forward_from, self._forward_seen_ns)
             self._forward_from, self._loss_from = 0, self._forward_seen_ns
             self.evaluation.seen()
-            self._context.phase = self._unmarked()
+            self._context.enter(self._unmarked())
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -235,7 +224,7 @@ class Steps:
             self._may_start(now)
         self.in_loop, self._loss_from = True, 0
         self._backward_from = now
-        self._context.phase = Phase.BACKWARD
+        self._context.enter(Phase.BACKWARD)
 
     def backward_ends(self) -> None:
         """Ends the backward phase and counts a micro-step."""
@@ -246,10 +235,10 @@ class Steps:
         self.micro_steps += not again
         self._counted = True
         self._free_since = time.monotonic_ns()
-        flags = Flag.CONTINUED if again else Flag(0)
+        flags = _CONTINUED if again else 0
         self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
-        self._context.phase = Phase.OTHER
+        self._context.enter(Phase.OTHER)
 
     # ---- pipeline -----------------------------------------------------------------------------
 
@@ -325,7 +314,7 @@ class Steps:
         if outcome is None:
             self._span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
             self._optimizer_from = 0
-            self._context.phase = Phase.OTHER
+            self._context.enter(Phase.OTHER)
             return
         self._end_step(outcome, engine, taken)
 
@@ -333,7 +322,7 @@ class Steps:
         if self._context.mode != OFF:
             self._close_forward()
             self._optimizer_from = time.monotonic_ns()
-            self._context.phase = Phase.OPTIMIZER
+            self._context.enter(Phase.OPTIMIZER)
 
     def _inner_optimizer_begins(self) -> None:
         """Starts the phase of an offloaded optimizer within a DeepSpeed engine's step."""
@@ -341,14 +330,14 @@ class Steps:
             now = time.monotonic_ns()
             self._span(Phase.OPTIMIZER, self._optimizer_from, now)
             self._optimizer_from = self._cpu_optimizer_from = now
-            self._context.phase = Phase.CPU_OPTIMIZER
+            self._context.enter(Phase.CPU_OPTIMIZER)
 
     def _inner_optimizer_ends(self) -> None:
         if self._cpu_optimizer_from:
             now = time.monotonic_ns()
             self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now)
             self._optimizer_from, self._cpu_optimizer_from = now, 0
-            self._context.phase = Phase.OPTIMIZER
+            self._context.enter(Phase.OPTIMIZER)
 
     def _end_step(
         self, outcome: Outcome = Outcome.APPLIED, engine: int = 0, taken: int = 0
@@ -365,14 +354,14 @@ class Steps:
         self._before_step_mark(context.step + 1)
         now = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
         context.unit = 0
-        flags = Flag.IDLE if context.mode == IDLE else Flag(0)
+        flags = _IDLE if context.mode == IDLE else 0
         # an engine that steps twice without a backward has taken two steps
         again = engine and engine == self._last_engine
         if self.micro_steps or not context.step or again:
             context.step += 1
             self._last_micro_steps = self.micro_steps
         else:  # no backward since the last optimizer: a second optimizer of the same step
-            flags |= Flag.CONTINUED
+            flags |= _CONTINUED
         self.batches.write(now)
         # fmt: off
         context.write(now, Kind.STEP, outcome, 0, flags, 0, 0,
@@ -380,7 +369,7 @@ class Steps:
         # fmt: on
         self.step_start_ns = self._free_since = now
         self.micro_steps = self._loss_from = 0
-        context.phase = self._unmarked()
+        context.enter(self._unmarked())
         self._last_engine = engine
         following = context.step + 1
         if context.mode != OFF:  # another thread may have switched the agent off
@@ -415,7 +404,7 @@ class Steps:
             self._loss_from = 0
             self._data_from = time.monotonic_ns()
             self.evaluation.batch_requested(self._data_from, self.in_loop and not self.micro_steps)
-            self._context.phase = Phase.DATA_WAIT
+            self._context.enter(Phase.DATA_WAIT)
 
     def data_ends(self) -> None:
         """Ends the data wait."""
@@ -425,7 +414,7 @@ class Steps:
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
-            self._context.phase = self._unmarked()  # also of a later micro-step: it has a batch
+            self._context.enter(self._unmarked())  # also of a later micro-step: it has a batch
 
     def _unmarked(self) -> Phase:
         """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
@@ -488,6 +477,10 @@ class Steps:
         A loader that no backward follows is one of an evaluation. A script makes a new iterator each
         epoch, and may alternate between two loaders, so the number of records is bounded.
         """
+        settings, length = self._loader_seen
+        if settings is self._loader_settings and length == self._length:
+            return
+        self._loader_seen = self._loader_settings, self._length
         written = self._loader_written
         same_length = written.get("length", self._length) == self._length
         loader: LoaderMetadata = {

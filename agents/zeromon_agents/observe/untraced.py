@@ -83,17 +83,14 @@ class UntracedCollectives:
     ) -> None:
         group.explained += missing
         found = self.dispatched.take(group)
-        listed = (
-            self._from_flight_recorder(group, flight, text_of(pg, "group_name")) if flight else {}
-        )
         sent = self._reducers(group.id, missing)
-        why = Untimed.IN_CPP if sent is None else Untimed.REDUCER
-        if sum(calls for calls, _ in found.values()) == missing:
+        why, named = (Untimed.IN_CPP, []) if sent is None else (Untimed.REDUCER, sent)
+        if flight:
+            listed = self._from_flight_recorder(group, flight, text_of(pg, "group_name"))
+            if sum(calls for calls, _ in listed.values()) == missing:
+                named = [(op, _likely_phase(op), *sums) for op, sums in listed.items()]
+        if found and sum(calls for calls, _ in found.values()) == missing:
             named = [(*key, *sums) for key, sums in found.items()]
-        elif sum(calls for calls, _ in listed.values()) == missing:
-            named = [(op, _likely_phase(op), *sums) for op, sums in listed.items()]
-        else:
-            named = sent or []
         if not named:
             named, why = [(Op.NONE, Phase.OTHER, missing, 0)], Untimed.IN_CPP
         now = time.monotonic_ns()

@@ -40,10 +40,10 @@ from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
-from zeromon_agents.observe.process_metadata import of_process
+from zeromon_agents.observe.process_metadata import of_process, process_start_ns
 from zeromon_agents.observe.scalars import Scalars
 from zeromon_agents.observe.stall_detector import StallDetector
-from zeromon_agents.observe.step import Steps, process_start_ns
+from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
 from zeromon_agents.observe.trackers import Trackers
@@ -60,6 +60,7 @@ from zeromon_agents.runtime.rendezvous import Rendezvous
 _HEARTBEAT_SECONDS = 1.0
 _COLLECTOR_CHECK_EVERY = 5
 _HUNG_AFTER_NS = 5_000_000_000
+_LOOKS_AT_EACH, _LOOKS_EVERY_NS = 20, 100_000_000
 
 
 def _job() -> str:
@@ -122,18 +123,17 @@ class Agent:
         untraced = UntracedCollectives(context, self.collectives, self.backends.reducers_sent)
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         self._counting = (
-            guarded(self.collectives.flush_step), guarded(self.functional.flush_step),
-            guarded(self.transfers.flush), self.backends.end_step,
+            self.collectives.flush_step, self.functional.flush_step, self.transfers.flush,
+            *self.backends.ends,
         )  # fmt: skip
-        self._sampling = tuple(
-            map(guarded, (self.device.poll, self.host.sample, self.allocator.sample))
-        )
+        self._sampling = (self.host.sample,)
+        self._sampling_device = (self.device.poll, self.allocator.sample)
         self._accounting = guarded(untraced.account)
         self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
         self._metadata: dict[str, Any] = {}
         self._compiled, self._trackers = Compiled(), Trackers()
-        self._describe_from, self._wrote_process = 0, False
+        self._describe_from, self._wrote_process, self._looks_from_ns = 0, False, 0
         self._device_index: int | None = None
         self._hang_written_of = self._census_of = -1
         self._stopping = threading.Event()
@@ -287,7 +287,8 @@ class Agent:
             self.census.take()
 
     def _backward_begins(self) -> None:
-        if self.context.mode == ON:
+        """Samples the device's memory; a device that comes later is met at the end of its first step."""
+        if self.context.mode == ON and (self.allocator.kind or not self.context.step):
             self._write_device_metadata(training=True)
             self.allocator.sample_tensors()
 
@@ -321,20 +322,32 @@ class Agent:
 
     def _before_step_mark(self, step: int) -> None:
         watched = step - self.context.steps_before
-        self._count(watched)
-        if self.context.mode == IDLE or accelerator.capturing():
+        looks = self._count(watched)
+        device = accelerator.ready()
+        if self.context.mode == IDLE or (device and device.is_current_stream_capturing()):
             return
-        self._describing(watched)
+        if looks:
+            self._describing(watched)
         if watched == WARM_UP_STEPS:
             self.collectives.end_warm_up()
-        for sample in self._sampling:
-            sample()
+        self.guard.run(self._sampling)
+        if device:
+            self.guard.run(self._sampling_device)
 
-    def _count(self, watched: int) -> None:
-        """Writes what was counted since the last call: by the hooks, and by the groups themselves."""
-        for count in self._counting:
-            count()
+    def _count(self, watched: int) -> bool:
+        """Writes what was counted since the last call: by the hooks, and by the groups themselves.
+
+        Returns whether it looked for what seldom changes: in each of the first steps, then at most ten
+        times a second.
+        """
+        self.guard.run(self._counting)
         self._accounting(watched)
+        now = time.monotonic_ns()
+        looks = watched <= _LOOKS_AT_EACH or now >= self._looks_from_ns
+        if looks:
+            self._looks_from_ns = now + _LOOKS_EVERY_NS
+            self.guard.run(self.backends.looks)
+        return looks
 
     def _count_the_rest(self) -> None:
         """Writes what was counted since the last step: there may be no other step to do it."""
@@ -342,6 +355,7 @@ class Agent:
         if self._stopping.is_set():
             self.context.mode = OFF  # before the counts are read: the loop may run meanwhile
         if mode != OFF and not self.steps.attached_mid_step:
+            self._looks_from_ns = 0
             self._count(self.context.step + 1 - self.context.steps_before)
 
     # ---- every second -------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Bootstrap:
     def _set_up(self, joined_from_ns: int, joined_ns: int) -> dict[str, int]:
         """Returns the nanoseconds of each known part of the set-up until now."""
         from zeromon.ring.codes import SetUp
-        from zeromon_agents.observe.step import process_start_ns
+        from zeromon_agents.observe.process_metadata import process_start_ns
 
         known = {
             SetUp.PROCESS_GROUPS: joined_ns - joined_from_ns,

@@ -8,7 +8,7 @@ more call would cost too much, by ``except Guard.CAUGHT`` and :meth:`Guard.note`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec
 
 P = ParamSpec("P")
@@ -42,6 +42,14 @@ class Guard:
             return None
         self._reported = True
         return f"zeromon: a hook failed and training goes on without it ({self.first})"
+
+    def run(self, hooks: Iterable[Callable[[], Any]]) -> None:
+        """Calls *hooks* one after the other; the failure of one does not affect the others."""
+        for hook in hooks:
+            try:
+                hook()
+            except Guard.CAUGHT as error:  # noqa: PERF203
+                self.note(error, hook.__qualname__)
 
     def guarded(self, hook: Callable[P, Any]) -> Callable[P, None]:
         """Returns *hook* wrapped so that it counts its errors and raises none of them."""

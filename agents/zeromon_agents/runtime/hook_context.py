@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Flag, Kind, Phase, head, place
+from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Phase, head, place
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
 
@@ -37,19 +37,46 @@ HELD_NS is how long the issuing call blocked the caller, or -1 for a synchronous
 to its end."""
 
 
+_PHASE_WORDS, _AHEAD_WORD = [head(0, phase=phase) for phase in Phase], head(0, flags=Flag.AHEAD)
+
+
+_Fields = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
+
+
+def _writer(ring: RingWriter) -> _Fields:
+    """Returns what writes a record; a unit as :meth:`HookContext.unit_id` returns it.
+
+    Between two hooks the training displaces what the last one had in the caches, so that each Python
+    function is as slow as at its first call. This is one function; hooks of collectives have none.
+    """
+    following, pack, records, mask = ring.slots
+    muted = ring.muted
+
+    # fmt: off
+    def write(t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
+              a: int, b: int, c: int, d: int) -> None:
+        if not muted:
+            n = following()
+            pack(records, (n & mask) * RECORD_SIZE, n, t_ns,
+                 kind | op << 8 | phase << 16 | flags << 24, group | unit, a, b, c, d, n)
+    # fmt: on
+
+    return write
+
+
 class HookContext:
     """The state that hooks read and write; one per process."""
 
     __slots__ = (
-        "_ahead",
-        "_phase",
         "_units",
+        "ahead",
         "calls",
         "detailed",
         "engine",
         "guard",
         "head_word",
         "mode",
+        "phase",
         "ring",
         "sampled_calls",
         "sampled_ns",
@@ -59,11 +86,13 @@ class HookContext:
         "thread",
         "timing",
         "unit",
+        "write",
     )
 
     def __init__(self, ring: RingWriter, guard: Guard) -> None:
         self.ring = ring
         self.guard = guard
+        self.write = _writer(ring)
         self.mode = OFF
         self.calls = 0
         """Calls of functions that :func:`~zeromon_agents.runtime.around.around` wraps."""
@@ -77,8 +106,10 @@ class HookContext:
         """Whether this step also takes the samples that are too expensive for every step."""
         self.timing = False
         """Whether the wrapped calls of this step are timed."""
-        self._phase: int = Phase.OTHER
-        self._ahead = False
+        self.phase: int = Phase.OTHER
+        """The phase of the step; :meth:`enter` changes it, and :attr:`head_word` with it."""
+        self.ahead = False
+        """Whether a collective issued now is a prefetch; :meth:`prefetch` changes it."""
         self.head_word = 0
         """Phase and flags of a collective issued now, at their places in a record's head."""
         self.engine = 0
@@ -103,25 +134,15 @@ class HookContext:
         is_python = listed is not None and type(listed) is not threading._DummyThread
         return is_python and self.thread not in (0, caller)
 
-    @property
-    def phase(self) -> int:
-        """The phase of the step; hot hooks read :attr:`head_word` instead."""
-        return self._phase
+    def enter(self, phase: int) -> None:
+        """Begins *phase* of the step."""
+        self.phase = phase
+        self.head_word = _PHASE_WORDS[phase] | (_AHEAD_WORD if self.ahead else 0)
 
-    @phase.setter
-    def phase(self, phase: int) -> None:
-        self._phase = phase
-        self.head_word = head(0, 0, phase, Flag.AHEAD if self._ahead else 0)
-
-    @property
-    def ahead(self) -> bool:
-        """Whether a collective issued now is a prefetch."""
-        return self._ahead
-
-    @ahead.setter
-    def ahead(self, ahead: bool) -> None:
-        self._ahead = ahead
-        self.phase = self._phase
+    def prefetch(self, *, ahead: bool) -> None:
+        """Says whether collectives issued from now on are prefetches."""
+        self.ahead = ahead
+        self.enter(self.phase)
 
     def unit_id(self, fqn: str, describe: dict[str, Any]) -> int:
         """Returns the id of the unit *fqn* at its place in records; 0 when the name table is full."""
@@ -165,14 +186,6 @@ class HookContext:
         """Stores *text* and returns its id, which a record can carry; 0 when the name table is full."""
         return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
 
-    # fmt: off
-    def write(self, t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
-              a: int, b: int, c: int, d: int) -> None:
-        """Writes a record; *unit* as :meth:`unit_id` returns it. Hot paths pack it themselves."""
-        self.ring.write(t_ns, head(kind, op, phase, flags), group | unit, a, b, c, d)
-    # fmt: on
-
     def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
         """Writes a record of the current time, phase and unit, from a hook off the hot path."""
-        now = time.monotonic_ns()
-        self.ring.write(now, head(kind, op, self.phase), self.unit, a, b, c, d)
+        self.write(time.monotonic_ns(), kind, op, self.phase, 0, 0, self.unit, a, b, c, d)

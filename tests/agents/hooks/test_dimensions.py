@@ -109,7 +109,7 @@ def test_dimensions_stay_when_the_script_has_destroyed_its_groups() -> None:
         collectives=SimpleNamespace(groups={1: None}), dimensions=lambda: [{"name": "pp"}],
         context=SimpleNamespace(add_metadata=lambda **sent: written.append(sent)),
     )  # fmt: skip
-    Dimensions.end_step(kept)
+    Dimensions.look(kept)
     kept.collectives.groups, kept.dimensions = {}, list
-    Dimensions.end_step(kept)
+    Dimensions.look(kept)
     assert written == [{"dimensions": [{"name": "pp"}]}]

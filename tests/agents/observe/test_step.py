@@ -10,7 +10,8 @@ import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode
-from zeromon_agents.observe.step import Steps, process_start_ns
+from zeromon_agents.observe.process_metadata import process_start_ns
+from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
 

@@ -114,7 +114,7 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
     pg.issue("ALLGATHER_INTO_TENSOR_COALESCED", [part], [whole])
     pg.issue("REDUCE_SCATTER_BASE", [whole], [part])
     pg.issue("GATHER", [part], [])
-    context.phase = Phase.FORWARD
+    context.enter(Phase.FORWARD)
     pg.issue("BROADCAST", [part], [])
     assert dispatched.take(group) == {
         (Op.ALL_REDUCE, Phase.BACKWARD): (1, 16),

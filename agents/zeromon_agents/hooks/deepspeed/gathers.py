@@ -53,7 +53,7 @@ class Gathers:
         engine = self._engines.by_parameter(first.ds_id)
         if ahead and engine is not None:
             context.unit = engine.owners[first.ds_id]
-        context.ahead = ahead
+        context.prefetch(ahead=ahead)
         nbytes = self._add_gathered(wanted)
         # fmt: off
         context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.UNSHARD, context.phase,
@@ -67,7 +67,7 @@ class Gathers:
     def gather_ends(self, *_: Any) -> None:
         """Ends the gather; a collective issued after it is no prefetch."""
         if self._context.ahead:
-            self._context.ahead = False
+            self._context.prefetch(ahead=False)
 
     def release_ends(self, _: None, result: Any, __: Any, module: Any, *___: Any) -> None:
         """Writes that *module* was partitioned, where it freed anything."""
