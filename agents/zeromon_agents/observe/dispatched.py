@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from zeromon.ring.events import Op
 from zeromon.ring.torch_names import operation_named
 from zeromon_agents.hooks.process_groups import Group
@@ -33,14 +31,18 @@ class Dispatched:
 
     def __init__(self, context: HookContext) -> None:
         self._context = context
-        self._exist = hasattr(torch._C._distributed_c10d.ProcessGroup, "register_pre_hook")
+        self._asked: set[int] = set()
+        """The groups that were watched, also where torch has no such hooks."""
         self._groups: dict[int, Group] = {}
         self._calls: dict[int, Named] = {}
         self._bytes: dict[int, Named] = {}
 
     def watch(self, group: Group, pg: Any) -> None:
         """Registers the hook on *pg*, once; a torch without such hooks is left alone."""
-        if self._exist and group.id not in self._groups:
+        if group.id in self._asked:
+            return
+        self._asked.add(group.id)
+        if hasattr(pg, "register_pre_hook"):
             self._calls[group.id], self._bytes[group.id] = Counter(), Counter()
             pg.register_pre_hook(_HOOK_ID, self._hook(group))
             self._groups[group.id] = group

@@ -101,8 +101,8 @@ class Steps:
         self._device_type = device_type
         self.autocast = ""
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
-        self._forward_from = self._forward_seen_ns = self._data_from = 0
-        self._backward_depth = self._backward_from = 0
+        self._forward_from = self._forward_seen_ns = self._data_from = self._backward_from = 0
+        self._backward_depth = 0
         self._in_pipeline = False
         """Whether a pipeline's schedule runs: its micro-batches are one micro-step."""
         self._counted = False
@@ -120,8 +120,7 @@ class Steps:
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
         self._loader_written: LoaderMetadata = {}
-        self._loader_seen: tuple[LoaderMetadata, int] = self._loader_settings, 0
-        """Settings and length of the last backward."""
+        self._loader_seen = self._loader_settings, 0  # at the last backward, with the length
         self._last_micro_steps = self._loader_records = self._length = 0
         """The length: tokens of each sequence in the last batch; 0 for a batch of something else."""
         self.on_start: Callable[[], None] | None = None

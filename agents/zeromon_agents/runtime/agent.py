@@ -96,8 +96,7 @@ class Agent:
         self.device = DeviceTimer(context)
         self.collectives = Collectives(context, self.device)
         self.functional = Functional(context, self.collectives, self.device)
-        before_mark = context.timed(self._before_step_mark)
-        clear = self.collectives.counts.clear
+        before_mark, clear = context.timed(self._before_step_mark), self.collectives.counts.clear
         self.steps = Steps(context, before_mark, clear, self.device.device_type)
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
@@ -122,10 +121,8 @@ class Agent:
         )
         untraced = UntracedCollectives(context, self.collectives, self.backends.reducers_sent)
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
-        self._counting = (
-            self.collectives.flush_step, self.functional.flush_step, self.transfers.flush,
-            *self.backends.ends,
-        )  # fmt: skip
+        flushes = self.collectives.flush_step, self.functional.flush_step, self.transfers.flush
+        self._counting = (*flushes, *self.backends.ends)
         self._sampling = (self.host.sample,)
         self._sampling_device = (self.device.poll, self.allocator.sample)
         self._accounting = guarded(untraced.account)

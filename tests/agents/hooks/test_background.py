@@ -13,6 +13,7 @@ from support import Node, train_command
 from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
+from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import Done, Flag, Issued, Op, Phase
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
@@ -74,16 +75,9 @@ def test_what_a_thread_waits_for_is_in_flight_only_where_training_stands_still()
     assert sum(totals.duration_ns for totals in state.ops.values()) == 7 * SECOND
 
 
-class Ring:
-    """As much of a ring as a context needs."""
-
-    def name(self, *_: object) -> int:
-        return 1
-
-
-def test_the_threads_of_a_program_are_apart_and_those_of_autograd_are_not() -> None:
+def test_the_threads_of_a_program_are_apart_and_those_of_autograd_are_not(tmp_path: Path) -> None:
     """Autograd's threads are C++ ones, also once Python has been asked about them."""
-    context = HookContext(Ring(), Guard())  # type: ignore[arg-type]
+    context = HookContext(RingWriter(tmp_path / "0.ring", rank=0, capacity=64), Guard())
     found: dict[str, bool] = {}
 
     def look() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from support import Node, train_command
 from torch import nn
 
 from zeromon.diagnosis.engine import advise
+from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Scalar
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
 from zeromon_agents.observe.beginnings import checksum
@@ -45,9 +47,13 @@ def test_a_checksum_is_of_what_is_on_the_cpu_alone() -> None:
     assert checksum([torch.ones(8, 8).t(), nn.Parameter(torch.ones(1))]) is not None
 
 
-def test_a_loss_without_a_value_of_its_own_is_left_alone() -> None:
+def made_context(folder: Path) -> HookContext:
+    return HookContext(RingWriter(folder / "0.ring", rank=0, capacity=64), Guard())
+
+
+def test_a_loss_without_a_value_of_its_own_is_left_alone(tmp_path: Path) -> None:
     """That of a backward within vmap; and numbers of loggers that are on a device."""
-    context, steps = HookContext(None, Guard()), SimpleNamespace()  # type: ignore[arg-type]
+    context, steps = made_context(tmp_path), SimpleNamespace()
     scalars = Scalars(context, steps)  # type: ignore[arg-type]
 
     def penalty(x: torch.Tensor) -> torch.Tensor:
@@ -59,13 +65,14 @@ def test_a_loss_without_a_value_of_its_own_is_left_alone() -> None:
     context.mode = ON
     scalars.give_named("loss", torch.ones((), device="meta"))
     scalars.give_named(3, 1.0)
-    assert context.guard.errors == 0  # and nothing was written: there is no ring
+    assert context.guard.errors == 0
+    assert RingReader(context.ring.path).read() == []
 
 
-def test_a_model_that_is_made_without_zero_init_is_built_whole() -> None:
+def test_a_model_that_is_made_without_zero_init_is_built_whole(tmp_path: Path) -> None:
     """The bytes of the parameters that have no ``ds_id`` before the engine is made."""
     services: Any = SimpleNamespace(
-        context=HookContext(None, Guard()),  # type: ignore[arg-type]
+        context=made_context(tmp_path),
         census=SimpleNamespace(take=None),
         steps=SimpleNamespace(initializing=0),
         device=None,

@@ -19,6 +19,7 @@ from virtual_device import VirtualDevice
 from zeromon_agents.observe import accelerator, trace_capture
 from zeromon_agents.observe.census import census_step
 from zeromon_agents.runtime.agent import Agent
+from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON
 
 
@@ -110,11 +111,18 @@ def test_the_device_of_a_rank_is_that_of_its_training_thread(
 def test_the_end_of_a_step_in_a_capture_asks_nothing_of_the_device(device: VirtualDevice) -> None:
     """A graph of a whole step contains the optimizer: it is counted, not sampled, and has no census."""
     called: list[str] = []
+
+    def count(_: int) -> bool:
+        called.append("count")
+        return True
+
     one = agent(
         [],
-        _count=lambda _: called.append("count"),
+        guard=Guard(),
+        _count=count,
         _describing=lambda _: called.append("describe"),
         _sampling=(lambda: called.append("sample"),),
+        _sampling_device=(lambda: called.append("device"),),
         _census_of=0,
         census=SimpleNamespace(take=lambda: called.append("census")),
         models=SimpleNamespace(register_optimizer=lambda _: None),
@@ -128,7 +136,7 @@ def test_the_end_of_a_step_in_a_capture_asks_nothing_of_the_device(device: Virtu
     assert called == ["count"]
     Agent._optimizer_begins(one, None)
     Agent._before_step_mark(one, 2)
-    assert called == ["count", "census", "count", "describe", "sample"]
+    assert called == ["count", "census", "count", "describe", "sample", "device"]
 
 
 def test_a_trace_begins_after_the_capture(device: VirtualDevice) -> None:

@@ -114,7 +114,7 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
     pg.issue("ALLGATHER_INTO_TENSOR_COALESCED", [part], [whole])
     pg.issue("REDUCE_SCATTER_BASE", [whole], [part])
     pg.issue("GATHER", [part], [])
-    context.enter(Phase.FORWARD)
+    context.phase = Phase.FORWARD
     pg.issue("BROADCAST", [part], [])
     assert dispatched.take(group) == {
         (Op.ALL_REDUCE, Phase.BACKWARD): (1, 16),
@@ -137,13 +137,13 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
 
 def test_buckets_of_several_models_are_told_apart_or_left_unknown() -> None:
     """Three buckets of 10 B and one of 7 B: four calls are one round of each."""
-    models, once = [[10, 10, 10], [7]], [1, 1]
+    models, once = ((10, 10, 10), (7,)), (1, 1)
     assert ddp._sums(models, once, 4) == {37}
     assert ddp._sums(models, once, 3) == {30}
     assert ddp._sums(models, once, 2) == set()
-    assert ddp._sums(models, [1, 3], 3) == {30, 21}
-    assert ddp._sums([[7]], [4], 3) == {21}
-    assert ddp._sums(models, [100, 100], 3) == set()
+    assert ddp._sums(models, (1, 3), 3) == {30, 21}
+    assert ddp._sums(((7,),), (4,), 3) == {21}
+    assert ddp._sums(models, (100, 100), 3) == set()
     assert "self._has_rebuilt_buckets = True" in inspect.getsource(DistributedDataParallel)
 
 
