@@ -1,18 +1,20 @@
-"""Step time with and without the agent: `bench_step.py [STEPS [steps]]`.
+"""Step time with and without the agent: `bench_step.py [STEPS [large|small|whole ...]]`.
 
-Three comparisons, each beside what the agent says itself:
+Three comparisons, by default all:
 
-* two gloo ranks, steps of 100 ms and more, the agent switched on and off from step to step: the time of
-  a step, and the CPU time of rank 0, which a neighbour on the machine disturbs less. Beside them stands
-  what the same arithmetic says of steps without the agent against steps without it. With 400 steps the
-  interval is about 1 %, with 6,000 (half an hour) 0.3 %;
-* one rank with a small model, switched in the same way: the cost is a large share of such a step, and no
-  other rank adds noise, so the accounted cost can be held against it;
-* whole runs of the same in turns, with, without, without, with.
+* large: two gloo ranks, steps of 100 ms and more, the agent switched on and off from step to step: the
+  time of a step, and the CPU time of rank 0, which a neighbour on the machine disturbs less. Beside them
+  stands what the same arithmetic says of steps without the agent against steps without it. On an idle
+  machine the interval is about 1 % with 400 steps, and 0.3 % with 6,000 (half an hour);
+* small: the same with a small model, of which many more steps fit into the same time, on one rank and on
+  two. The agent does the same in such a step, so its cost is known to a millisecond within minutes. What
+  the agent accounts for stands beside it;
+* whole: whole runs of one rank in turns, with, without, without, with.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -56,7 +58,7 @@ def without_errors(result: Result) -> Result:
 
 Step = tuple[int, int, int, int]
 """Mode, duration, what the agent accounts for, and CPU time of the process, in nanoseconds."""
-DURATION, CPU = 1, 3
+DURATION, ACCOUNTED, CPU = 1, 2, 3
 
 
 def quads(steps: list[Step]) -> list[list[Step]]:
@@ -107,16 +109,20 @@ def alternating(strategy: str, steps: int) -> dict[str, float]:
     return found
 
 
-def small(strategy: str, steps: int) -> dict[str, Any]:
-    """One rank: what a step costs more with the agent, and what the agent accounts for."""
-    fours = quads(train(strategy, 1, steps, SMALL))
-    more = [(a[1] + d[1] - b[1] - c[1]) / 2 for a, b, c, d in fours]
-    said = [(a[2] + d[2] - b[2] - c[2]) / 2 for a, b, c, d in fours]
+def small(strategy: str, ranks: int, steps: int) -> dict[str, Any]:
+    """What the agent adds to a step, in time and in CPU time, and what it accounts for itself."""
+    fours = quads(train(strategy, ranks, steps, SMALL))
+
+    def more(n: int) -> list[float]:
+        return [(a[n] + d[n] - b[n] - c[n]) / 2e3 for a, b, c, d in fours]
+
     return {
-        "step_us": trimmed([(b[1] + c[1]) / 2 for _, b, c, _ in fours]) / 1e3,
-        "cost_us": trimmed(more) / 1e3,
-        "cost_interval_us": [bound / 1e3 for bound in interval(more)],
-        "accounted_us": statistics.fmean(said) / 1e3,
+        "step_us": trimmed([(b[DURATION] + c[DURATION]) / 2e3 for _, b, c, _ in fours]),
+        "cost_us": trimmed(more(DURATION)),
+        "cost_interval_us": interval(more(DURATION)),
+        "cpu_us": trimmed(more(CPU)),
+        "cpu_interval_us": interval(more(CPU)),
+        "accounted_us": statistics.fmean(more(ACCOUNTED)),
     }
 
 
@@ -133,40 +139,65 @@ def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
     return {"ratio": statistics.fmean(ratios), "ratios": ratios, "alike": alike}
 
 
+def compare_large(strategy: str, steps: int) -> None:
+    """Prints and keeps the comparison of large steps."""
+    row = alternating(strategy, steps)
+    print(
+        f"{strategy:6} two ranks, step {row['step_ms']:.0f} ms: "
+        f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; "
+        f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%}), "
+        f"CPU {row['cpu_on_off']:+.2%} ±{row['cpu_on_off_noise']:.2%} "
+        f"(off against off {row['cpu_off_off']:+.2%} ±{row['cpu_off_off_noise']:.2%})",
+        flush=True,
+    )
+    keep(f"{strategy}, agent", row["on_off"], "of a step", noise=row["on_off_noise"])
+    keep(f"{strategy}, agent, CPU", row["cpu_on_off"], "of a step", noise=row["cpu_on_off_noise"])
+
+
+def compare_small(strategy: str, steps: int) -> None:
+    """Prints and keeps the comparison of small steps, on one rank and on two."""
+    for ranks in (1, 2):
+        row = small(strategy, ranks, steps * SMALL_STEPS)
+        times = []
+        for what, name in (("cost", "agent"), ("cpu", "CPU")):
+            low, high = row[f"{what}_interval_us"]
+            times.append(f"{name} {row[f'{what}_us']:.0f} us ({low:.0f} to {high:.0f})")
+            title = f"{strategy}, {name}, {'one rank' if ranks == 1 else 'two ranks'}"
+            keep(title, row[f"{what}_us"], "us", noise=(high - low) / 2)
+        print(
+            f"{strategy:6} ranks: {ranks}, step {row['step_us'] / 1e3:.1f} ms: {', '.join(times)}, "
+            f"accounted {row['accounted_us']:.0f} us",
+            flush=True,
+        )
+
+
+def compare_whole(strategy: str, steps: int) -> None:
+    """Prints the comparison of whole runs."""
+    row = whole_runs(strategy, steps)
+    ratios = ", ".join(f"{ratio:+.1%}" for ratio in row["ratios"])
+    print(
+        f"{strategy:6} whole runs of one rank: {row['ratio']:+.1%} ({ratios}); "
+        f"without against without up to {max(row['alike']):.1%}",
+        flush=True,
+    )
+
+
+COMPARISONS = {"large": compare_large, "small": compare_small, "whole": compare_whole}
+
+
 def main() -> None:
-    """Prints three lines a strategy."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
+    """Makes the comparisons of each strategy."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("steps", nargs="?", type=int, default=STEPS)
+    parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
+    words = parser.parse_args()
+    if not set(words.comparisons) <= COMPARISONS.keys():
+        parser.error(f"the comparisons are {', '.join(COMPARISONS)}")
     for strategy in PROGRAMS:
-        row = alternating(strategy, steps)
-        print(
-            f"{strategy:6} two ranks, step {row['step_ms']:.0f} ms: "
-            f"agent {row['on_off']:+.2%} ±{row['on_off_noise']:.2%} (target 0.5 %; "
-            f"off against off {row['off_off']:+.2%} ±{row['off_off_noise']:.2%}), "
-            f"CPU {row['cpu_on_off']:+.2%} ±{row['cpu_on_off_noise']:.2%} "
-            f"(off against off {row['cpu_off_off']:+.2%} ±{row['cpu_off_off_noise']:.2%})",
-            flush=True,
-        )
-        keep(f"{strategy}, agent", row["on_off"], "of a step", noise=row["on_off_noise"])
-        keep(
-            f"{strategy}, agent, CPU", row["cpu_on_off"], "of a step", noise=row["cpu_on_off_noise"]
-        )
-        row |= small(strategy, steps * SMALL_STEPS)
-        low, high = row["cost_interval_us"]
-        print(
-            f"{'':6} one rank, step {row['step_us'] / 1e3:.1f} ms: agent {row['cost_us']:.0f} us "
-            f"({low:.0f} to {high:.0f}), accounted {row['accounted_us']:.0f} us",
-            flush=True,
-        )
-        keep(f"{strategy}, agent, one rank", row["cost_us"], "us", noise=(high - low) / 2)
-        if "steps" in sys.argv:
-            continue
-        row |= whole_runs(strategy, steps)
-        ratios = ", ".join(f"{ratio:+.1%}" for ratio in row["ratios"])
-        print(
-            f"{'':6} whole runs of one rank: {row['ratio']:+.1%} ({ratios}); "
-            f"without against without up to {max(row['alike']):.1%}",
-            flush=True,
-        )
+        for name in words.comparisons or COMPARISONS:
+            COMPARISONS[name](strategy, words.steps)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Bench(NamedTuple):
 
 OURS = (
     Bench("bench_hooks.py", 0.3),
-    Bench("bench_imports.py 5", 0.5),
+    Bench("bench_imports.py 3", 0.4),
     Bench("bench_census.py", 0.2, rounds=3),
     Bench("bench_collector.py", 0.4),
     Bench("bench_exposition.py 8 80", 0.2),
@@ -59,7 +59,7 @@ OURS = (
     Bench("truth/ours.py", 1.2),
     Bench("bench_exposed.py ddp", 0.8),
     Bench("bench_pipeline.py", 1.1),
-    Bench("bench_step.py 80 steps", 2),
+    Bench("bench_step.py 50 small", 2.5),
     Bench("bench_stragglers.py 0.2", 1.5),
     Bench("bench_tui.py ours", 2.9),
     Bench("bench_dash.py", 2.1),

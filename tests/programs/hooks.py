@@ -163,16 +163,18 @@ def optimizer_raises() -> dict:
 
 
 def sample_fails() -> dict:
-    """A sample that cannot be taken costs no step."""
+    """A sample that cannot be taken costs no step, and no other sample."""
     begin()
     zeromon_agents.start()
-    agent()._sampling = (agent().guard.guarded(lambda: 1 / 0),)
+    others: list[int] = []
+    agent()._sampling = (lambda: 1 / 0, lambda: others.append(agent().context.step))
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    return {"steps": agent().context.step, "errors": agent().guard.errors}
+    errors = agent().guard.errors
+    return {"steps": agent().context.step, "errors": errors, "others": others}
 
 
 def mesh() -> dict:

@@ -100,10 +100,10 @@ class Backend:
         return None
 
     def end_step(self) -> None:
-        """Runs at the end of each step, control steps included, on the training thread."""
+        """Runs at the end of each step, control steps included, and before the counts end."""
 
     def look(self) -> None:
-        """Looks for what is new, on the training thread: see :meth:`~.runtime.agent.Agent._count`."""
+        """Looks for what is new: see :meth:`~.runtime.agent.Agent._look`. Also before groups end."""
 
     def stop(self) -> None:
         """Undoes what the backend changed besides patches."""

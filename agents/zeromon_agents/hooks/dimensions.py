@@ -81,7 +81,11 @@ class Dimensions(Backend):
     # ---- hooks --------------------------------------------------------------------------------
 
     def _mesh_made(self, _: None, result: Any, mesh: Any, *__: Any) -> None:
-        if result is not RAISED and len(self._new) < _MOST_PENDING:
+        if result is RAISED:
+            return
+        if len(self._new) >= _MOST_PENDING:  # most are slices that are gone
+            self._new = [ref for ref in self._new if ref() is not None]
+        if len(self._new) < _MOST_PENDING:
             self._new.append(weakref.ref(mesh))
 
     def _stage_made(self, _: None, result: Any, stage: Any, *__: Any) -> None:

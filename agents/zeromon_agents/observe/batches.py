@@ -74,9 +74,10 @@ class Batches:
         found = sizes_of(inputs, {})
         if found is None:
             return 0
-        if self._of_loader is None:
-            self._of_loader = Count()
-        self._of_loader.add(found, _mask(inputs, {}))
+        count = self._of_loader
+        if count is None:  # a step that ends meanwhile forgets it
+            count = self._of_loader = Count()
+        count.add(found, _mask(inputs, {}))
         return found[1]
 
     def forget(self) -> None:

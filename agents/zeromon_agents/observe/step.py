@@ -392,7 +392,8 @@ class Steps:
         self.micro_steps = self._forward_from = self._optimizer_from = 0
         self.batches.forget()
         self.step_start_ns = self._free_since = now
-        context.phase, context.unit, context.mode = Phase.OTHER, 0, ON
+        context.enter(Phase.OTHER)
+        context.unit, context.mode = 0, ON
 
     # ---- data ---------------------------------------------------------------------------------
 

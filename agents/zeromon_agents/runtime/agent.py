@@ -123,8 +123,8 @@ class Agent:
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         flushes = self.collectives.flush_step, self.functional.flush_step, self.transfers.flush
         self._counting = (*flushes, *self.backends.ends)
-        self._sampling = (self.host.sample,)
-        self._sampling_device = (self.device.poll, self.allocator.sample)
+        self._sampling = (self.device.poll, self.host.sample)
+        self._sampling_device = (self.allocator.sample,)
         self._accounting = guarded(untraced.account)
         self._stop_counting = guarded(untraced.dispatched.stop)
         self._describing = guarded(self._describe)
@@ -284,8 +284,13 @@ class Agent:
             self.census.take()
 
     def _backward_begins(self) -> None:
-        """Samples the device's memory; a device that comes later is met at the end of its first step."""
-        if self.context.mode == ON and (self.allocator.kind or not self.context.step):
+        """Samples the device's memory.
+
+        A device that the script uses later than in the first step is met at the end of that step, so a
+        failed allocation before is not recorded.
+        """
+        is_first = self.context.step == self.context.steps_before
+        if self.context.mode == ON and (is_first or self.allocator.kind):
             self._write_device_metadata(training=True)
             self.allocator.sample_tensors()
 
@@ -319,32 +324,31 @@ class Agent:
 
     def _before_step_mark(self, step: int) -> None:
         watched = step - self.context.steps_before
-        looks = self._count(watched)
-        device = accelerator.ready()
-        if self.context.mode == IDLE or (device and device.is_current_stream_capturing()):
+        self._count(watched)
+        if self.context.mode == IDLE:
             return
-        if looks:
-            self._describing(watched)
+        device = accelerator.ready()
+        if device and device.is_current_stream_capturing():
+            return
+        self._look(watched)
         if watched == WARM_UP_STEPS:
             self.collectives.end_warm_up()
         self.guard.run(self._sampling)
         if device:
             self.guard.run(self._sampling_device)
 
-    def _count(self, watched: int) -> bool:
-        """Writes what was counted since the last call: by the hooks, and by the groups themselves.
-
-        Returns whether it looked for what seldom changes: in each of the first steps, then at most ten
-        times a second.
-        """
-        self.guard.run(self._counting)
-        self._accounting(watched)
+    def _look(self, watched: int) -> None:
+        """Looks for what seldom changes: at each of the first steps, then at most ten times a second."""
         now = time.monotonic_ns()
-        looks = watched <= _LOOKS_AT_EACH or now >= self._looks_from_ns
-        if looks:
+        if watched <= _LOOKS_AT_EACH or now >= self._looks_from_ns or self.models.changed:
             self._looks_from_ns = now + _LOOKS_EVERY_NS
             self.guard.run(self.backends.looks)
-        return looks
+            self._describing(watched)
+
+    def _count(self, watched: int) -> None:
+        """Writes what was counted since the last call: by the hooks, and by the groups themselves."""
+        self.guard.run(self._counting)
+        self._accounting(watched)
 
     def _count_the_rest(self) -> None:
         """Writes what was counted since the last step: there may be no other step to do it."""
@@ -352,7 +356,7 @@ class Agent:
         if self._stopping.is_set():
             self.context.mode = OFF  # before the counts are read: the loop may run meanwhile
         if mode != OFF and not self.steps.attached_mid_step:
-            self._looks_from_ns = 0
+            self.guard.run(self.backends.looks)
             self._count(self.context.step + 1 - self.context.steps_before)
 
     # ---- every second -------------------------------------------------------------------------

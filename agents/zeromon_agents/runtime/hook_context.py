@@ -1,4 +1,4 @@
-"""The state that all hooks of one process share: the ring's ``write``, the mode, the phase, the unit.
+"""The state that all hooks of one process share: what writes a record, the mode, the phase, the unit.
 
 Every hook reads the mode on every call:
 

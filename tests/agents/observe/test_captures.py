@@ -111,16 +111,11 @@ def test_the_device_of_a_rank_is_that_of_its_training_thread(
 def test_the_end_of_a_step_in_a_capture_asks_nothing_of_the_device(device: VirtualDevice) -> None:
     """A graph of a whole step contains the optimizer: it is counted, not sampled, and has no census."""
     called: list[str] = []
-
-    def count(_: int) -> bool:
-        called.append("count")
-        return True
-
     one = agent(
         [],
         guard=Guard(),
-        _count=count,
-        _describing=lambda _: called.append("describe"),
+        _count=lambda _: called.append("count"),
+        _look=lambda _: called.append("look"),
         _sampling=(lambda: called.append("sample"),),
         _sampling_device=(lambda: called.append("device"),),
         _census_of=0,
@@ -136,7 +131,44 @@ def test_the_end_of_a_step_in_a_capture_asks_nothing_of_the_device(device: Virtu
     assert called == ["count"]
     Agent._optimizer_begins(one, None)
     Agent._before_step_mark(one, 2)
-    assert called == ["count", "census", "count", "describe", "sample", "device"]
+    assert called == ["count", "census", "count", "look", "sample", "device"]
+
+
+def test_what_seldom_changes_is_looked_for_in_the_first_steps_and_then_by_the_clock() -> None:
+    """A model or an optimizer that is new is described at once."""
+    steps: list[int] = []
+    one: Any = SimpleNamespace(
+        guard=Guard(), backends=SimpleNamespace(looks=(lambda: 1 / 0,)),
+        models=SimpleNamespace(changed=False), _describing=steps.append, _looks_from_ns=0,
+    )  # fmt: skip
+    for step in (1, 20, 21, 22):
+        Agent._look(one, step)
+    assert steps == [1, 20]
+    one.models.changed = True
+    Agent._look(one, 23)
+    one.models.changed, one._looks_from_ns = False, 1
+    Agent._look(one, 24)
+    Agent._look(one, 25)
+    assert steps == [1, 20, 23, 24]
+    assert one.guard.errors == 4, "the failure of a look keeps nothing else back"
+
+
+def test_the_device_is_met_at_the_first_backward_that_is_watched(device: VirtualDevice) -> None:
+    """Also where the agent was attached after many steps; later, at the end of a step."""
+    sampled: list[int] = []
+    one = agent(
+        [],
+        allocator=SimpleNamespace(kind="", sample_tensors=lambda: sampled.append(1)),
+        _write_device_metadata=lambda training: None,
+    )
+    one.context.step = one.context.steps_before = 70
+    Agent._backward_begins(one)
+    one.context.step = 71
+    Agent._backward_begins(one)
+    assert len(sampled) == 1
+    one.allocator.kind = "native"
+    Agent._backward_begins(one)
+    assert len(sampled) == 2
 
 
 def test_a_trace_begins_after_the_capture(device: VirtualDevice) -> None:

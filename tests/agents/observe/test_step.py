@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode
+from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode, head
 from zeromon_agents.observe.process_metadata import process_start_ns
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.guard import Guard
@@ -78,6 +78,7 @@ def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, Ring
     steps.attached_mid_step = True
     for _ in range(3):
         one_step(steps, wrapped=True, loaded=True)
+        assert steps._context.head_word == head(0, phase=Phase.OTHER)  # that of collectives now
     assert not [e for raw in reader.read(final=True) if isinstance(e := decode(raw), Start)]
 
 
