@@ -4,7 +4,7 @@ CPU of the whole process, as a share of a core, at 4 snapshots a second in 200x6
 synthetic ranks: at rest on each screen, and while a cursor moves, the table is sorted and filtered. The
 synthetic source makes its snapshots in the same process; what that alone costs is said beside it. Then
 the time from a key to what it shows, and from the command to the first snapshot of a real collector's
-HTTP. memray's live view and nvitop run beside it where they are installed and the machine lets them.
+HTTP. memray's live view and nvitop, installed beside it at the first run, follow where they run here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from bench_attach import PEERS  # noqa: E402
 from records import keep  # noqa: E402
 from tui.snapshots import snapshot  # noqa: E402
 from tui_program import HZ, Synthetic  # noqa: E402
@@ -202,6 +203,17 @@ def start() -> float:
     return min(found)
 
 
+def installed(name: str) -> str:
+    """The program of the package *name* in an environment of its own; "" where it cannot be had."""
+    program = PEERS / "bin" / name
+    if not (PEERS / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
+    if not program.exists():
+        pip = [str(PEERS / "bin" / "python"), "-m", "pip", "install", "--quiet", name]
+        subprocess.run(pip, check=False)
+    return str(program) if program.exists() else ""
+
+
 def beside() -> dict[str, float]:
     """CPU of memray's live view and nvitop, where they run."""
     found: dict[str, float] = {}
@@ -210,15 +222,17 @@ def beside() -> dict[str, float]:
         ("memray", ["memray", "run", "--live", "-c", busy], "Heap"),
         ("nvitop", ["nvitop", "--monitor", "--interval", "1"], "GPU"),
     ):
-        if shutil.which(name) is None:
-            print(f"{name}: not installed")
+        program = installed(name)
+        if not program:
+            print(f"{name}: cannot be installed here")
             continue
-        terminal = Terminal(command)
+        terminal = Terminal([program, *command[1:]])
         try:
             terminal.wait(lambda text, shown=shown: shown in text, 10)  # type: ignore[misc]
             time.sleep(2)
             found[name] = terminal.cpu(SECONDS)
             print(f"{name}: {found[name]:.1%} of a core")
+            keep(name, found[name], "of a core")
         except (TimeoutError, subprocess.CalledProcessError, FileNotFoundError):
             print(f"{name}: does not run here")
         finally:

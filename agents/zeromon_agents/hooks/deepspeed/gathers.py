@@ -71,8 +71,10 @@ class Gathers:
 
     def release_ends(self, _: None, result: Any, __: Any, module: Any, *___: Any) -> None:
         """Writes that *module* was partitioned, where it freed anything."""
+        if result is RAISED or not self._gathered:
+            return
         unit, _engine = self._engines.unit_of(module)
-        if result is not RAISED and unit and self._subtract_partitioned(module):
+        if unit and self._subtract_partitioned(module):
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
                                 self._context.phase, 0, 0, unit, 0, -1, 0, self._gathered_bytes)
