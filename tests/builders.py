@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from zeromon.diagnosis.hangs import hangs
-from zeromon.fold.communication import CollectiveStats
+from zeromon.fold.communication import CollectiveStats, OpTotals
 from zeromon.fold.fold import fold
 from zeromon.fold.state import Arrival, RankState
 from zeromon.fold.summarize import summarize
@@ -161,11 +161,18 @@ def rank(number: int = 0, **facts: Any) -> RankSnapshot:
             step(n, begin, begin + 100),
         ]
     base = summarize(folded(events))
+    if "recent" in facts:
+        spent = {phase.label: _spent(facts["recent"], phase) for phase in Phase}
+        facts.setdefault("phase_seconds", spent)
     if "strategy" in facts:
         facts.setdefault("strategy_fields", Strategy.parse(facts["strategy"]))
     if "step_seconds" in facts:
         facts.setdefault("step_mean_seconds", facts["step_seconds"])
     return replace(base, rank=number, local_rank=number, pid=100 + number, **facts)
+
+
+def _spent(steps: Iterable[StepSummary], phase: Phase) -> float:
+    return sum(sum(step.phase_ns[phase : phase + 1]) for step in steps) / 1e9
 
 
 def device_memory(**facts: Any) -> DeviceMemory:
@@ -337,6 +344,9 @@ def full_run() -> RunSnapshot:
     return run(one, findings=(finding,), energy=used)
 
 
-def arrival(sequence: int, at_ns: int, step: int, end_ns: int = 0) -> Arrival:
-    row = CollectiveStats(Op.ALL_REDUCE, 2, 0)
-    return Arrival(1, sequence, at_ns, end_ns - at_ns if end_ns else MS, step, 0, 1000, row)
+def arrival(
+    sequence: int, at_ns: int, step: int, end_ns: int = 0, waits_from_ns: int = 0
+) -> Arrival:
+    row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
+    done = (0, end_ns or at_ns + MS, 0, 1000, at_ns, 0, sequence, 0)
+    return Arrival(1, done, waits_from_ns, step, 0, row)

@@ -1,6 +1,7 @@
 """Adds to the wheel what shells and ``man`` read, made from the parser of the command line.
 
-An editable installation gets none of it: its parser may change.
+With ZEROMON_COMPILE=1 the wheel is one of this platform, with the collector's fold compiled
+(``compiled.py``). An editable installation gets neither: its sources may change.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+sys.path.insert(0, str(Path(__file__).parent))
+import compiled
+
 PLACES = {
     "bash": "share/bash-completion/completions/zeromon",
     "zsh": "share/zsh/site-functions/_zeromon",
@@ -29,8 +33,12 @@ PLACES = {
 class Hook(BuildHookInterface[Any]):
     """Run by hatchling, which names it in pyproject.toml, before it writes a wheel."""
 
+    def dependencies(self) -> list[str]:
+        """What compiling needs."""
+        return [*compiled.NEEDS] if compiles() else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Makes the files in a folder of their own, and adds them to the wheel's data."""
+        """Makes the files in folders of their own, and adds them to the wheel."""
         if version == "editable":
             return
         os.environ |= {"COLUMNS": "74", "NO_COLOR": "1"}  # with the indent of a page within 80
@@ -43,11 +51,20 @@ class Hook(BuildHookInterface[Any]):
         for name, text in made.items():
             (self.folder / name).write_text(text)
             build_data["shared_data"][str(self.folder / name)] = PLACES[name]
+        if compiles():
+            build_data |= {"pure_python": False, "infer_tag": True}
+            for library in compiled.compile_into(self.folder):
+                build_data["force_include"][str(self.folder / library)] = str(library)
 
     def finalize(self, version: str, *_: Any) -> None:
         """Removes that folder; the wheel has its files."""
         if version != "editable":
             rmtree(self.folder)
+
+
+def compiles() -> bool:
+    """Whether the wheel is to be compiled."""
+    return os.environ.get("ZEROMON_COMPILE", "") not in ("", "0")
 
 
 def manual(parser: argparse.ArgumentParser, version: str) -> str:

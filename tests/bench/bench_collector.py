@@ -1,23 +1,32 @@
 """What the collector costs: `python tests/bench/bench_collector.py`.
 
 CPU at 8 and 64 synthetic ranks that write 1,000 records/s each, as FSDP2 writes them (a step of 40
-collectives); then time and size of a scrape at 8, 64 and 1,024 ranks.
+collectives), as it is and with the fold compiled (`tools/compiled.py`), in turns; then time and size of
+a scrape at 8, 64 and 1,024 ranks.
 """
 
 from __future__ import annotations
 
+import gc
 import gzip
+import json
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+from compiled import compile_into
 from records import keep
+from support import ROOT
 from synthetic import RECORDS_A_STEP, Synthetic
 
 from zeromon.collector.daemon import Collector
@@ -25,13 +34,15 @@ from zeromon.export.prometheus.exposition import Exposition
 from zeromon.storage.run_store import Store, encode
 
 SECONDS = 12
+ROUNDS = 3
 STEP_NS = 84_000_000
 
 
 def cpu(ranks: int, seconds: float) -> dict[str, float]:
     """The collector's CPU, as a share of one core, while *ranks* write 1,000 records/s each.
 
-    The writers run in this process between ticks; only the ticks are measured.
+    The writers run in this process between ticks; only the ticks are measured, with the collection of
+    garbage that falls due after each.
     """
     folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
     (folder / "rings" / "run").mkdir(parents=True)
@@ -50,6 +61,7 @@ def cpu(ranks: int, seconds: float) -> dict[str, float]:
                 writer.write_step(began_ns + (tick * steps + step) * STEP_NS + late_ns)
         began = time.process_time()
         collector.tick()
+        gc.collect(0)
         spent += time.process_time() - began
     dropped = sum(rank.dropped for rank in collector.view[0].ranks)
     records = ticks * ranks * steps * RECORDS_A_STEP
@@ -88,16 +100,38 @@ def scrape(ranks: int) -> dict[str, float]:
     }
 
 
+def in_turns(ranks: int, code: dict[str, Path]) -> dict[str, list[dict[str, float]]]:
+    """What :func:`cpu` measures in processes of their own; *code*: name -> folder with the package."""
+    found = defaultdict(list)
+    for _ in range(ROUNDS):
+        for name, folder in code.items():
+            command = [sys.executable, __file__, str(ranks)]
+            environment = os.environ | {"PYTHONPATH": str(folder)}
+            found[name].append(json.loads(subprocess.check_output(command, env=environment)))
+    return found
+
+
 def main() -> None:
-    """Prints the figures."""
-    for ranks in (8, 64):
-        row = cpu(ranks, SECONDS)
-        print(
-            f"collector, {ranks:4} ranks x 1,000 records/s: {row['cpu_share']:.1%} of a core, "
-            f"{row['us_a_record']:.2f} us a record, {row['dropped']:.0f} dropped"
-        )
-        keep(f"{ranks} ranks", row["cpu_share"], "of a core")
-        keep(f"{ranks} ranks, dropped", row["dropped"], "records", noise=0)
+    """Prints the figures; with a number as argument those of :func:`cpu` alone, as JSON."""
+    if len(sys.argv) > 1:
+        print(json.dumps(cpu(int(sys.argv[1]), SECONDS)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        compile_into(Path(folder))
+        code = {"": ROOT, ", compiled": Path(folder)}
+        measured = {ranks: in_turns(ranks, code) for ranks in (8, 64)}
+    for ranks, rows in measured.items():
+        for name, rounds in rows.items():
+            shares = [row["cpu_share"] for row in rounds]
+            costs = ", ".join(f"{row['us_a_record']:.2f}" for row in rounds)
+            dropped = sum(row["dropped"] for row in rounds)
+            share = statistics.median(shares)
+            print(
+                f"collector, {ranks:4} ranks x 1,000 records/s{name}: {share:.1%} of a core; "
+                f"{costs} us a record, {dropped:.0f} dropped"
+            )
+            keep(f"{ranks} ranks{name}", share, "of a core", noise=max(shares) - min(shares))
+            keep(f"{ranks} ranks{name}, dropped", dropped, "records", noise=0)
     for ranks in (8, 64, 1024):
         row = scrape(ranks)
         print(

@@ -1,7 +1,7 @@
-"""Real rings, collectors and Prometheus: `bench_rings.py [COLLECTORS RANKS_EACH SECONDS RATE]`.
+"""Real rings, collectors and Prometheus: `bench_rings.py [COLLECTORS RANKS SECONDS RATE] [--compiled]`.
 
 One run of COLLECTORS nodes: a collector process each, with its own folders and port, which exchange
-reports with the first; RANKS_EACH rings of the usual size each, to which two writers write RATE records
+reports with the first; RANKS rings of the usual size each, to which two writers write RATE records
 a second and rank (10 to 90), a step every 0.9 s; and a Prometheus that finds all collectors through /sd
 and evaluates the generated rules. Measured for SECONDS: how old the newest record is in the snapshots,
 and the newest tick in Prometheus; dropped records; memory and CPU of each part. Then the same for one
@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import psutil
+from compiled import compile_into
 from prometheus_server import Prometheus
 from records import keep
 from support import ROOT, wait_for
@@ -84,7 +86,7 @@ def own_address() -> str:
 class Node:
     """A collector process, as `zeromon run` starts it, with folders and a port of its own."""
 
-    def __init__(self, folder: Path, host: str) -> None:
+    def __init__(self, folder: Path, host: str, code: Path) -> None:
         self.root, self.run = folder / "rings", folder / "rings" / RUN
         self.run.mkdir(mode=0o700, parents=True)
         facts = {"run": RUN, "command": ["bench"], "started": time.time(), "pid": os.getpid()}
@@ -97,7 +99,7 @@ class Node:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "zeromon.collector"], cwd="/", stderr=log,
                 env=os.environ | {
-                    "PYTHONPATH": str(ROOT), "ZEROMON_DIR": str(self.root),
+                    "PYTHONPATH": str(code), "ZEROMON_DIR": str(self.root),
                     "ZEROMON_STORE": str(folder / "store"), "ZEROMON_PORT": str(port),
                     "ZEROMON_HOST": host, "ZEROMON_TOKEN": TOKEN,
                 },
@@ -152,7 +154,9 @@ def memory(pid: int) -> tuple[float, float]:
     return fields["Pss:"], fields.get("Pss_Shmem:", 0)
 
 
-def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) -> tuple[Any, Any]:
+def started(
+    stack: ExitStack, folder: Path, code: Path, nodes: int, each: int, rate: int
+) -> tuple[Any, Any]:
     """The collectors and the writers, when all collectors know all nodes and all rings are written."""
 
     processes: list[subprocess.Popen[bytes]] = []
@@ -160,7 +164,7 @@ def started(stack: ExitStack, folder: Path, nodes: int, each: int, rate: int) ->
     host, world = own_address(), nodes * each
     collectors: list[Node] = []
     for first in range(0, nodes, WAVE):  # a real cluster starts one a machine
-        wave = [Node(folder / str(n), host) for n in range(first, min(nodes, first + WAVE))]
+        wave = [Node(folder / str(n), host, code) for n in range(first, min(nodes, first + WAVE))]
         collectors += wave
         processes += [node.process for node in wave]
         for node in wave:
@@ -257,12 +261,12 @@ def asked(server: Prometheus, seconds: float) -> dict[str, float]:
     }
 
 
-def measured(nodes: int, each: int, seconds: float, rate: int) -> dict[str, Any]:
-    """All figures of one form."""
+def measured(code: Path, nodes: int, each: int, seconds: float, rate: int) -> dict[str, Any]:
+    """All figures of one form; *code*: the folder with the package."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="zeromon-rings-", dir="/dev/shm"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        collectors, writers = started(stack, folder, nodes, each, rate)
+        collectors, writers = started(stack, folder, code, nodes, each, rate)
         (folder / "token").write_text(TOKEN)
         (folder / "rules.yml").write_text(json.dumps(rules.document(rules.Thresholds())))
         sd = f"http://{collectors[0].address}/sd"
@@ -329,6 +333,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, usual in (("collectors", 128), ("ranks", 8), ("seconds", 600), ("rate", 15)):
         parser.add_argument(name, type=int, nargs="?", default=usual)
+    parser.add_argument("--compiled", action="store_true", help="collectors with a compiled fold")
     parser.add_argument("--write", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:
@@ -343,9 +348,13 @@ def main() -> int:
         (1, 64, min(options.seconds, 20)),
     )
     found = []
-    for form in forms:
-        found.append(measured(*form, options.rate))
-        show(found[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) if options.compiled else ROOT
+        if options.compiled:
+            compile_into(code)
+        for form in forms:
+            found.append(measured(code, *form, options.rate))
+            show(found[-1])
     print(json.dumps(found))
     return any(
         row["dropped"] or row["behind"] > 3 or row["targets"] < row["collectors"] for row in found

@@ -51,7 +51,13 @@ from zeromon.collector.daemon import Collector, TargetFile
 from zeromon.collector.http import start_server, targets
 from zeromon.collector.run_cluster import RunCluster, as_peer_rank
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import ArrivalSkew, PartialArrival, matched_collective, stragglers
+from zeromon.diagnosis.stragglers import (
+    ArrivalSkew,
+    PartialArrival,
+    alone,
+    matched_collective,
+    stragglers,
+)
 from zeromon.fold.state import Arrival
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
@@ -77,6 +83,8 @@ def test_the_last_of_all_is_late_by_what_it_is_behind_the_last_but_one() -> None
     assert (match.last_rank, match.late_ns, match.node_late_ns) == (3, 18 * MS, 0)
     both = matched_collective([joint(1, (10, 12)), joint(3, (28, 30))])
     assert (both.late_ns, both.node_late_ns) == (2 * MS, 16 * MS)
+    whole = joint(3, (11, 30))._replace(others_wait_ns=14 * MS)
+    assert alone(whole) == matched_collective([whole])
 
 
 @given(
@@ -90,7 +98,7 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(
     """However the ranks are spread: the same last rank, the same lateness, the same waits."""
 
     def came(rank: int) -> Arrival:
-        return arrival(1, at[rank], 1)._replace(waits_from_ns=at[rank] + computes[rank])
+        return arrival(1, at[rank], 1, waits_from_ns=at[rank] + computes[rank])
 
     whole, skews, head = ArrivalSkew(), [ArrivalSkew() for _ in range(nodes)], []
     homes = {rank: rank % nodes for rank in range(len(at))}

@@ -17,7 +17,8 @@ from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import TOTALS
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.fold.checkpoint import checkpoint_of, decode, encode, restore
-from zeromon.fold.state import OpTotals, RankState
+from zeromon.fold.communication import OpTotals
+from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place

@@ -10,17 +10,14 @@ from hypothesis import given, strategies as st
 
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.communication import (
-    MATCHED_BYTES,
-    TIMED_BYTES,
     TINY_BYTES,
-    TRANSFER,
-    WAIT,
     CollectiveStats,
-    serial_spans,
+    OpTotals,
     size_bucket,
     tiny,
     weight,
 )
+from zeromon.fold.ddp import serial_spans
 from zeromon.fold.summarize import summarize
 from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall, Untimed
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -80,9 +77,9 @@ def test_idle_steps_do_not_dilute_the_mean() -> None:
 
 
 def test_bandwidth_is_that_of_the_transfer_where_it_is_known() -> None:
-    row = CollectiveStats(Op.ALL_REDUCE, 2, 0)
+    row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     now = row.at(0)
-    now[2], now[3], now[TRANSFER], now[7] = 1000, 10 * MS, 2 * MS, 1000
+    now.timed_bytes, now.busy_ns, now.transfer_ns, now.matched_bytes = 1000, 10 * MS, 2 * MS, 1000
     assert row.busbw(row.before(1)) == pytest.approx(1000 / 0.002)
     row.at(5)
     assert row.best_busbw == pytest.approx(1000 / 0.002)
@@ -91,9 +88,9 @@ def test_bandwidth_is_that_of_the_transfer_where_it_is_known() -> None:
 @pytest.mark.parametrize("late_by", [0, 1, 7])
 def test_what_is_matched_later_counts_for_its_own_step(late_by: int) -> None:
     """As a collector does that reads many steps at once: the mean is that of a step all the same."""
-    row, waiting = CollectiveStats(Op.ALL_REDUCE, 2, 0), []
+    row, waiting = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals()), []
     for n in range(60):
-        row.at(n)[TIMED_BYTES] += 1000
+        row.at(n).timed_bytes += 1000
         waiting.append(n)
         if len(waiting) > late_by:
             for old in waiting:
@@ -102,9 +99,9 @@ def test_what_is_matched_later_counts_for_its_own_step(late_by: int) -> None:
     for old in waiting:
         row.matched(old, 8 * MS, 2 * MS, 1000)
     sums = row.before(60)
-    assert sums[WAIT] / weight(60) == pytest.approx(8 * MS)
-    assert sums[TRANSFER] / weight(60) == pytest.approx(2 * MS)
-    assert sums[MATCHED_BYTES] == pytest.approx(sums[TIMED_BYTES])
+    assert sums.wait_ns / weight(60) == pytest.approx(8 * MS)
+    assert sums.transfer_ns / weight(60) == pytest.approx(2 * MS)
+    assert sums.matched_bytes == pytest.approx(sums.timed_bytes)
 
 
 def test_a_stall_belongs_to_the_group_of_its_unit() -> None:
@@ -181,7 +178,7 @@ def test_ddp_names_the_bucket_that_is_exposed() -> None:
         ("bucket 0", 0),
     ]
     assert {row.phase for row in rows} == {"backward"}
-    assert [one.sequence for one in made.arrivals] == [-1, -2, -3]
+    assert [one.done[6] for one in made.arrivals] == [-1, -2, -3]
     assert made.buckets == []
 
 

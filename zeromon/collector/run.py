@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ class RunFollower:
 
     def poll(self) -> None:
         """Finds new rings, reads all rings, and detects the end of the run."""
-        for path in sorted(self.folder.glob("rank*.ring")):
+        for path in paths.rings(self.folder):
             if path.name not in self.ranks and path.name not in self.bad_rings:
                 self._follow(path)
         for follower in self.ranks.values():
@@ -321,7 +320,7 @@ class RunFollower:
         for follower in followers:
             state = follower.state
             groups = {}
-            for group in set(map(itemgetter(0), state.arrivals)):
+            for group in {one.group for one in state.arrivals}:
                 ranks = state.groups.get(group, {}).get("ranks", ())
                 local = len(local_ranks.intersection(ranks))
                 groups[group] = group_id(state, group), local, len(ranks)
@@ -442,7 +441,7 @@ def is_run_folder(folder: Path) -> bool:
     """Whether *folder* holds a run, by its name and its files."""
     if not paths.is_run_id(folder.name):
         return False
-    return (folder / "run.json").exists() or any(folder.glob("rank*.ring"))
+    return (folder / "run.json").exists() or bool(paths.rings(folder))
 
 
 def read_folder(folder: Path) -> RunSnapshot:

@@ -22,7 +22,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zeromon.fold.state import Arrival
 from zeromon.levels import LATE
@@ -34,12 +34,14 @@ from zeromon.units import human_ratio
 WINDOW = 20
 LEAST_OF_WINDOW = 16
 LEAST_SHARE = LATE.warning
-_KEPT_STEPS = 512
-_KEPT_PENDING = 8192
+_KEPT_STEPS: Final = 512
+_KEPT_PENDING: Final = 8192
 _WARM_UP = 3
 
 
 _ByRank = Mapping[int, Coverage]
+Members = dict[int, Arrival]
+"""Rank -> its arrival at a collective."""
 
 
 @dataclass(slots=True)
@@ -52,7 +54,8 @@ class StepSkew:
     """The delay of a whole node, by the rank of the node that arrived last."""
 
 
-NEVER, FAR = -(1 << 62), 1 << 62
+NEVER: Final = -(1 << 62)
+FAR: Final = 1 << 62
 
 
 class PartialArrival(NamedTuple):
@@ -99,8 +102,11 @@ class ArrivalSkew:
         self.joined = False
         """Whether the leader matches collectives that spread over nodes."""
         self.outgoing: deque[PartialArrival] = deque(maxlen=_KEPT_PENDING)
-        self._pending: _Pending = {}
-        self._waiting: _Pending = {}
+        self._pending: defaultdict[str, dict[int, Members]] = defaultdict(dict)
+        """Group -> sequence number -> the ranks of this node that have arrived."""
+        self._kept = 0
+        """The number of collectives in :attr:`_pending`."""
+        self._waiting: dict[tuple[str, int], Members] = {}
         """Collectives that all ranks of this node are in, until the leader answers."""
 
     def arrived(self, rank: int, group: str, members: int, one: Arrival, size: int = 0) -> None:
@@ -108,27 +114,44 @@ class ArrivalSkew:
         self.all_arrived(rank, {one.group: (group, members, size)}, (one,))
 
     def all_arrived(
-        self, rank: int, groups: Mapping[int, tuple[str, int, int]], arrivals: Iterable[Arrival]
+        self, rank: int, groups: dict[int, tuple[str, int, int]], arrivals: Iterable[Arrival]
     ) -> None:
         """Records arrivals of *rank*; *groups*: id -> name, members on this node, and in all."""
-        pending = self._pending
+        number, group, members, spreads = -1, "", 0, False
+        pending: dict[int, Members] = {}
         for one in arrivals:
-            group, members, size = groups[one[0]]
-            if members < 2 and not (self.joined and size > members):
+            if one.group != number:
+                number = one.group
+                group, members, size = groups[number]
+                spreads = self.joined and size > members
+                pending = self._pending[group]
+            if members < 2 and not spreads:
                 continue
-            key = group, one[1]
-            inside = pending.get(key)
+            sequence = one.done[6]
+            inside = pending.get(sequence)
             if inside is None:
-                inside = _bounded(pending, key)
+                inside = pending[sequence] = self._made_room()
             inside[rank] = one
             if len(inside) == members:
-                del pending[key]
-                part = partial_arrival(group, size, inside)
-                if self.joined and size > members:
-                    _bounded(self._waiting, key).update(inside)
+                del pending[sequence]
+                self._kept -= 1
+                part = partial_arrival(group, groups[number][2], inside)
+                if spreads:
+                    if len(self._waiting) >= _KEPT_PENDING:
+                        del self._waiting[next(iter(self._waiting))]
+                    self._waiting[group, sequence] = inside
                     self.outgoing.append(part)
                 else:
-                    self._book(inside, matched_collective([part]))
+                    self._book(inside, alone(part))
+
+    def _made_room(self) -> Members:
+        """A new entry of the pending collectives; removes an old one when there are too many."""
+        if self._kept >= _KEPT_PENDING:
+            crowded = max(self._pending.values(), key=len)
+            del crowded[next(iter(crowded))]
+        else:
+            self._kept += 1
+        return {}
 
     def book(self, match: MatchedCollective) -> None:
         """Records the leader's answer, whose times are already by this node's clock."""
@@ -136,7 +159,7 @@ class ArrivalSkew:
         if inside is not None:
             self._book(inside, match)
 
-    def _book(self, inside: dict[int, Arrival], match: MatchedCollective) -> None:
+    def _book(self, inside: Members, match: MatchedCollective) -> None:
         """Records how long the members of one collective waited, and its transfer."""
         last, at = match.last_rank, match.last_ns
         step = (inside.get(last) or next(iter(inside.values()))).step
@@ -152,13 +175,15 @@ class ArrivalSkew:
             skew.node_late[last].add(at - match.node_late_ns, at)
         transfer, waits = match.transfer_ns, skew.wait
         for member, one in inside.items():
-            _, _, start, busy, _, timed_step, nbytes, row, blocked, waits_from = one
-            waits[member].add(start if start > waits_from else waits_from, at)
+            done, row = one.done, one.row
+            ended, nbytes, start, blocked = done[1], done[3], done[4], done[5]
+            busy = ended - start if ended > start else 0
+            waits[member].add(max(start, one.waits_from_ns), at)
             # a rank whose end was recorded late did not wait all that time
             most, waited = busy - transfer, at - start
             if waited > most:
                 waited = most
-            row.matched(timed_step, waited if waited > 0 else 0, transfer, nbytes)
+            row.matched(one.timed_step, waited if waited > 0 else 0, transfer, nbytes)
             row.matched_ns += blocked
             end = start + busy
             if at > end - blocked and blocked and member != last:
@@ -180,28 +205,41 @@ class ArrivalSkew:
         return statistics.fmean(lengths) / 1e9 if lengths else None
 
 
-_Pending = dict[tuple[str, int], dict[int, Arrival]]
-
-
-def _bounded(pending: _Pending, key: tuple[str, int]) -> dict[int, Arrival]:
-    """A new entry of *pending*; removes the oldest entry when there are too many."""
-    if len(pending) >= _KEPT_PENDING:
-        del pending[next(iter(pending))]
-    made: dict[int, Arrival] = {}
-    pending[key] = made
-    return made
-
-
-def partial_arrival(group: str, size: int, inside: dict[int, Arrival]) -> PartialArrival:
+def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    _, sequences, starts, busy, _, _, _, _, _, waits_from = zip(*inside.values(), strict=True)
-    waits = [*map(max, starts, waits_from)]
-    *_, before, at = NEVER, *sorted(starts)
-    index = starts.index(at)
+    sequence, first, at, before, last, transfer = 0, FAR, NEVER, NEVER, -1, FAR
+    last_waits = others_wait = FAR
+    for rank, one in inside.items():
+        ended, start, sequence = one.done[1], one.done[4], one.done[6]
+        waits = max(start, one.waits_from_ns)
+        if last < 0 or start > at:
+            if last >= 0:
+                before = at
+                if last_waits < others_wait:
+                    others_wait = last_waits
+            at, last, last_waits = start, rank, waits
+        else:
+            if start > before:
+                before = start
+            if waits < others_wait:
+                others_wait = waits
+        if start < first:
+            first = start
+        if ended - start < transfer:
+            transfer = ended - start
     return PartialArrival(
-        group, sequences[0], size, len(inside), min(starts), at, list(inside)[index], before,
-        max(1, min(busy)), min(waits), min(waits[:index] + waits[index + 1 :], default=FAR),
+        group, sequence, size, len(inside), first, at, last, before, max(1, transfer),
+        min(last_waits, others_wait), others_wait,
     )  # fmt: skip
+
+
+def alone(part: PartialArrival) -> MatchedCollective:
+    """The last arrival in a collective whose members are all on one node."""
+    at = part.last_ns
+    late = at - max(part.before_ns, part.others_wait_ns)
+    return MatchedCollective(
+        part.group, part.sequence, at, part.last_rank, max(0, late), 0, part.transfer_ns
+    )
 
 
 def matched_collective(parts: Sequence[PartialArrival]) -> MatchedCollective:

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from zeromon.fold.communication import OpTotals
 from zeromon.fold.state import (
     ActivityTotals,
     BatchTotals,
     EngineTotals,
     LedgerSums,
-    OpTotals,
     PathTotals,
     RankState,
     ScalarTotals,

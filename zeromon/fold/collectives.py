@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Final
 
-from zeromon.fold.communication import (
-    BUSY,
-    CALLS,
-    EXPOSED,
-    NBYTES,
-    TIMED_BYTES,
-    CollectiveStats,
-    size_bucket,
-)
+from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket
 from zeromon.fold.registry import folds
 from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, Call, RankState, stats_row
 from zeromon.ring.events import (
@@ -34,15 +26,15 @@ from zeromon.ring.events import (
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
-_INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
-_FAILED = int(Flag.FAILED)
-_AHEAD = int(Flag.AHEAD)
-_DEVICE = int(Flag.DEVICE)
-_QUANTIZED = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
-_QUANTIZED_OPS = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
-_ISSUED, _DONE = int(Kind.ISSUED), int(Kind.DONE)
+_INFERRED: Final = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
+_FAILED: Final = int(Flag.FAILED)
+_AHEAD: Final = int(Flag.AHEAD)
+_DEVICE: Final = int(Flag.DEVICE)
+_QUANTIZED: Final = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
+_QUANTIZED_OPS: Final = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
+_ISSUED: Final = int(Kind.ISSUED)
+_DONE: Final = int(Kind.DONE)
 _MOST_CALLS = 1 << 14
-_new = tuple.__new__  # a named tuple's own __new__ would be one more Python call a record
 
 
 def is_call(record: Raw) -> bool:
@@ -57,22 +49,31 @@ def call_of(state: RankState, word: int) -> Call | None:
     if op >= len(OP) or phase >= len(PHASE):
         return None
     is_issue = word & 255 == _ISSUED
-    fold: Callable[[RankState, Call, Raw], None] = _fold_issued if is_issue else _fold_done
-    if flags & (_INFERRED if is_issue else _FAILED):
-        fold = _fold_inferred if is_issue else _fold_failed
-        row = CollectiveStats(OP[op], 1, 0)
-    else:
+    counts = not flags & (_INFERRED if is_issue else _FAILED)
+    if counts:
         row = stats_row(state, OP[op], group, PHASE[phase], unit)
+    else:
+        row = CollectiveStats(OP[op], 1, 0, OpTotals())
     if len(state.calls) >= _MOST_CALLS:
         state.calls.clear()
-    of_group = state.group_calls[group]
-    call = state.calls[word] = Call(fold, OP[op], PHASE[phase], group, unit, flags, of_group, row)
+    call = state.calls[word] = Call(
+        is_issue, counts, OP[op], PHASE[phase], group, unit, bool(flags & _AHEAD),
+        bool(flags & _DEVICE), state.group_calls[group], row,
+    )  # fmt: skip
     return call
 
 
-def _fold_inferred(_: RankState, call: Call, record: Raw) -> None:
-    """Keeps a collective that is counted elsewhere, to show a hang."""
-    call.of_group.in_flight[record[4]] = record
+def fold_call(state: RankState, call: Call, record: Raw) -> None:
+    """Folds the record of a collective; *call*: what :func:`call_of` returns for it."""
+    if call.counts:
+        if call.is_issue:
+            _fold_issued(state, call, record)
+        else:
+            _fold_done(state, call, record)
+    elif call.is_issue:  # kept to show a hang
+        call.of_group.in_flight[record[4]] = record
+    else:
+        _fold_failed(call, record)
 
 
 def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
@@ -102,15 +103,15 @@ def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     window.collectives += 1
     window.nbytes += nbytes
     now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
-    now[CALLS] += 1
-    now[NBYTES] += nbytes
+    now.calls += 1
+    now.nbytes += nbytes
     state.phase = call.phase
     state.unit = call.unit
     if len(of_group.in_flight) < MOST_IN_FLIGHT:
         of_group.in_flight[sequence] = record
 
 
-def _fold_failed(_: RankState, call: Call, record: Raw) -> None:
+def _fold_failed(call: Call, record: Raw) -> None:
     of_group, sequence = call.of_group, record[6]
     if sequence > of_group.ended:
         of_group.ended = sequence
@@ -120,7 +121,9 @@ def _fold_failed(_: RankState, call: Call, record: Raw) -> None:
 def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
     of_group, unit, row = call.of_group, call.unit, call.row
-    issued = of_group.in_flight.pop(sequence, None)
+    issued = of_group.in_flight.get(sequence)
+    if issued is not None:
+        del of_group.in_flight[sequence]
     if sequence > of_group.ended:
         of_group.ended = sequence
     duration = t_ns - issued_ns if t_ns > issued_ns else 0
@@ -136,28 +139,24 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     row.exposed_ns += blocked_ns
     timed_steps = state.timed_steps
     now = row.now if row.step == timed_steps else row.at(timed_steps)
-    now[TIMED_BYTES] += nbytes
-    now[BUSY] += duration
-    now[EXPOSED] += blocked_ns
+    now.timed_bytes += nbytes
+    now.busy_ns += duration
+    now.exposed_ns += blocked_ns
     window = state.window
     window.timed += 1
-    window.communication.append((issued_ns, t_ns))
+    window.ended.append(record)
     if sequence > 0:  # groups do not number sends and receives
         step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
         # a stream's waits are on the clock of the device, which runs behind the host's calls
-        waits_from = issued_ns if call.flags & _DEVICE else t_ns - blocked_ns
-        arrival = (
-            call.group, sequence, issued_ns, duration, step, timed_steps, nbytes, row, blocked_ns,
-            waits_from,
-        )  # fmt: skip
-        state.arrivals.append(_new(Arrival, arrival))
+        waits_from = issued_ns if call.on_device else t_ns - blocked_ns
+        state.arrivals.append(Arrival(call.group, record, waits_from, step, timed_steps, row))
     else:
         state.pipeline.waited_ns += blocked_ns
     if blocked_ns:
-        if call.flags & _DEVICE:  # a stream's waits are disjoint; the host's times of issue are not
+        if call.on_device:  # a stream's waits are disjoint; the host's times of issue are not
             window.stall_ns += blocked_ns
         else:
-            window.blocked.append((t_ns - blocked_ns, t_ns))
+            window.blocked.append(record)
             if blocked_ns > t_ns - issued_ns:
                 window.began_before = True
         window.phase_exposed_ns[call.phase] += blocked_ns
@@ -167,9 +166,8 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         if issued is not None and issued[6]:
             state.engines[issued[6]].exposed_ns += blocked_ns
     if unit and call.op is Op.ALL_GATHER and state.gathers:
-        ahead = bool(call.flags & _AHEAD)
-        state.gathers.setdefault(ahead, [0, 0])[1] += blocked_ns
-        if not ahead:
+        state.gathers.setdefault(call.is_ahead, [0, 0])[1] += blocked_ns
+        if not call.is_ahead:
             window.late_ns += blocked_ns
 
 
@@ -180,7 +178,7 @@ def _fold_event(state: RankState, e: Issued | Done) -> None:
     call = state.calls.get(word) or call_of(state, word)
     if call is not None:
         a, b, c, d = e[6:]
-        call.fold(state, call, (0, e.t_ns, word, a, b, c, d, 0))
+        fold_call(state, call, (0, e.t_ns, word, a, b, c, d, 0))
 
 
 folds(Issued)(_fold_event)
@@ -232,7 +230,7 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     state.ops[e.op, group].exposed_ns += e.blocked_ns
     row = stats_row(state, e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
-    row.at(state.timed_steps)[EXPOSED] += e.blocked_ns
+    row.at(state.timed_steps).exposed_ns += e.blocked_ns
 
 
 @folds(GroupSequence)

@@ -7,26 +7,68 @@ collector adds them after it has matched a collective across ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from zeromon.ring.events import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow, SizeRow
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.stats.bandwidth import algbw, bus_factor
-from zeromon.stats.intervals import Interval
 
-DECAY = 0.9
+DECAY: Final = 0.9
 MOST_ROWS = 400
-_FADES = 64
-_FADED = tuple(DECAY**ago for ago in range(_FADES))
+_FADES: Final = 64
+_FADED: Final = tuple(DECAY**ago for ago in range(_FADES))
 
 Key = tuple[Op, int, Phase, int]
 """Operation, group, phase, unit."""
 
-CALLS, NBYTES, TIMED_BYTES, BUSY, EXPOSED, WAIT, TRANSFER, MATCHED_BYTES = range(8)
-"""Indices of a row's sums: calls, bytes and nanoseconds."""
-_FIELDS = 8
+
+@dataclass(slots=True)
+class OpTotals:
+    """Running totals of one operation in one group."""
+
+    count: int = 0
+    timed: int = 0
+    nbytes: int = 0
+    quantized_bytes: int = 0
+    duration_ns: int = 0
+    exposed_ns: int = 0
+    recent_bytes: float = 0.0
+    recent_ns: float = 0.0
+    best_busbw: float = 0.0
+
+
+class Sums:
+    """Calls, bytes and nanoseconds of one row over some steps."""
+
+    __slots__ = (
+        "busy_ns", "calls", "exposed_ns", "matched_bytes", "nbytes", "timed_bytes", "transfer_ns",
+        "wait_ns",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.calls = self.nbytes = self.timed_bytes = self.busy_ns = 0.0
+        self.exposed_ns = self.wait_ns = self.transfer_ns = self.matched_bytes = 0.0
+
+    def absorb(self, newest: Sums, share: float) -> None:
+        """Adds the sums of the newest step, and keeps *share* of all."""
+        self.calls = (self.calls + newest.calls) * share  # no loop: most rows do this each step
+        self.nbytes = (self.nbytes + newest.nbytes) * share
+        self.timed_bytes = (self.timed_bytes + newest.timed_bytes) * share
+        self.busy_ns = (self.busy_ns + newest.busy_ns) * share
+        self.exposed_ns = (self.exposed_ns + newest.exposed_ns) * share
+        self.wait_ns = (self.wait_ns + newest.wait_ns) * share
+        self.transfer_ns = (self.transfer_ns + newest.transfer_ns) * share
+        self.matched_bytes = (self.matched_bytes + newest.matched_bytes) * share
+
+    def moved(self) -> tuple[float, float]:
+        """Bytes, and the nanoseconds they took: of matched transfers if any, else of timed calls."""
+        if self.transfer_ns > 0:
+            return self.matched_bytes, self.transfer_ns
+        return self.timed_bytes, self.busy_ns
 
 
 class CollectiveStats:
@@ -37,18 +79,19 @@ class CollectiveStats:
         "nbytes", "now", "past", "size", "sizes", "step", "totals", "waits",
     )  # fmt: skip
 
-    def __init__(self, op: Op, size: int, step: int, totals: Any = None) -> None:
-        self.sized(op, size)
+    def __init__(self, op: Op, size: int, step: int, totals: OpTotals) -> None:
+        self.size = size
+        self.bus_factor = bus_factor(op, size)
         self.step = step
         self.totals = totals
         """The totals of the same operation and group: they save the fold a second look-up."""
-        self.sizes = [0] * (len(SIZE_BOUNDS) + 1)
+        self.sizes: list[int] = [0] * (len(SIZE_BOUNDS) + 1)
         self.nbytes = 0
         self.bucket_of = -1
         self.bucket = 0
         """The size bucket of *bucket_of* bytes, the size of the last call."""
-        self.past = [0.0] * _FIELDS
-        self.now = [0.0] * _FIELDS
+        self.past = Sums()
+        self.now = Sums()
         self.calls = 0
         self.exposed_ns = 0
         self.waits: dict[int, int] = {}
@@ -61,10 +104,11 @@ class CollectiveStats:
         """Sets the number of ranks of the group."""
         self.size, self.bus_factor = size, bus_factor(op, size)
 
-    def at(self, step: int) -> list[float]:
+    def at(self, step: int) -> Sums:
         """Returns the sums of *step*, which the caller adds to."""
         if step > self.step:
-            self.past, self.now, self.step = self.before(step), [0.0] * _FIELDS, step
+            self.past.absorb(self.now, _faded(step - self.step))
+            self.now, self.step = Sums(), step
             bandwidth = self.busbw(self.past)
             if bandwidth is not None and bandwidth > self.best_busbw:
                 self.best_busbw = bandwidth
@@ -72,7 +116,7 @@ class CollectiveStats:
 
     def forget(self) -> None:
         """Drops the sums of what came before the first step."""
-        self.past, self.now = [0.0] * _FIELDS, [0.0] * _FIELDS
+        self.past, self.now = Sums(), Sums()
 
     def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
@@ -80,41 +124,36 @@ class CollectiveStats:
         if ago <= 0:
             sums, share = self.at(step), 1.0
         else:
-            sums, share = self.past, _FADED[ago] if ago < _FADES else DECAY**ago
-        sums[WAIT] += share * wait
-        sums[TRANSFER] += share * transfer
-        sums[MATCHED_BYTES] += share * nbytes
+            sums, share = self.past, _faded(ago)
+        sums.wait_ns += share * wait
+        sums.transfer_ns += share * transfer
+        sums.matched_bytes += share * nbytes
 
     def waited_for(self, last: int, exposed_ns: int) -> None:
         """Adds the exposed time of a matched call until rank *last* arrived; at most 0: none."""
         if last >= 0 and exposed_ns > 0:
             self.waits[last] = self.waits.get(last, 0) + exposed_ns
 
-    def before(self, step: int) -> list[float]:
+    def before(self, step: int) -> Sums:
         """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""
         if step <= self.step:
             return self.past
-        faded = DECAY if step == self.step + 1 else DECAY ** (step - self.step)
-        a, b, c, d, e, f, g, h = self.past
-        i, j, k, m, n, o, p, q = self.now  # unrolled: this runs for nearly every row and step
-        return [
-            (a + i) * faded, (b + j) * faded, (c + k) * faded, (d + m) * faded,
-            (e + n) * faded, (f + o) * faded, (g + p) * faded, (h + q) * faded,
-        ]  # fmt: skip
+        sums = Sums()
+        sums.absorb(self.past, 1.0)
+        sums.absorb(self.now, _faded(step - self.step))
+        return sums
 
-    def busbw(self, sums: list[float]) -> float | None:
+    def busbw(self, sums: Sums) -> float | None:
         """Bus bandwidth over *sums*, bytes/s; None without bytes."""
-        nbytes, busy = moved(sums)
+        nbytes, busy = sums.moved()
         if not nbytes or self.bus_factor is None or busy <= 0:
             return None
         return nbytes / (busy / 1e9) * self.bus_factor
 
 
-def moved(sums: list[float]) -> tuple[float, float]:
-    """Bytes, and the nanoseconds they took: of the matched transfers if any, else of all timed calls."""
-    if sums[TRANSFER] > 0:
-        return sums[MATCHED_BYTES], sums[TRANSFER]
-    return sums[TIMED_BYTES], sums[BUSY]
+def _faded(steps: int) -> float:
+    """What is left of a sum after so many steps."""
+    return _FADED[steps] if steps < _FADES else math.pow(DECAY, steps)
 
 
 def weight(steps: int) -> float:
@@ -155,8 +194,8 @@ def _row(
     op, _, phase, unit = key
     sums, total = item.before(steps), weight(steps)
     bandwidth = item.busbw(sums)
-    matched = sums[TRANSFER] > 0
-    nbytes, busy = moved(sums)
+    matched = sums.transfer_ns > 0
+    nbytes, busy = sums.moved()
     return CollectiveStatsRow(
         op=op.label,
         group=group[0],
@@ -165,41 +204,18 @@ def _row(
         phase=phase.label,
         unit=unit_names.get(unit, f"unit {unit}") if unit else "",
         count=item.calls,
-        calls=sums[CALLS] / total,
-        nbytes=sums[NBYTES] / total,
-        seconds=sums[BUSY] / total / 1e9,
-        exposed_seconds=sums[EXPOSED] / total / 1e9,
+        calls=sums.calls / total,
+        nbytes=sums.nbytes / total,
+        seconds=sums.busy_ns / total / 1e9,
+        exposed_seconds=sums.exposed_ns / total / 1e9,
         exposed_total_seconds=item.exposed_ns / 1e9,
-        wait_seconds=sums[WAIT] / total / 1e9 if matched else None,
-        transfer_seconds=sums[TRANSFER] / total / 1e9 if matched else None,
+        wait_seconds=sums.wait_ns / total / 1e9 if matched else None,
+        transfer_seconds=sums.transfer_ns / total / 1e9 if matched else None,
         algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
         busbw_bytes_per_second=bandwidth,
         best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0),
         dim=group[2],
     )
-
-
-def serial_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) -> list[Interval]:
-    """Returns when each of several transfers ran, if they ran one after another at one constant rate.
-
-    *ready_ns*: when each transfer could begin, in the order of transfer; *nbytes*: its size; *end_ns*:
-    when the last ended. The rate is the lowest that explains that end: from some transfer j on the
-    queue was never empty, so rate = max over j of sum(nbytes[j:]) / (end - ready[j]). [] without
-    bytes, and where the end precedes a beginning.
-    """
-    if not ready_ns or end_ns <= ready_ns[-1] or sum(nbytes) <= 0:
-        return []
-    rest, slowest = 0, 0.0
-    for ready, size in zip(reversed(ready_ns), reversed(nbytes), strict=True):
-        rest += size
-        slowest = max(slowest, rest / (end_ns - ready))
-    spans: list[Interval] = []
-    free: float = ready_ns[0]
-    for ready, size in zip(ready_ns, nbytes, strict=True):
-        begin = max(free, ready)
-        free = min(end_ns, begin + size / slowest)  # not rounded: rounding errors would add up
-        spans.append((round(begin), round(free)))
-    return spans
 
 
 # ---- sizes ----------------------------------------------------------------------------------------

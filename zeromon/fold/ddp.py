@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from zeromon.fold.communication import BUSY, CALLS, EXPOSED, NBYTES, TIMED_BYTES, serial_spans
 from zeromon.fold.registry import folds
 from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, RankState, stats_row
-from zeromon.ring.events import BackwardComm, Bucket, Op, Phase
+from zeromon.ring.events import BackwardComm, Bucket, Op, Phase, Raw
+from zeromon.stats.intervals import Interval
 
 
 @folds(Bucket)
@@ -28,8 +29,9 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     last = state.history[-1] if state.history else None
     belongs_to_last = last is not None and e.start_ns < last.end_ns
     window = state.last_window if belongs_to_last else state.window
-    window.communication.append((e.start_ns, e.t_ns))
-    window.blocked.append((max(e.compute_end_ns, e.start_ns), e.t_ns))
+    done: Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
+    window.ended.append(done)
+    window.blocked.append(done)
     window.phase_exposed_ns[Phase.BACKWARD] += exposed
     window.timed += e.buckets
     if last is not None and belongs_to_last:
@@ -44,7 +46,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
 
 
 def _time_buckets(state: RankState, e: BackwardComm) -> None:
-    """Divides a backward's communication among its buckets; see :func:`.communication.serial_spans`."""
+    """Divides a backward's communication among its buckets; see :func:`serial_spans`."""
     buckets, state.buckets = sorted(state.buckets, key=lambda b: b.t_ns), []
     ready = [bucket.t_ns for bucket in buckets]
     spans = serial_spans(ready, [bucket.nbytes for bucket in buckets], e.t_ns)
@@ -55,23 +57,37 @@ def _time_buckets(state: RankState, e: BackwardComm) -> None:
         row.exposed_ns += exposed
         state.unit_totals[bucket.unit].exposed_ns += exposed
         now = row.at(state.timed_steps)
-        for at, value in (
-            (CALLS, 1), (NBYTES, bucket.nbytes), (TIMED_BYTES, bucket.nbytes),
-            (BUSY, end - start), (EXPOSED, exposed),
-        ):  # fmt: skip
-            now[at] += value
+        now.calls += 1
+        now.nbytes += bucket.nbytes
+        now.timed_bytes += bucket.nbytes
+        now.busy_ns += end - start
+        now.exposed_ns += exposed
         step = state.step if bucket.t_ns < state.step_end_ns else state.step + 1
+        ended = bucket.t_ns + end - start
+        done: Raw = (0, ended, 0, bucket.nbytes, bucket.t_ns, exposed, bucket.sequence, 0)
         state.arrivals.append(
-            Arrival(
-                bucket.group,
-                bucket.sequence,
-                bucket.t_ns,
-                end - start,
-                step,
-                state.timed_steps,
-                bucket.nbytes,
-                row,
-                exposed,
-                e.compute_end_ns,
-            )
+            Arrival(bucket.group, done, e.compute_end_ns, step, state.timed_steps, row)
         )
+
+
+def serial_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) -> list[Interval]:
+    """Returns when each of several transfers ran, if they ran one after another at one constant rate.
+
+    *ready_ns*: when each transfer could begin, in the order of transfer; *nbytes*: its size; *end_ns*:
+    when the last ended. The rate is the lowest that explains that end: from some transfer j on the
+    queue was never empty, so rate = max over j of sum(nbytes[j:]) / (end - ready[j]). [] without
+    bytes, and where the end precedes a beginning.
+    """
+    if not ready_ns or end_ns <= ready_ns[-1] or sum(nbytes) <= 0:
+        return []
+    rest, slowest = 0, 0.0
+    for ready, size in zip(reversed(ready_ns), reversed(nbytes), strict=True):
+        rest += size
+        slowest = max(slowest, rest / (end_ns - ready))
+    spans: list[Interval] = []
+    free: float = ready_ns[0]
+    for ready, size in zip(ready_ns, nbytes, strict=True):
+        begin = max(free, ready)
+        free = min(end_ns, begin + size / slowest)  # not rounded: rounding errors would add up
+        spans.append((round(begin), round(free)))
+    return spans

@@ -52,7 +52,7 @@ def fold_records(state: RankState, records: Iterable[Raw]) -> None:
             state.progress_ns = t_ns
         if not state.first_event_ns:
             state.first_event_ns = t_ns
-        call.fold(state, call, record)
+        collectives.fold_call(state, call, record)
 
 
 def _new_call(state: RankState, record: Raw) -> Call | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
-from zeromon.fold.communication import CollectiveStats, Key
+from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.ring.events import (
     OP,
@@ -36,7 +36,7 @@ from zeromon.ring.events import (
 from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import Interval, intersection, length, union, union_length
+from zeromon.stats.intervals import intersection, length, union
 
 STEP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0,
@@ -46,9 +46,8 @@ STEP_BUCKETS = (
 """Upper bounds of the step-time histogram, seconds. From 0.2 to 35 s each is at most 30 % above the one
 before: so far a quantile may be off."""
 
-MOST_IN_FLIGHT = 4096
+MOST_IN_FLIGHT: Final = 4096
 """In one group."""
-_MOST_ARRIVALS = 8192
 _MOST_ID = 200
 _PAIRS = 128
 _BEATS = 61
@@ -59,25 +58,27 @@ def _by_phase() -> list[int]:
     return [0] * len(Phase)
 
 
-class Arrival(NamedTuple):
+class Arrival:
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
-    group: int
-    sequence: int
-    start_ns: int
-    busy_ns: int
-    step: int
-    timed_step: int
-    """The count of timed steps, the steps of :class:`~zeromon.fold.communication.CollectiveStats`."""
-    nbytes: int
-    traffic: CollectiveStats
-    blocked_ns: int = 0
-    """How long the rank was blocked, up to the end."""
-    waits_from_ns: int = 0
-    """When the rank began to wait, at the earliest when it arrived: before, it computed."""
+    __slots__ = ("done", "group", "row", "step", "timed_step", "waits_from_ns")
+
+    def __init__(
+        self, group: int, done: Raw, waits_from_ns: int, step: int, timed_step: int,
+        row: CollectiveStats,
+    ) -> None:  # fmt: skip
+        self.group = group
+        self.done = done
+        """Its record: when it was issued and ended, for how long the rank was blocked, its number."""
+        self.waits_from_ns = waits_from_ns
+        """When the rank began to wait, at the earliest when it arrived: before, it computed."""
+        self.step = step
+        self.timed_step = timed_step
+        """The count of timed steps, the steps of a row."""
+        self.row = row
 
 
-_NONE_ISSUED: Raw = (0, 0, 0, 0, -1, 0, 0, 0)
+_NONE_ISSUED: Final[Raw] = (0, 0, 0, 0, -1, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -109,12 +110,16 @@ class Call:
     Nine of ten records are of collectives, and few differ in these: each is looked up by one word.
     """
 
-    fold: Callable[[RankState, Call, Raw], None]
+    is_issue: bool
+    """It was issued; else it has ended."""
+    counts: bool
+    """Neither inferred, which is counted elsewhere, nor failed."""
     op: Op
     phase: Phase
     group: int
     unit: int
-    flags: int
+    is_ahead: bool
+    on_device: bool
     of_group: GroupCalls
     row: CollectiveStats
 
@@ -127,21 +132,6 @@ class Spent(NamedTuple):
     records: int
     calls: int
     spent_ns: int
-
-
-@dataclass(slots=True)
-class OpTotals:
-    """Running totals of one operation in one group."""
-
-    count: int = 0
-    timed: int = 0
-    nbytes: int = 0
-    quantized_bytes: int = 0
-    duration_ns: int = 0
-    exposed_ns: int = 0
-    recent_bytes: float = 0.0
-    recent_ns: float = 0.0
-    best_busbw: float = 0.0
 
 
 @dataclass(slots=True)
@@ -215,8 +205,10 @@ class Window:
     spans: list[EndedPhase] = field(default_factory=list)
     """The outermost phases so far, in order."""
 
-    communication: list[Interval] = field(default_factory=list)
-    blocked: list[Interval] = field(default_factory=list)
+    ended: list[Raw] = field(default_factory=list)
+    """The records of the collectives that have ended."""
+    blocked: list[Raw] = field(default_factory=list)
+    """Those of them for which a caller was blocked."""
     phase_ns: list[int] = field(default_factory=_by_phase)
     phase_exposed_ns: list[int] = field(default_factory=_by_phase)
     collectives: int = 0
@@ -239,10 +231,31 @@ class Window:
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked."""
         if self.began_before:
-            exposed = length(intersection(union(self.blocked), union(self.communication)))
+            waits = union((record[1] - record[5], record[1]) for record in self.blocked)
+            exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
         else:
-            exposed = union_length(self.blocked)
-        return union_length(self.communication), exposed + self.stall_ns
+            exposed = _covered_ns(self.blocked, of_waits=True)
+        return _covered_ns(self.ended, of_waits=False), exposed + self.stall_ns
+
+
+def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
+    """The length of the union of what *records* of collectives last, or of their callers' waits."""
+    ordered, until = records, -(1 << 63)
+    for record in records:
+        if record[1] < until:  # seldom: they are written as they end
+            ordered = sorted(records, key=itemgetter(1))
+            break
+        until = record[1]
+    total, begin = 0, ordered[-1][1] if ordered else 0
+    for record in reversed(ordered):
+        end = record[1]
+        start = end - record[5] if of_waits else record[4]
+        if end < begin:
+            begin = end
+        if start < begin:
+            total += begin - start
+            begin = start
+    return total
 
 
 @dataclass(slots=True)
@@ -334,8 +347,8 @@ class RankState:
     """Word 2 of a record of a collective -> what such records have in common."""
     background_unit: int = 0
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
-    arrivals: deque[Arrival] = field(default_factory=lambda: deque(maxlen=_MOST_ARRIVALS))
-    """Collectives that have ended since the collector last took them."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    """Those that have ended since the collector last took them, at most as many as a ring holds."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
     sizes: dict[Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import islice
 from typing import Any
 
 from zeromon.fold.collectives import in_flight
@@ -24,6 +25,7 @@ from zeromon.fold.state import (
     recent_busbw,
 )
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
+from zeromon.fold.units import unit_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Flag, Op, Path, Phase
 from zeromon.ring.model_metadata import (
@@ -53,9 +55,9 @@ from zeromon.snapshot import (
     RankTrial,
     RoleRow,
     Setting,
+    StepSummary,
     TransferRow,
     TrialState,
-    UnitRow,
 )
 from zeromon.snapshot.step import settled
 from zeromon.stats.bandwidth import overlap_ratio
@@ -84,15 +86,20 @@ def vitals(
     )
 
 
+def _last_steps(state: RankState) -> list[StepSummary]:
+    """The last steps; the process's first one, which warms up, only alone."""
+    return settled(list(islice(reversed(state.history), _WINDOW))[::-1])
+
+
 def _median_step_seconds(state: RankState) -> float | None:
-    """Returns the median of the last steps; the process's first step, which warms up, only alone."""
-    usual = settled(list(state.history)[-_WINDOW:])
+    """Returns the median of the last steps."""
+    usual = _last_steps(state)
     return statistics.median(step.seconds for step in usual) if usual else None
 
 
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    last = [s for s in settled(list(state.history)[-_WINDOW:]) if not s.idle]
+    last = [s for s in _last_steps(state) if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)
     communication = sum(s.communication_ns for s in timed)
@@ -142,7 +149,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
         in_flight=_in_flight_rows(state) if is_watched else (),
-        units=_unit_rows(state),
+        units=unit_rows(state),
         memory=_device_memory(state),
         rss_bytes=state.host.rss_bytes if state.host else -1,
         host_available_bytes=state.available_bytes,
@@ -464,23 +471,6 @@ def _group_row(state: RankState, group: int, dim: str) -> GroupProgress:
         op=op.label,
         nbytes=nbytes,
         dim=dim,
-    )
-
-
-def _unit_rows(state: RankState) -> tuple[UnitRow, ...]:
-    ordered = sorted(state.unit_totals.items(), key=lambda item: -item[1].exposed_ns)
-    return tuple(
-        UnitRow(
-            fqn=state.units.get(number, f"unit {number}"),
-            unshards=totals.unshards,
-            reshards=totals.reshards,
-            exposed_seconds=totals.exposed_ns / 1e9,
-            peak_allocated_bytes=totals.peak_allocated_bytes,
-            late_bytes=totals.late_bytes,
-            ahead_bytes=totals.ahead_bytes,
-        )
-        for number, totals in ordered[:256]
-        if number
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState
 from zeromon.ring.events import Flag, UnitEvent, UnitMark
+from zeromon.snapshot import UnitRow
 
 _AHEAD = int(Flag.AHEAD)
 
@@ -48,3 +49,21 @@ def reshard_all(state: RankState) -> None:
     """Counts all units as freed: after backward they are, and some backends send no mark for each."""
     state.unsharded.clear()
     state.unsharded_now = 0
+
+
+def unit_rows(state: RankState) -> tuple[UnitRow, ...]:
+    """The units, the most exposed first."""
+    ordered = sorted(state.unit_totals.items(), key=lambda item: -item[1].exposed_ns)
+    return tuple(
+        UnitRow(
+            fqn=state.units.get(number, f"unit {number}"),
+            unshards=totals.unshards,
+            reshards=totals.reshards,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            late_bytes=totals.late_bytes,
+            ahead_bytes=totals.ahead_bytes,
+        )
+        for number, totals in ordered[:256]
+        if number
+    )

@@ -303,33 +303,35 @@ class RingReader:
         capacity = self.header.capacity
         while True:
             slot = self._next & (capacity - 1)
-            count = min(_CHUNK, capacity - slot)
-            whole = self._whole(slot, count)
-            if whole:
-                yield self._read_run(slot, whole)
-            if whole == count:
+            expected = list(range(self._next, self._next + min(_CHUNK, capacity - slot)))
+            whole = self._whole(slot, expected)
+            if whole == len(expected):
+                yield self._read_run(slot, expected)
                 continue
+            if whole:
+                yield self._read_run(slot, expected[:whole])
             head = self._heads[(self._next & (capacity - 1)) * 8]
             if head > self._next:
                 self._skip_lapped()
             elif not self._step_over_hole(final=final):
                 return
 
-    def _whole(self, slot: int, count: int) -> int:
-        """How many of the *count* records at *slot* the writer has finished, without a gap."""
+    def _whole(self, slot: int, expected: list[int]) -> int:
+        """How many of the *expected* records at *slot* the writer has finished, without a gap."""
+        count = len(expected)
         tails = self._tails[slot * 16 + 14 : (slot + count) * 16 : 16].tolist()
-        expected = range(self._next, self._next + count)
-        if tails == list(expected):
+        if tails == expected:
             return count
         pairs = enumerate(zip(tails, expected, strict=True))
         return next((i for i, (tail, n) in pairs if tail != n & 0xFFFFFFFF), count)
 
-    def _read_run(self, slot: int, count: int) -> Iterable[Raw]:
-        """Returns the whole records among the *count* at *slot*; the next run begins after them."""
-        first, self._next = self._next, self._next + count
+    def _read_run(self, slot: int, expected: list[int]) -> Iterable[Raw]:
+        """Returns the whole ones of the *expected* records at *slot*; the next run begins after them."""
+        first, count = self._next, len(expected)
+        self._next += count
         blob = bytes(self._records[slot * RECORD_SIZE : (slot + count) * RECORD_SIZE])
         heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
-        if heads == list(range(first, first + count)) and not self.header.flags & FLAG_CRC:
+        if heads == expected and not self.header.flags & FLAG_CRC:
             return RECORD.iter_unpack(blob)
         return self._proven(blob, heads, first)
 

@@ -54,7 +54,7 @@ RECORD = struct.Struct("<QqQqqqqQ")
 RECORD_SIZE = 64
 assert RECORD.size == RECORD_SIZE
 
-Raw = tuple[int, int, int, int, int, int, int, int]
+Raw = tuple[int, ...]
 """A record as unpacked by :data:`RECORD`: its eight words."""
 
 

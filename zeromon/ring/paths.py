@@ -134,6 +134,19 @@ def store_root() -> Path:
     raise RingError("there is no folder for records", "Set ZEROMON_STORE.")
 
 
+def rings(folder: Path) -> list[Path]:
+    """The rings in the folder of a run, in the order of their names. A glob takes ten times as long."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names) if _is_ring(name)]
+
+
+def _is_ring(name: str) -> bool:
+    return name.startswith("rank") and name.endswith(".ring")
+
+
 def is_run_id(text: str) -> bool:
     """Whether *text* may name a run (and so a folder)."""
     return _RUN_ID.fullmatch(text) is not None

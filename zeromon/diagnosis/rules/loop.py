@@ -1,5 +1,6 @@
 """What a training loop does beside training, and what makes single steps slow. Pure."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -41,6 +42,11 @@ def _mean(steps: Sequence[StepSummary], phase: Phase) -> float:
     return sum(_of_phase(steps, phase)) / len(steps) / 1e9 if steps else 0.0
 
 
+def _may_have(rank: RankSnapshot, phase: Phase) -> bool:
+    """Whether any step of the run had *phase*; else its last steps need not be read for it."""
+    return rank.phase_seconds.get(phase.label, math.inf) > 0
+
+
 def _of_phase(steps: Sequence[StepSummary], phase: Phase) -> list[int]:
     """Nanoseconds of *phase* in each step. Thousands of steps are read here once a second."""
     return [s.phase_ns[phase] if len(s.phase_ns) > phase else 0 for s in steps]
@@ -49,9 +55,10 @@ def _of_phase(steps: Sequence[StepSummary], phase: Phase) -> list[int]:
 @rule("ZM606")
 def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     """Python's garbage collector stops the ranks, each at a step of its own. Reported once."""
-    judged = {r.rank: _uncompiled(r) for r in run.ranks}
+    collecting = [rank for rank in run.ranks if _may_have(rank, Phase.GARBAGE_COLLECTION)]
+    judged = {r.rank: _uncompiled(r) for r in collecting}
     means = {rank: _mean(steps, Phase.GARBAGE_COLLECTION) for rank, steps in judged.items()}
-    rank = max(run.ranks, key=lambda r: means[r.rank], default=None)
+    rank = max(collecting, key=lambda r: means[r.rank], default=None)
     if rank is None or not means[rank.rank]:
         return
     steps = judged[rank.rank]
@@ -82,7 +89,7 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
 def _uncompiled(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps without those in which dynamo compiled, which collects garbage itself."""
     steps = _recent(rank)
-    compiled = _of_phase(steps, Phase.COMPILE)
+    compiled = _of_phase(steps, Phase.COMPILE) if _may_have(rank, Phase.COMPILE) else []
     return (
         [s for s, spent in zip(steps, compiled, strict=True) if not spent]
         if any(compiled)
@@ -93,8 +100,9 @@ def _uncompiled(rank: RankSnapshot) -> list[StepSummary]:
 @rule("ZM607")
 def recompilations(run: RunSnapshot) -> Iterable[Match]:
     """torch.compile compiles again in steps of a run that has long begun. Reported once."""
-    means = {r.rank: _mean(_later(r), Phase.COMPILE) for r in run.ranks}
-    rank = max(run.ranks, key=lambda r: means[r.rank], default=None)
+    compiling = [rank for rank in run.ranks if _may_have(rank, Phase.COMPILE)]
+    means = {r.rank: _mean(_later(r), Phase.COMPILE) for r in compiling}
+    rank = max(compiling, key=lambda r: means[r.rank], default=None)
     if rank is None or not means[rank.rank]:
         return
     steps = _later(rank)
@@ -181,6 +189,8 @@ def slowest(rank: RankSnapshot) -> Slow | None:
         return None
     took = [step.end_ns - step.start_ns for step in steps]
     usual = statistics.median(took)
+    if max(took) <= _SLOW * usual:
+        return None
     slow = [step for step, each in zip(steps, took, strict=True) if each > _SLOW * usual]
     lost = sum(each - usual for each in took if each > _SLOW * usual)
     if lost < AVOIDABLE.warning * sum(took):

@@ -20,8 +20,10 @@ _MANY_UNTIMED = 0.05
 def no_step(run: RunSnapshot) -> Iterable[Match]:
     """Backward passes go by, and no optimizer step ends. Reported once."""
     for rank in run.ranks:
+        if rank.backwards_since_step <= _MANY_BACKWARDS:
+            continue
         usual = max((step.micro_steps for step in rank.recent), default=0)
-        if rank.backwards_since_step > max(_MANY_BACKWARDS, _TIMES_USUAL * usual):
+        if rank.backwards_since_step > _TIMES_USUAL * usual:
             yield Match(
                 f"{rank.backwards_since_step} backward passes since the last optimizer step; "
                 "without steps there is nothing to measure by",
@@ -77,5 +79,5 @@ def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
         if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
             text = f"exposed communication is unknown: {exposed_unknown(rank)}"
             yield Match(text, rank.rank)
-        elif in_graphs_ratio(rank) > _MANY_UNTIMED and (text := in_graphs(rank)):
+        elif (text := in_graphs(rank)) and in_graphs_ratio(rank) > _MANY_UNTIMED:
             yield Match(text, rank.rank)
