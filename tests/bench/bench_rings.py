@@ -7,7 +7,7 @@ and evaluates the generated rules. Measured for SECONDS: how old the newest reco
 and the newest tick in Prometheus; dropped records; memory and CPU of each part. Then the same for one
 collector with 64 ranks, for at most 20 s. All share this machine. `128 8 600 15` is the default; the
 short form is `16 8 60 15`. On the last line: JSON. Exit code 1 where a collector is missing, a rank is
-behind the others, or a record was dropped.
+behind the others or does not answer, or a record was dropped.
 """
 
 from __future__ import annotations
@@ -169,6 +169,10 @@ def started(
         processes += [node.process for node in wave]
         for node in wave:
             wait_for(node.listens, 60)
+    with suppress(
+        PermissionError
+    ):  # on a machine of its own the leader need not compete with the others
+        os.setpriority(os.PRIO_PROCESS, collectors[0].process.pid, 0)
     cards = [
         {
             "node": f"node{n}", "address": node.address, "first_rank": n * each, "ranks": each,
@@ -220,11 +224,17 @@ def followed(collectors: Sequence[Node], server: Prometheus, seconds: float) -> 
     """Asks one collector after the other, and Prometheus, until *seconds* have passed."""
     records, snapshots, ticks, memories = [], [], [], []
     end, number, chance = time.monotonic() + seconds, 0, random.Random(0)
+    unanswered = 0
     while time.monotonic() < end:
-        run = collectors[number % len(collectors)].snapshot()
-        now = time.monotonic_ns()
-        records.append((now - min(one.last_event_ns for one in run.ranks)) / 1e9)
-        snapshots.append((now - run.taken_ns) / 1e9)
+        try:
+            run = collectors[number % len(collectors)].snapshot()
+        except OSError as error:
+            print(f"collector {number % len(collectors)}: {error}", file=sys.stderr)
+            unanswered += 1
+        else:
+            now = time.monotonic_ns()
+            records.append((now - min(one.last_event_ns for one in run.ranks)) / 1e9)
+            snapshots.append((now - run.taken_ns) / 1e9)
         found = server.query("time() - zeromon_collector_last_tick_timestamp_seconds")
         ticks += [float(one["value"][1]) for one in found]
         memories.append(psutil.Process(server.process.pid).memory_info().rss)
@@ -233,6 +243,7 @@ def followed(collectors: Sequence[Node], server: Prometheus, seconds: float) -> 
     return {
         "record_age": spread(records), "snapshot_age": spread(snapshots),
         "prometheus_age": spread(ticks), "prometheus_bytes": max(memories),
+        "asked": number, "unanswered": unanswered,
     }  # fmt: skip
 
 
@@ -308,7 +319,8 @@ def show(row: dict[str, Any]) -> None:
         ("prometheus_age", "age of a collector's newest tick in Prometheus"),
     ):
         print(f"  {label}: median {row[name]['median']:.2f} s, most {row[name]['most']:.2f} s")
-    print(f"  dropped records {row['dropped']}; ranks differ by {row['behind']} steps at the end")
+    print(f"  dropped records {row['dropped']}; ranks differ by {row['behind']} steps at the end;"
+          f" {row['unanswered']} of {row['asked']} questions unanswered")  # fmt: skip
     cpu, nbytes = row["collector_cpu"], row["collector_bytes"]
     print(f"  a collector: {cpu['median']:.2%} of a core (most {cpu['most']:.2%}), a tick"
           f" {row['tick_seconds'] * 1e3:.1f} ms, {nbytes['median'] / 1e6:.1f} MB"
@@ -357,7 +369,11 @@ def main() -> int:
             show(found[-1])
     print(json.dumps(found))
     return any(
-        row["dropped"] or row["behind"] > 3 or row["targets"] < row["collectors"] for row in found
+        row["dropped"]
+        or row["unanswered"]
+        or row["behind"] > 3
+        or row["targets"] < row["collectors"]
+        for row in found
     )
 
 

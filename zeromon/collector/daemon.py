@@ -334,7 +334,10 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
             collector.tick()
             if file is not None:
                 file.write(targets(collector.targets(), collector.view, here))
-            stop.wait(max(0.05, _TICK_SECONDS - (time.monotonic() - began)))
+            took = time.monotonic() - began
+            stop.wait(
+                max(0.05, took, _TICK_SECONDS - took)
+            )  # at most half of the time on a busy node
     finally:
         address.unlink(missing_ok=True)
         server.shutdown()

@@ -36,6 +36,8 @@ OF_PHASE = {
 _COMPUTES = tuple(phase for phase in Phase if OF_PHASE[phase] is Cause.COMPUTE)
 _TRAINS = (*_COMPUTES, Phase.OTHER)
 """The phases whose exposed communication is a cause of its own."""
+_KINDS = tuple((OF_PHASE[phase], phase in _TRAINS) for phase in Phase)
+"""Of each phase, by its number: its cause, and whether its exposed communication is one of its own."""
 
 
 def add_step(ledger: LedgerSums, step: StepSummary) -> None:
@@ -108,9 +110,12 @@ def ledger_totals(state: RankState) -> dict[str, float]:
 def _of_steps(ledger: LedgerSums) -> defaultdict[Cause, float]:
     """Nanoseconds by cause."""
     causes: defaultdict[Cause, float] = defaultdict(float)
-    for phase in Phase:
-        exposed = ledger.exposed_ns[phase] if phase in _TRAINS else 0
-        causes[OF_PHASE[phase]] += ledger.spent_ns[phase] - exposed
+    for phase, spent in enumerate(ledger.spent_ns):
+        if not spent:
+            continue
+        cause, trains = _KINDS[phase]
+        exposed = ledger.exposed_ns[phase] if trains else 0
+        causes[cause] += spent - exposed
         causes[Cause.EXPOSED] += exposed
     offload = min(causes[Cause.COMPUTE], ledger.offload_ns)
     causes[Cause.COMPUTE] -= offload
@@ -221,7 +226,7 @@ def lose(
     for step in known:
         add_step(sums, step)
     lost = _of_steps(sums)
-    del lost[Cause.CHECKPOINT]
+    lost.pop(Cause.CHECKPOINT, None)
     found, whole = [], list(rows)
     for cause, ns in lost.items():
         of = (Cause.EXPOSED, Cause.WAITING) if cause is Cause.EXPOSED else (cause,)

@@ -13,10 +13,9 @@ from zeromon.ring.text_enum import TextEnum
 class _Labelled(IntEnum):
     """A number whose name is also the value of a metric label."""
 
-    @property
-    def label(self) -> str:
-        """The value of the label: the name in lower case."""
-        return self.name.lower()
+    def __init__(self, _: int) -> None:
+        self.label = self._name_.lower()
+        """The value of the metric label."""
 
 
 class Op(_Labelled):
