@@ -49,7 +49,7 @@ class StepSkew:
     """When the ranks of one step were late and when they waited, by rank, nanoseconds."""
 
     late: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
-    wait: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
+    wait: dict[int, Coverage] = field(default_factory=dict)
     node_late: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
     """The delay of a whole node, by the rank of the node that arrived last."""
 
@@ -178,7 +178,10 @@ class ArrivalSkew:
             done, row = one.done, one.row
             ended, nbytes, start, blocked = done[1], done[3], done[4], done[5]
             busy = ended - start if ended > start else 0
-            waits[member].add(max(start, one.waits_from_ns), at)
+            wait = waits.get(member)
+            if wait is None:
+                wait = waits[member] = Coverage()
+            wait.add(max(start, one.waits_from_ns), at)
             # a rank whose end was recorded late did not wait all that time
             most, waited = busy - transfer, at - start
             if waited > most:

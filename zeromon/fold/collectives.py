@@ -165,7 +165,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
             state.unit_totals[unit].exposed_ns += blocked_ns
         if issued is not None and issued[6]:
             state.engines[issued[6]].exposed_ns += blocked_ns
-    if unit and call.op is Op.ALL_GATHER and state.gathers:
+    if unit and state.gathers and call.op is Op.ALL_GATHER:
         state.gathers.setdefault(call.is_ahead, [0, 0])[1] += blocked_ns
         if not call.is_ahead:
             window.late_ns += blocked_ns

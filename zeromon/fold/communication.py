@@ -81,7 +81,8 @@ class CollectiveStats:
 
     def __init__(self, op: Op, size: int, step: int, totals: OpTotals) -> None:
         self.size = size
-        self.bus_factor = bus_factor(op, size)
+        self.bus_factor = bus_factor(op, size) or 0.0
+        """busbw / algbw; 0 where there is no such bandwidth."""
         self.step = step
         self.totals = totals
         """The totals of the same operation and group: they save the fold a second look-up."""
@@ -102,16 +103,14 @@ class CollectiveStats:
 
     def sized(self, op: Op, size: int) -> None:
         """Sets the number of ranks of the group."""
-        self.size, self.bus_factor = size, bus_factor(op, size)
+        self.size, self.bus_factor = size, bus_factor(op, size) or 0.0
 
     def at(self, step: int) -> Sums:
         """Returns the sums of *step*, which the caller adds to."""
         if step > self.step:
             self.past.absorb(self.now, _faded(step - self.step))
             self.now, self.step = Sums(), step
-            bandwidth = self.busbw(self.past)
-            if bandwidth is not None and bandwidth > self.best_busbw:
-                self.best_busbw = bandwidth
+            self.best_busbw = max(self.best_busbw, self.busbw(self.past))
         return self.now
 
     def forget(self) -> None:
@@ -143,12 +142,10 @@ class CollectiveStats:
         sums.absorb(self.now, _faded(step - self.step))
         return sums
 
-    def busbw(self, sums: Sums) -> float | None:
-        """Bus bandwidth over *sums*, bytes/s; None without bytes."""
+    def busbw(self, sums: Sums) -> float:
+        """Bus bandwidth over *sums*, bytes/s; 0 where there is none."""
         nbytes, busy = sums.moved()
-        if not nbytes or self.bus_factor is None or busy <= 0:
-            return None
-        return nbytes / (busy / 1e9) * self.bus_factor
+        return nbytes / (busy / 1e9) * self.bus_factor if nbytes and busy > 0 else 0.0
 
 
 def _faded(steps: int) -> float:
@@ -193,7 +190,7 @@ def _row(
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
     sums, total = item.before(steps), weight(steps)
-    bandwidth = item.busbw(sums)
+    bandwidth = item.busbw(sums) or None
     matched = sums.transfer_ns > 0
     nbytes, busy = sums.moved()
     return CollectiveStatsRow(

@@ -198,35 +198,32 @@ class EndedPhase(NamedTuple):
     own_ns: int
 
 
-@dataclass(slots=True)
 class Window:
     """Sums since the step began."""
 
-    spans: list[EndedPhase] = field(default_factory=list)
-    """The outermost phases so far, in order."""
+    __slots__ = (
+        "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "micro_steps",
+        "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss", "samples",
+        "scalars", "spans", "stall_ns", "timed", "tokens",
+    )  # fmt: skip
 
-    ended: list[Raw] = field(default_factory=list)
-    """The records of the collectives that have ended."""
-    blocked: list[Raw] = field(default_factory=list)
-    """Those of them for which a caller was blocked."""
-    phase_ns: list[int] = field(default_factory=_by_phase)
-    phase_exposed_ns: list[int] = field(default_factory=_by_phase)
-    collectives: int = 0
-    timed: int = 0
-    nbytes: int = 0
-    stall_ns: int = 0
-    allocated: int = -1
-    reserved: int = -1
-    rss: int = -1
-    offload_ns: int = 0
-    late_ns: int = 0
-    micro_steps: int = 0
-    scalars: dict[str, float | None] = field(default_factory=dict)
-    """Label of a scalar -> its value in the step; None where it is not finite."""
-    samples: int = -1
-    tokens: int = -1
-    began_before: bool = False
-    """Whether a wait began before its own collective; else all of :attr:`blocked` is communication."""
+    def __init__(self) -> None:
+        self.spans: list[EndedPhase] = []
+        """The outermost phases so far, in order."""
+        self.ended: list[Raw] = []
+        """The records of the collectives that have ended."""
+        self.blocked: list[Raw] = []
+        """Those of them for which a caller was blocked."""
+        self.phase_ns = _by_phase()
+        self.phase_exposed_ns = _by_phase()
+        self.collectives = self.timed = self.nbytes = 0
+        self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = 0
+        self.allocated = self.reserved = self.rss = -1
+        self.scalars: dict[str, float | None] = {}
+        """Label of a scalar -> its value in the step; None where it is not finite."""
+        self.samples = self.tokens = -1
+        self.began_before = False
+        """Whether a wait began before its own collective; else :attr:`blocked` is communication."""
 
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked."""

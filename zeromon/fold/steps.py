@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import Final
 
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
@@ -23,9 +24,12 @@ from zeromon.ring.events import (
 )
 from zeromon.snapshot import StepSummary
 
-_CONTINUED = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
-_ASYNC = int(Flag.ASYNC)
-_IDLE = int(Flag.IDLE)
+_CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
+_ASYNC: Final = int(Flag.ASYNC)
+_IDLE: Final = int(Flag.IDLE)
+_OTHER: Final = Phase.OTHER  # a look-up in an enum takes as long as ten sums
+_BACKWARD: Final = Phase.BACKWARD
+_CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
 
 
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
@@ -35,7 +39,7 @@ _OWNS = (Phase.EVALUATION, Phase.GENERATION)
 
 @folds(PhaseSpan)
 def _fold_phase(state: RankState, e: PhaseSpan) -> None:
-    if e.activity or e.phase > Phase.CPU_OPTIMIZER:
+    if e.activity or e.phase > _CPU_OPTIMIZER:
         _count_activity(state, e)
     if e.flags & _ASYNC:
         return
@@ -51,13 +55,13 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
     window.phase_ns[e.phase] += max(0, own)
     if e.activity is Activity.WRAP:  # what has a cause of its own is no part of the set-up
         state.activities[e.phase, e.activity, False].ns -= spent - max(0, own)
-    if e.phase is Phase.BACKWARD:
+    if e.phase is _BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts
         window.micro_steps += counts
         reshard_all(state)
-    if e.phase <= Phase.CPU_OPTIMIZER:
-        state.phase = Phase.OTHER
+    if e.phase <= _CPU_OPTIMIZER:
+        state.phase = _OTHER
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:
@@ -127,7 +131,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     state.ledger.since_save_ns += spent
     state.ledger.unsaved_steps += not continued
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
-    state.phase_ns[Phase.OTHER] += max(0, spent - sum(window.phase_ns[1:]))
+    state.phase_ns[_OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:
         state.history[-1] = _merge(previous, summary)
     else:
@@ -141,7 +145,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         state.timed_steps += not summary.idle
         state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
         _pair_control_step(state)
-    state.phase = Phase.OTHER
+    state.phase = _OTHER
     state.unit = 0
     reshard_all(state)
     forget_ended(state, start)
@@ -167,7 +171,7 @@ def _decay_bandwidths(state: RankState) -> None:
 def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
     communication_ns, exposed_ns = window.communicated_ns()
     phases = list(window.phase_ns)
-    phases[Phase.OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
+    phases[_OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
     memory, host = state.memory, state.host
     return StepSummary(
         step=e.step,

@@ -90,10 +90,12 @@ def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
 class Coverage:
     """A set that grows by one interval at a time, and its length; it takes 16 bytes an interval."""
 
-    __slots__ = ("_ends", "_starts", "length")
+    __slots__ = ("_ends", "_last", "_starts", "length")
 
     def __init__(self) -> None:
         self._starts, self._ends = array("q"), array("q")
+        self._last = -(1 << 63)
+        """The end of the set."""
         self.length = 0
 
     def add(self, start: int, end: int) -> None:
@@ -101,9 +103,10 @@ class Coverage:
         if end <= start:
             return
         starts, ends = self._starts, self._ends
-        if not ends or start > ends[-1]:  # as most come: in order
+        if start > self._last:  # as most come: in order
             starts.append(start)
             ends.append(end)
+            self._last = end
             self.length += end - start
             return
         first, after = bisect_left(ends, start), bisect_right(starts, end)
@@ -113,6 +116,7 @@ class Coverage:
         self.length += end - start
         starts[first:after] = array("q", (start,))
         ends[first:after] = array("q", (end,))
+        self._last = max(self._last, end)
 
     def __iter__(self) -> Iterator[Interval]:
         """The intervals of the set, in order."""
