@@ -53,8 +53,15 @@ class Hook(BuildHookInterface[Any]):
             build_data["shared_data"][str(self.folder / name)] = PLACES[name]
         if compiles():
             build_data |= {"pure_python": False, "infer_tag": True}
-            for library in compiled.compile_into(self.folder):
+            for library in self._compiled():
                 build_data["force_include"][str(self.folder / library)] = str(library)
+
+    def _compiled(self) -> list[Path]:
+        try:
+            return compiled.compile_into(self.folder)
+        except RuntimeError:
+            rmtree(self.folder)
+            raise
 
     def finalize(self, version: str, *_: Any) -> None:
         """Removes that folder; the wheel has its files."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -52,7 +53,8 @@ def compile_into(folder: Path) -> list[Path]:
     done = subprocess.run(
         [sys.executable, __file__], cwd=folder, capture_output=True, text=True, check=False
     )
-    found = [path.relative_to(folder) for path in sorted(folder.rglob("*.so"))]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    found = [path.relative_to(folder) for path in sorted(folder.rglob(f"*{suffix}"))]
     found = [path for path in found if path.parts[0] != "build"]
     if done.returncode or len(found) <= len(MODULES):
         raise RuntimeError((done.stdout + done.stderr)[-4000:])

@@ -1,4 +1,4 @@
-"""Step time with and without the agent: `bench_step.py [STEPS [large|small|whole ...]]`.
+"""Step time with and without the agent: `bench_step.py [STEPS [large|small|whole ...]] [--of STRATEGY]`.
 
 Three comparisons, by default all:
 
@@ -192,10 +192,11 @@ def main() -> None:
     )
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
+    parser.add_argument("--of", choices=PROGRAMS, metavar="STRATEGY", help="one of them alone")
     words = parser.parse_args()
     if not set(words.comparisons) <= COMPARISONS.keys():
         parser.error(f"the comparisons are {', '.join(COMPARISONS)}")
-    for strategy in PROGRAMS:
+    for strategy in [words.of] if words.of else PROGRAMS:
         for name in words.comparisons or COMPARISONS:
             COMPARISONS[name](strategy, words.steps)
 

@@ -18,7 +18,10 @@ from zeromon.diagnosis.stragglers import (
     longer_phase,
     stragglers,
 )
+from zeromon.fold.fold import fold_records
+from zeromon.fold.state import MOST_ARRIVALS, RankState
 from zeromon.probes.cpu_pressure import PressureReader, cpus_of
+from zeromon.ring.events import Flag, Kind, Op, Phase, of_call
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 
 STEP_MS = 100
@@ -138,6 +141,23 @@ def test_too_little_to_say() -> None:
     alone = ArrivalSkew()
     alone.arrived(0, "g", 1, arrival(1, 1, 1))
     assert alone.steps == {} and alone.wait_seconds(0) is None
+
+
+def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
+    """As after a restart of the collector: 12,000 calls of one rank, then those of the other."""
+    skew, states = ArrivalSkew(), [RankState(rank=number) for number in range(2)]
+    word = of_call(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.END_KNOWN, 1, 0)
+    for number, state in enumerate(states):
+        late = number * MS
+        calls = [
+            (n, (10 * n + 5) * MS, word, 4, 10 * n * MS + late, 0, n, n) for n in range(1, 12_001)
+        ]
+        fold_records(state, calls)
+        skew.all_arrived(number, {1: ("g", 2, 2)}, state.arrivals)
+    assert len(states[0].arrivals) == MOST_ARRIVALS
+    (row,) = states[0].traffic.values()
+    assert skew.late_seconds(1) == 0  # nobody was blocked
+    assert row.now.transfer_ns == MOST_ARRIVALS * 4 * MS
 
 
 def test_what_never_completes_is_forgotten() -> None:

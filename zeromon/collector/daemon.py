@@ -122,14 +122,16 @@ class Collector:
     def tick(self) -> None:
         """Reads all new records and publishes new snapshots.
 
-        It makes no cycles of references, so Python's garbage collector waits until it has ended: to look
-        at tens of thousands of new objects again and again would be a tenth of the tick.
+        It makes few cycles of references, so Python's garbage collector waits until it has ended: to
+        look at tens of thousands of new objects again and again would be a tenth of the tick.
         """
+        collects = gc.isenabled()
         gc.disable()
         try:
             self._tick()
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
 
     def _tick(self) -> None:
         began = time.monotonic()
@@ -200,7 +202,11 @@ class Collector:
         return snapshot
 
     def _find_runs(self) -> None:
-        for name in os.listdir(self.root) if self.root.is_dir() else ():
+        try:
+            names = os.listdir(self.root)
+        except OSError:
+            return
+        for name in names:
             folder = self.root / name
             if name in self._runs or name in self._stuck or not is_run_folder(folder):
                 continue
@@ -335,9 +341,8 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
             if file is not None:
                 file.write(targets(collector.targets(), collector.view, here))
             took = time.monotonic() - began
-            stop.wait(
-                max(0.05, took, _TICK_SECONDS - took)
-            )  # at most half of the time on a busy node
+            # on a node without free CPUs a tick takes long, and is followed by a longer pause
+            stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
     finally:
         address.unlink(missing_ok=True)
         server.shutdown()

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice, takewhile
 from pathlib import Path
 
 from zeromon.fold.checkpoint import Checkpoint, restore
@@ -117,8 +116,10 @@ class RankFollower:
         The newest step waits for the next call unless *final*: a later event may still belong to it.
         Rows hold wall-clock times as of the ring's creation, so that every reader computes the same.
         """
-        newest_first = islice(reversed(self.state.history), 0 if final else 1, None)
-        fresh = [*takewhile(lambda step: step.start_ns > self._newest_row_ns, newest_first)][::-1]
+        steps, newest_ns = list(self.state.history), self._newest_row_ns
+        if not final:
+            steps = steps[:-1]
+        fresh = [step for step in steps if step.start_ns > newest_ns]
         if fresh:
             self._newest_row_ns = fresh[-1].start_ns
         header = self.reader.header

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from zeromon.fold.state import Arrival
+from zeromon.fold.state import MOST_ARRIVALS, Arrival
 from zeromon.levels import LATE
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler
@@ -35,7 +35,8 @@ WINDOW = 20
 LEAST_OF_WINDOW = 16
 LEAST_SHARE = LATE.warning
 _KEPT_STEPS: Final = 512
-_KEPT_PENDING: Final = 8192
+_KEPT_PENDING = MOST_ARRIVALS
+"""Fewer would lose what one rank of several has called."""
 _WARM_UP = 3
 
 
@@ -124,7 +125,7 @@ class ArrivalSkew:
                 number = one.group
                 group, members, size = groups[number]
                 spreads = self.joined and size > members
-                pending = self._pending[group]
+                pending = self._pending[group] if members > 1 or spreads else {}
             if members < 2 and not spreads:
                 continue
             sequence = one.done[6]
@@ -145,7 +146,10 @@ class ArrivalSkew:
                     self._book(inside, alone(part))
 
     def _made_room(self) -> Members:
-        """A new entry of the pending collectives; removes an old one when there are too many."""
+        """A new entry of the pending collectives.
+
+        Where there are too many, the oldest of the group with most of them is removed.
+        """
         if self._kept >= _KEPT_PENDING:
             crowded = max(self._pending.values(), key=len)
             del crowded[next(iter(crowded))]
@@ -210,26 +214,21 @@ class ArrivalSkew:
 
 def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    sequence, first, at, before, last, transfer = 0, FAR, NEVER, NEVER, -1, FAR
-    last_waits = others_wait = FAR
-    for rank, one in inside.items():
-        ended, start, sequence = one.done[1], one.done[4], one.done[6]
+    (last, one), *rest = inside.items()
+    sequence, at = one.done[6], one.done[4]
+    first, before, transfer = at, NEVER, one.done[1] - at
+    last_waits, others_wait = max(at, one.waits_from_ns), FAR
+    for place, (rank, one) in enumerate(rest):
+        ended, start = one.done[1], one.done[4]
         waits = max(start, one.waits_from_ns)
-        if last < 0 or start > at:
-            if last >= 0:
-                before = at
-                if last_waits < others_wait:
-                    others_wait = last_waits
-            at, last, last_waits = start, rank, waits
-        else:
-            if start > before:
-                before = start
-            if waits < others_wait:
-                others_wait = waits
-        if start < first:
-            first = start
-        if ended - start < transfer:
-            transfer = ended - start
+        if start > at:
+            before, at, last = at, start, rank
+            waits, last_waits = last_waits, waits
+        elif place == 0 or start > before:
+            before = start
+        others_wait = waits if place == 0 else min(others_wait, waits)
+        first = min(first, start)
+        transfer = min(transfer, ended - start)
     return PartialArrival(
         group, sequence, size, len(inside), first, at, last, before, max(1, transfer),
         min(last_waits, others_wait), others_wait,
@@ -239,7 +238,7 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
 def alone(part: PartialArrival) -> MatchedCollective:
     """The last arrival in a collective whose members are all on one node."""
     at = part.last_ns
-    late = at - max(part.before_ns, part.others_wait_ns)
+    late = at - max(NEVER, part.before_ns, part.others_wait_ns)
     return MatchedCollective(
         part.group, part.sequence, at, part.last_rank, max(0, late), 0, part.transfer_ns
     )
@@ -251,13 +250,13 @@ def matched_collective(parts: Sequence[PartialArrival]) -> MatchedCollective:
     rest = [part for part in parts if part is not last]
     others = max((part.last_ns for part in rest), default=NEVER)
     waits = min((part.waits_ns for part in rest), default=FAR)
-    alone = max(others, last.before_ns, min(waits, last.others_wait_ns))
+    since = max(others, last.before_ns, min(waits, last.others_wait_ns))
     return MatchedCollective(
         group=last.group,
         sequence=last.sequence,
         last_ns=last.last_ns,
         last_rank=last.last_rank,
-        late_ns=max(0, last.last_ns - alone),
+        late_ns=max(0, last.last_ns - since),
         node_late_ns=max(0, last.first_ns - max(others, waits)) if others > NEVER else 0,
         transfer_ns=min(part.transfer_ns for part in parts),
     )

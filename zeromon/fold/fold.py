@@ -20,7 +20,7 @@ from zeromon.fold import (
     units as units,
 )
 from zeromon.fold.registry import HANDLERS
-from zeromon.fold.state import Call, RankState
+from zeromon.fold.state import MOST_ARRIVALS, Call, RankState
 from zeromon.ring.events import (
     Event,
     GroupSequence,
@@ -53,6 +53,8 @@ def fold_records(state: RankState, records: Iterable[Raw]) -> None:
         if not state.first_event_ns:
             state.first_event_ns = t_ns
         collectives.fold_call(state, call, record)
+    if len(state.arrivals) > MOST_ARRIVALS:
+        del state.arrivals[:-MOST_ARRIVALS]
 
 
 def _new_call(state: RankState, record: Raw) -> Call | None:

@@ -48,6 +48,7 @@ before: so far a quantile may be off."""
 
 MOST_IN_FLIGHT: Final = 4096
 """In one group."""
+MOST_ARRIVALS: Final = 8192
 _MOST_ID = 200
 _PAIRS = 128
 _BEATS = 61
@@ -69,7 +70,8 @@ class Arrival:
     ) -> None:  # fmt: skip
         self.group = group
         self.done = done
-        """Its record: when it was issued and ended, for how long the rank was blocked, its number."""
+        """Its record: words 1 and 4 say when it ended and was issued, 3 its bytes, 5 for how long the
+        rank was blocked, 6 its number. DDP's buckets have none, and get one with these words."""
         self.waits_from_ns = waits_from_ns
         """When the rank began to wait, at the earliest when it arrived: before, it computed."""
         self.step = step
@@ -211,7 +213,7 @@ class Window:
         self.spans: list[EndedPhase] = []
         """The outermost phases so far, in order."""
         self.ended: list[Raw] = []
-        """The records of the collectives that have ended."""
+        """The records of the collectives that have ended; of DDP, one that says what its reducer did."""
         self.blocked: list[Raw] = []
         """Those of them for which a caller was blocked."""
         self.phase_ns = _by_phase()
@@ -345,7 +347,7 @@ class RankState:
     background_unit: int = 0
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
     arrivals: list[Arrival] = field(default_factory=list)
-    """Those that have ended since the collector last took them, at most as many as a ring holds."""
+    """Those that have ended since the collector last took them, the newest :data:`MOST_ARRIVALS`."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
     sizes: dict[Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""

@@ -55,7 +55,8 @@ RECORD_SIZE = 64
 assert RECORD.size == RECORD_SIZE
 
 Raw = tuple[int, ...]
-"""A record as unpacked by :data:`RECORD`: its eight words."""
+"""A record as unpacked by :data:`RECORD`: its eight words. The type leaves their number open, so that
+compiled code passes the tuple on as it is."""
 
 
 def head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
