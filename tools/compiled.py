@@ -34,7 +34,6 @@ MODULES = (
     "zeromon/fold/summarize.py",
     "zeromon/fold/training.py",
     "zeromon/fold/units.py",
-    "zeromon/snapshot/step.py",
     "zeromon/stats/bandwidth.py",
     "zeromon/stats/intervals.py",
 )

@@ -48,7 +48,7 @@ OURS = (
     Bench("bench_hooks.py", 0.3),
     Bench("bench_imports.py 3", 0.4),
     Bench("bench_census.py", 0.2, rounds=3),
-    Bench("bench_collector.py", 0.4),
+    Bench("bench_collector.py", 1.1),
     Bench("bench_exposition.py 8 80", 0.2),
     Bench("bench_forecast.py 5", 0.3),
     Bench("bench_nodes.py 16 128", 0.2, rounds=2),

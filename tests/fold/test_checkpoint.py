@@ -18,10 +18,21 @@ from zeromon.collector.run import TOTALS
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.fold.checkpoint import checkpoint_of, decode, encode, restore
 from zeromon.fold.communication import OpTotals
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, ScalarTotals
 from zeromon.fold.summarize import summarize
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
-from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place
+from zeromon.ring.events import (
+    Activity,
+    Dtype,
+    Flag,
+    Kind,
+    Op,
+    Path as Path_,
+    Phase,
+    Scalar,
+    head,
+    place,
+)
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import Store
 
@@ -224,6 +235,20 @@ def test_totals_taken_over_are_those_of_one_long_fold(kept: int, held: int) -> N
     folded(events(kept, 60), again)
     snapshots = [summarize(one) for one in (again, whole)]
     assert only_totals(snapshots[0]) == only_totals(snapshots[1])
+
+
+def test_totals_with_what_is_not_known_are_read_again() -> None:
+    """Also where the fold is compiled, which keeps no types but those of machine numbers."""
+    made = state()
+    made.engines[1].steps = 3
+    made.transfers[Path_(1)].nbytes = 5
+    made.scalars[Scalar.LOSS] = ScalarTotals(value=1.5)
+    made.activities[Phase.CHECKPOINT, Activity.SAVE, False].count = 2
+    read = decode(encode({"rank": checkpoint_of(made, 1)}))["rank"]
+    assert (read.engines[1].steps, read.engines[1].precision) == (3, None)
+    assert (read.transfers[Path_(1)].nbytes, read.transfers[Path_(1)].step_bytes) == (5, None)
+    assert (read.scalars[Scalar.LOSS].value, read.activities[0][3].count) == (1.5, 2)
+    assert json.loads(msgspec.json.encode(read))["ledger"]["spent_ns"] == made.ledger.spent_ns
 
 
 def test_rows_of_traffic_go_on_counting_where_they_did() -> None:

@@ -17,14 +17,13 @@ from zeromon.fold.communication import OpTotals
 from zeromon.fold.state import (
     ActivityTotals,
     BatchTotals,
-    EngineTotals,
     LedgerSums,
-    PathTotals,
     RankState,
     ScalarTotals,
     UnitTotals,
     stats_row,
 )
+from zeromon.fold.totals import EngineTotals, PathTotals
 from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
 _PLAIN = (

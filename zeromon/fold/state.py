@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.pipeline_calls import PipelineCalls
+from zeromon.fold.totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     OP,
     Activity,
@@ -25,7 +26,6 @@ from zeromon.ring.events import (
     Op,
     Path,
     Phase,
-    Precision,
     Raw,
     Role,
     RoleBytes,
@@ -146,35 +146,6 @@ class UnitTotals:
     peak_allocated_bytes: int = -1
     late_bytes: int = 0
     ahead_bytes: int = 0
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """Running totals of one DeepSpeed engine."""
-
-    steps: int = 0
-    skipped: int = 0
-    collectives: int = 0
-    nbytes: int = 0
-    exposed_ns: int = 0
-    precision: Precision | None = None
-    nonfinite: int = 0
-
-
-@dataclass(slots=True)
-class PathTotals:
-    """Running totals of one transfer path of offloaded state."""
-
-    nbytes: int = 0
-    busy_ns: int = 0
-    blocked_ns: int = 0
-    recent_bytes: float = 0.0
-    recent_ns: float = 0.0
-    best: float = 0.0
-    """Highest rate, bytes per nanosecond."""
-    of_step: int = 0
-    """Bytes since the step began."""
-    step_bytes: float | None = None
 
 
 @dataclass(slots=True)
