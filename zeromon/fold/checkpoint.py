@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from zeromon.fold.communication import OpTotals
+from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.fold.state import (
     ActivityTotals,
     BatchTotals,
@@ -23,7 +24,6 @@ from zeromon.fold.state import (
     UnitTotals,
     stats_row,
 )
-from zeromon.fold.totals import EngineTotals, PathTotals
 from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
 _PLAIN = (

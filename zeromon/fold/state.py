@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.pipeline_calls import PipelineCalls
-from zeromon.fold.totals import EngineTotals, PathTotals
+from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     OP,
     Activity,

@@ -15,8 +15,8 @@ from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row
+from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import NO_CALLS, RankState, group_id, group_label, group_size, recent_busbw
-from zeromon.fold.totals import PathTotals
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.fold.units import unit_rows
 from zeromon.memory.reconcile import expected_rows
