@@ -324,7 +324,7 @@ def show(row: dict[str, Any]) -> None:
         ("prometheus_age", "age of a collector's newest tick in Prometheus"),
     ):
         print(f"  {label}: median {row[name]['median']:.2f} s, most {row[name]['most']:.2f} s")
-    print(f"  dropped records {row['dropped']}; newest of each rank {row['behind']:.1f} s old at most at the end;"
+    print(f"  dropped records {row['dropped']}; the newest at the end at most {row['behind']:.1f} s old;"
           f" {row['unanswered']} of {row['asked']} questions unanswered")  # fmt: skip
     cpu, nbytes = row["collector_cpu"], row["collector_bytes"]
     print(f"  a collector: {cpu['median']:.2%} of a core (most {cpu['most']:.2%}), a tick"
