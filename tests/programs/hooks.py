@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 import zeromon_agents
+from zeromon.ring.buffer import RingReader
 
 
 def begin() -> None:
@@ -359,6 +360,37 @@ def end_without_options() -> dict:
     known = bool(entry[END])
     work.wait()
     return {"end_known_before_wait": known, "errors": agent().guard.errors}
+
+
+def bursts() -> dict:
+    """Rounds of eight asynchronous all-reduces while a callback is to come: known and unknown ends."""
+    from zeromon.ring.events import Done, Flag, decode
+
+    begin()
+    zeromon_agents.start()
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    reader, found = RingReader(agent().ring.path), {}
+
+    def a_round(name: str, size: int, wait) -> None:
+        agent().collectives._last_called_back = [0] * 8
+        works = [dist.all_reduce(torch.ones(size), async_op=True) for _ in range(8)]
+        time.sleep(0.1)
+        for work in works:
+            wait(work)
+        optimizer.step()
+        ends = [e.flags & Flag.END_KNOWN for raw in reader.read() if type(e := decode(raw)) is Done]
+        found[name] = [sum(map(bool, ends)), ends.count(0)]
+
+    def of_future(work) -> None:
+        work.get_future().wait()
+
+    a_round("first", 8, dist.Work.wait)
+    a_round("again", 8, dist.Work.wait)
+    a_round("large", 1 << 15, dist.Work.wait)
+    a_round("large again", 1 << 15, dist.Work.wait)
+    a_round("futures", 8, of_future)
+    a_round("futures again", 8, of_future)
+    return found
 
 
 def every_op() -> dict:

@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head
-from zeromon_agents.hooks.c10d import Collectives
+from zeromon_agents.hooks.c10d import BLOCKED_NS, Collectives
 from zeromon_agents.hooks.payloads import DTYPES, total_bytes
 from zeromon_agents.hooks.process_groups import Group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -79,8 +79,6 @@ the operator again."""
 GROUP = "group_name"
 """The argument of every operator that issues: a group's name, or the group."""
 _MOST_PENDING = 4096
-_BLOCKED_NS = 20_000
-"""A wait that took longer has seen the end of the collective."""
 _ISSUED, _DONE = head(Kind.ISSUED), head(Kind.DONE)
 _FAILED, _END_KNOWN = head(0, flags=Flag.FAILED), head(0, flags=Flag.END_KNOWN)
 _DONE_FAILED = _DONE | _FAILED
@@ -302,7 +300,7 @@ class Functional:
                 left = _now()
                 try:
                     blocked = left - reached
-                    if blocked > _BLOCKED_NS:
+                    if blocked > BLOCKED_NS:
                         outcome |= _END_KNOWN
                     n = following()
                     # fmt: off

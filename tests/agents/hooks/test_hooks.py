@@ -157,6 +157,20 @@ def test_a_work_without_a_future_ends_when_it_is_waited_for(tmp_path: Path) -> N
     assert collectives._last_called_back is None
 
 
+def test_small_collectives_of_a_burst_are_not_called_back(shared_node: Node) -> None:
+    """Once their works are known to be waited for; their end is then an upper bound, and says so."""
+    facts, _ = case(shared_node, "bursts")
+    known, unknown = facts.pop("again")
+    assert known + unknown == 8 and unknown >= 5  # a wait that was interrupted counts as blocked
+    assert facts == {
+        "first": [8, 0],
+        "large": [8, 0],
+        "large again": [8, 0],
+        "futures": [0, 0],  # nobody saw their ends: this step is not timed
+        "futures again": [8, 0],
+    }
+
+
 def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
     """Each public function, with the payload that the definition of S gives it."""
     has, result = case(shared_node, "every_op")
