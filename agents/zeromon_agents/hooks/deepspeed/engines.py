@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Offload, Strategy, deepspeed
@@ -16,6 +16,18 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
 
 NO_OFFLOAD = "none"
+
+
+class SubModule(NamedTuple):
+    """A module that holds parameters of an engine of stage 3."""
+
+    unit: int = 0
+    engine: int = 0
+    parameters: tuple[int, ...] = ()
+    """The ds_id of each parameter that is gathered with it."""
+
+
+_NONE = SubModule()
 
 
 class Engine:
@@ -39,8 +51,8 @@ class Engine:
         self.bucket = 0
         """Buckets reduced since the forward began."""
         self.optimizer_id = id(engine.optimizer)
-        self.modules: dict[int, int] = {}
-        """id(sub-module) -> unit."""
+        self.modules: list[int] = []
+        """The id() of its sub-modules."""
         self.owners: dict[int, int] = {}
         """ds_id of a parameter -> unit of the sub-module that holds it."""
 
@@ -81,6 +93,8 @@ class Engines:
     def __init__(self, context: HookContext) -> None:
         self._context = context
         self._engines: dict[int, Engine] = {}
+        self._modules: dict[int, SubModule] = {}
+        """id(sub-module) -> what the hooks know of it; looked up more than a hundred times a step."""
         self._count = 0
         self.built_bytes: dict[int, int | None] = {}
         """id(engine) -> bytes that its rank built before they were divided; None where unknown."""
@@ -109,25 +123,24 @@ class Engines:
         """Returns what gives the memory census each engine's tensors."""
         return [known.claims for known in self._engines.values()]
 
-    def unit_of(self, module: Any) -> tuple[int, int]:
-        """Returns (unit, engine number) of a sub-module; (0, 0) for one without parameters."""
-        key = id(module)
-        for known in self._engines.values():
-            unit = known.modules.get(key)
-            if unit is not None:
-                return unit, known.number
-        return 0, 0
+    def sub_module(self, module: Any) -> SubModule:
+        """Returns what is known of *module*; its unit is 0 without parameters."""
+        return self._modules.get(id(module), _NONE)
 
     def _register(self, engine: Any) -> Engine:
         key = id(engine)
         self._count += 1
-        forget = self._engines.pop
-        known = Engine(self._count, engine, lambda _: forget(key, None))
+        known = Engine(self._count, engine, lambda _: self._forget(key))
         self._engines[key] = known
         if known.stage == 3:
             self._name_units(engine, known)
         self._write_metadata(engine, known)
         return known
+
+    def _forget(self, key: int) -> None:
+        gone = self._engines.pop(key, None)
+        for module in gone.modules if gone is not None else ():
+            del self._modules[module]
 
     def _name_units(self, engine: Any, known: Engine) -> None:
         for fqn, module in engine.module.named_modules():
@@ -136,9 +149,12 @@ class Engines:
                 continue
             described = {"params": len(params), "kind": "zero3", "engine": known.number}
             unit = self._context.unit_id(known.prefix + (fqn or "(root)"), described)
-            known.modules[id(module)] = unit
-            for param in params:
-                known.owners.setdefault(getattr(param, "ds_id", -1), unit)
+            held = tuple(getattr(param, "ds_id", -1) for param in params)
+            if id(module) not in self._modules:
+                known.modules.append(id(module))
+                self._modules[id(module)] = SubModule(unit, known.number, held)
+            for ds_id in held:
+                known.owners.setdefault(ds_id, unit)
 
     def _write_metadata(self, engine: Any, known: Engine) -> None:
         metadata: dict[str, Any] = {"stage": known.stage, **known.strategy.metadata()}

@@ -31,7 +31,7 @@ class Gathers:
     def fetch_begins(self, _: Any, module: Any, *__: Any, **___: Any) -> Any:
         """Gives the unit of *module* to the gathers that follow; returns the module fetched around."""
         outer, self._fetching = self._fetching, module
-        unit, engine = self._engines.unit_of(module)
+        unit, engine, _ = self._engines.sub_module(module)
         if unit:
             self._context.unit, self._context.engine = unit, engine
         return outer
@@ -73,8 +73,10 @@ class Gathers:
         """Writes that *module* was partitioned, where it freed anything."""
         if result is RAISED or not self._gathered:
             return
-        unit, _engine = self._engines.unit_of(module)
-        if unit and self._subtract_partitioned(module):
+        unit, _engine, held = self._engines.sub_module(module)
+        if not unit or self._gathered.keys().isdisjoint(held):
+            return
+        if self._subtract_partitioned(module):
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
                                 self._context.phase, 0, 0, unit, 0, -1, 0, self._gathered_bytes)
