@@ -89,9 +89,9 @@ def figures(bench: Bench) -> tuple[list[dict[str, Any]], int]:
     for _ in range(bench.rounds):
         with tempfile.NamedTemporaryFile("r") as file:
             command = [sys.executable, "-W", "ignore", str(HERE / name), *words]
-            code |= subprocess.run(
-                command, env=os.environ | {FILE: file.name}, check=False
-            ).returncode
+            # an installed package has its bytecode: without it each start would compile anew
+            env = os.environ | {FILE: file.name, "PYTHONDONTWRITEBYTECODE": ""}
+            code |= subprocess.run(command, env=env, check=False).returncode
             for line in file:
                 row = json.loads(line)
                 kept[row["name"]].append(row)

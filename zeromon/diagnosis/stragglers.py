@@ -214,19 +214,22 @@ class ArrivalSkew:
 
 def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    (last, one), *rest = inside.items()
-    sequence, at = one.done[6], one.done[4]
-    first, before, transfer = at, NEVER, one.done[1] - at
-    last_waits, others_wait = max(at, one.waits_from_ns), FAR
-    for place, (rank, one) in enumerate(rest):
-        ended, start = one.done[1], one.done[4]
-        waits = max(start, one.waits_from_ns)
+    last, sequence, first, transfer = -1, 0, 0, 0
+    at, before, last_waits, others_wait = NEVER, NEVER, FAR, FAR
+    for rank, one in inside.items():
+        done, waits = one.done, one.waits_from_ns
+        ended, start = done[1], done[4]
+        waits = max(waits, start)
+        if last < 0:
+            last, sequence, first, transfer = rank, done[6], start, ended - start
+            at, last_waits = start, waits
+            continue
         if start > at:
             before, at, last = at, start, rank
             waits, last_waits = last_waits, waits
-        elif place == 0 or start > before:
+        elif start > before:
             before = start
-        others_wait = waits if place == 0 else min(others_wait, waits)
+        others_wait = min(others_wait, waits)
         first = min(first, start)
         transfer = min(transfer, ended - start)
     return PartialArrival(

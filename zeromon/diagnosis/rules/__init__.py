@@ -1,5 +1,7 @@
 """The rules by family, and beside them a page for each code."""
 
+from functools import cache
+
 from zeromon.diagnosis.rule import Rule
 from zeromon.diagnosis.rules import (
     collectives,
@@ -29,6 +31,7 @@ of its functions.
 """
 
 
+@cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule that a family module defines."""
     return tuple(

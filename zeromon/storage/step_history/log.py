@@ -31,7 +31,7 @@ def pack(row: Row) -> bytes:
 
     A row with a number that its column cannot hold, as of a damaged ring, has no record: b"".
     """
-    scalars = (math.nan if value is None else value for value in row[_FIRST_SCALAR:])
+    scalars = [math.nan if value is None else value for value in row[_FIRST_SCALAR:]]
     try:
         body = BODY.pack(*row[:_FIRST_SCALAR], *scalars)
     except struct.error:

@@ -56,7 +56,7 @@ Series = dict[str, list[Any]]
 def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
     """Returns the row of one step of *rank*; its start is microseconds since the epoch."""
     phases, exposed = (  # without a call for each of them
-        [max(0, ns) // 1000 for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
+        [ns // 1000 if ns > 0 else 0 for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
         for spent in (step.phase_ns, step.phase_exposed_ns)
     )
     return (
