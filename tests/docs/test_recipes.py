@@ -28,7 +28,7 @@ from zeromon.collector.http import start_server
 from zeromon.diagnosis import pages
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import Rule
-from zeromon.diagnosis.rules import health
+from zeromon.diagnosis.rules import all_rules, health
 from zeromon.export import formats
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.exposition import Writer
@@ -99,8 +99,10 @@ def new_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rule]:
     (folder / f"{made_rule.code}.md").write_text(blocks("A rule", "markdown")[0])
     monkeypatch.setattr(pages, "files", lambda package: folder)
     pages.pages.cache_clear()
+    all_rules.cache_clear()
     yield made_rule
     pages.pages.cache_clear()
+    all_rules.cache_clear()
 
 
 async def test_a_rule_is_in_every_view(

@@ -372,7 +372,7 @@ def bursts() -> dict:
     reader, found = RingReader(agent().ring.path), {}
 
     def a_round(name: str, size: int, wait) -> None:
-        agent().collectives._last_called_back = [0] * 8
+        agent().collectives.completions._last = [0] * 8
         works = [dist.all_reduce(torch.ones(size), async_op=True) for _ in range(8)]
         time.sleep(0.1)
         for work in works:

@@ -21,6 +21,7 @@ import torch
 
 from zeromon.ring.buffer import NameKind
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head, typed
+from zeromon_agents.hooks.completions import Completions
 from zeromon_agents.hooks.payloads import DTYPES, PAYLOADS, Payload, first_tensor, total_bytes
 from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -32,7 +33,6 @@ from zeromon_agents.runtime.hook_context import (
     HELD_NS,
     IDLE,
     ISSUED_NS,
-    NBYTES,
     OFF,
     ON,
     PLACE,
@@ -42,11 +42,8 @@ from zeromon_agents.runtime.hook_context import (
 )
 from zeromon_agents.runtime.patches import Patches
 
-_EXIT_TIMEOUT_NS = 200_000_000
 BLOCKED_NS = 20_000
 """A wait that took longer has seen the end of the collective."""
-_SMALL_BYTES = 64 << 10
-"""Up to this size the end of a collective is not worth a callback while another one is to come."""
 # A name of the module costs a call less than one of the enclosing function, which each call copies.
 _caller, _Tensor = threading.get_ident, torch.Tensor
 
@@ -72,10 +69,7 @@ class Collectives:
         self.attached = False
         """Whether ranks began to count at different times. Then only a group's own sequence numbers,
         which are read at each call, are the same on all ranks."""
-        self._last_called_back: Entry | None = None
-        self._last_completed: Entry | None = None
-        self._are_waited_for: set[tuple[int, int]] = set()
-        """The first two fields of collectives whose works are waited for, not only their futures."""
+        self.completions = Completions()
         self.framework_label: Callable[[Any], str] = lambda _: ""
         """Returns the name that a framework gave to a group; "" without one."""
         self.last_counted: tuple[int, int, int, int] | None = None
@@ -282,7 +276,7 @@ class Collectives:
                             # on a device a callback would wait in a stream of its own
                             on_device = not getattr(payload, "is_cpu", True)
                             if wants_callback and not on_device:
-                                self._call_back(work, entry)
+                                self.completions.call_back(work, entry)
             except Guard.CAUGHT as error:
                 context.guard.note(error, name)
             return work
@@ -295,7 +289,7 @@ class Collectives:
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, take, now = self._context, self.open.pop, time.monotonic_ns
         following, pack, records, mask = context.ring.slots
-        waited_for, is_known = self._are_waited_for.add, head(0, flags=Flag.END_KNOWN)
+        waited_for, is_known = self.completions.waited_for.add, head(0, flags=Flag.END_KNOWN)
         done = head(Kind.DONE) | is_known
         failed = done | head(0, flags=Flag.FAILED)
 
@@ -428,44 +422,6 @@ class Collectives:
             row[0] += 1
             row[1] += nbytes
 
-    def _call_back(self, work: Any, entry: Entry) -> None:
-        """Gets the true completion time of an asynchronous collective from the backend's own thread.
-
-        That thread has to get the interpreter's lock, which costs 70 us of CPU where two ranks share two
-        cores. So of many small ones that are issued at once, few are called back, where all are waited
-        for: what had ended when it was waited for has that time as the upper bound of its end.
-        """
-        last, kind = self._last_called_back, (entry[WORD], entry[PLACE])
-        is_small = entry[NBYTES] <= _SMALL_BYTES
-        if is_small and last is not None and not last[END] and kind in self._are_waited_for:
-            return
-
-        def completed(_: Any) -> None:
-            if not entry[END]:
-                entry[END] = time.monotonic_ns()
-            self._last_completed = entry
-
-        try:
-            future = work.get_future()
-        except RuntimeError:  # of torch 2.6 a reduce-scatter on gloo: it ends when it is waited for
-            return
-        self._last_called_back = entry
-        future.add_done_callback(completed)
-
-    def settle(self, timeout_ns: int = _EXIT_TIMEOUT_NS) -> None:
-        """Waits, before the interpreter exits, until the backend's thread has run the newest callback.
-
-        A thread that requests the interpreter's lock after the exit is ended in the middle of C++, which
-        aborts the process.
-        """
-        entry = self._last_called_back
-        if entry is None:
-            return
-        deadline = time.monotonic_ns() + timeout_ns
-        while self._last_completed is not entry and time.monotonic_ns() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.002)  # the callback has run; its thread still releases it
-
     def done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
         """Writes the end of *entry*."""
         word, at, nbytes, issued, sequence, _, _, _ = entry
@@ -509,6 +465,6 @@ class Collectives:
                 self.open.pop(key, None)
                 self.done(entry, entry[END], max(0, entry[HELD_NS]))
             else:
-                self._are_waited_for.discard((entry[WORD], entry[PLACE]))
+                self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
         while len(self.open) > 4096:
             self.open.pop(next(iter(self.open)))

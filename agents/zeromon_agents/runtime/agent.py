@@ -449,4 +449,4 @@ class Agent:
             self.guard.guarded(self.capture.close)("the script ended before those steps did")
             self.guard.guarded(self.capture.flush)()
             self.context.emit(Kind.EXIT, op=ExitKind.CLEAN)
-            self.collectives.settle()
+            self.collectives.completions.settle()

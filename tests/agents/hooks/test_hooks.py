@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support import LAUNCH, PROGRAMS, Node, Result, free_port
 
-from zeromon.ring.buffer import RingWriter
-from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.observe.device_timer import DeviceTimer
-from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import END, Entry, HookContext
+from zeromon_agents.hooks.completions import Completions
+from zeromon_agents.runtime.hook_context import END, Entry
 
 PROGRAM = str(PROGRAMS / "hooks.py")
 
@@ -142,19 +138,18 @@ def test_no_graph_break_and_no_recompile(shared_node: Node) -> None:
     assert watched == bare
 
 
-def test_a_work_without_a_future_ends_when_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_work_without_a_future_ends_when_it_is_waited_for() -> None:
     """As of a reduce-scatter on gloo of torch 2.6; no hook fails, and an exit does not wait."""
 
     class Work:
         def get_future(self) -> None:
             raise RuntimeError("Work::getFuture not implemented.")
 
-    context = HookContext(RingWriter(tmp_path / "ring", rank=0), Guard())
-    collectives = Collectives(context, DeviceTimer(context))
+    completions = Completions()
     entry: Entry = [0] * 8
-    collectives._call_back(Work(), entry)
+    completions.call_back(Work(), entry)
     assert not entry[END]
-    assert collectives._last_called_back is None
+    assert completions._last is None
 
 
 def test_small_collectives_of_a_burst_are_not_called_back(shared_node: Node) -> None:
