@@ -25,7 +25,7 @@ from tui.snapshots import FixedSource, snapshot
 
 from zeromon import cli
 from zeromon.collector.http import start_server
-from zeromon.diagnosis import pages
+from zeromon.diagnosis import engine, pages
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import Rule
 from zeromon.diagnosis.rules import all_rules, health
@@ -99,10 +99,9 @@ def new_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rule]:
     (folder / f"{made_rule.code}.md").write_text(blocks("A rule", "markdown")[0])
     monkeypatch.setattr(pages, "files", lambda package: folder)
     pages.pages.cache_clear()
-    all_rules.cache_clear()
+    monkeypatch.setattr(engine, "all_rules", all_rules.__wrapped__)
     yield made_rule
     pages.pages.cache_clear()
-    all_rules.cache_clear()
 
 
 async def test_a_rule_is_in_every_view(

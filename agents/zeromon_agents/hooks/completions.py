@@ -25,9 +25,9 @@ class Completions:
     def call_back(self, work: Any, entry: Entry) -> None:
         """Gets the true completion time of an asynchronous collective from the backend's own thread.
 
-        That thread has to get the interpreter's lock, which costs 70 us of CPU where two ranks share two
-        cores. So of many small ones that are issued at once, few are called back, where all are waited
-        for: what had ended when it was waited for has that time as the upper bound of its end.
+        That thread has to get the interpreter's lock, which is what it costs. So of many small ones that
+        are issued at once few are called back, if their kind is waited for. For the others the time at
+        which they are waited for is an upper bound of their end.
         """
         last, kind = self._last, (entry[WORD], entry[PLACE])
         is_small = entry[NBYTES] <= _SMALL_BYTES

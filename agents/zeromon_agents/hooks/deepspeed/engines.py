@@ -129,6 +129,7 @@ class Engines:
 
     def _register(self, engine: Any) -> Engine:
         key = id(engine)
+        self._forget(key)
         self._count += 1
         known = Engine(self._count, engine, lambda _: self._forget(key))
         self._engines[key] = known
@@ -140,7 +141,7 @@ class Engines:
     def _forget(self, key: int) -> None:
         gone = self._engines.pop(key, None)
         for module in gone.modules if gone is not None else ():
-            del self._modules[module]
+            self._modules.pop(module, None)
 
     def _name_units(self, engine: Any, known: Engine) -> None:
         for fqn, module in engine.module.named_modules():
