@@ -1,7 +1,8 @@
 """Hosts of their own on one machine: network namespaces on a bridge, each with its own clock.
 
 The link to one of them may be a long one: a pair of TAP devices between which this process carries the
-frames, later by as much as it is told, or not at all. Needs root.
+frames, later by as much as it is told, or not at all. The bridge has a namespace, too: a browser that
+sees an interface of its own network come or go gives up what it is loading. Needs root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,14 +45,13 @@ def possible() -> str:
             "clocks of their own",
             ["unshare", "--time", "--uts", "--fork", "--monotonic", "1", "true"],
         ),
-        ("bridges", ["ip", "link", "add", probe, "type", "bridge"]),
+        ("bridges", ["ip", "-n", probe, "link", "add", "br0", "type", "bridge"]),
     ):
         if not _works(command):
             missing = f"this machine has no {what}"
             break
     else:
         missing = "" if Path("/dev/net/tun").exists() else "this machine has no TAP devices"
-    _works(["ip", "link", "del", probe])
     _works(["ip", "netns", "del", probe])
     return missing
 
@@ -66,21 +68,26 @@ def ip(*words: str, inside: str = "") -> None:
     subprocess.run([*where, "ip", *words], check=True, capture_output=True)
 
 
-def tap(name: str, inside: str = "") -> int:
-    """A TAP device; its other end is the file that is returned. *inside*: a namespace to make it in."""
+@contextmanager
+def within(namespace: str) -> Iterator[None]:
+    """What this thread opens, and the threads and processes that it starts, are in that network."""
     libc = ctypes.CDLL(None, use_errno=True)
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
-        if inside:
-            there = os.open(f"/run/netns/{inside}", os.O_RDONLY)
-            assert libc.setns(there, _CLONE_NEWNET) == 0
-            os.close(there)
+        assert libc.setns(there, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        yield
+    finally:
+        assert libc.setns(home, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        os.close(there)
+        os.close(home)
+
+
+def tap(name: str, namespace: str) -> int:
+    """A TAP device; its other end is the file that is returned."""
+    with within(namespace):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP))
-    finally:
-        if inside:
-            assert libc.setns(home, _CLONE_NEWNET) == 0
-        os.close(home)
     return fd
 
 
@@ -120,8 +127,10 @@ class Cable:
             os.close(end)
 
 
+BRIDGE = "zmbridge"
+"""The namespace that the bridge is in."""
 OUTSIDE = "10.77.0.254"
-"""The address of this machine on their bridge."""
+"""The address there of who is within :data:`BRIDGE`."""
 
 
 @dataclass
@@ -189,50 +198,30 @@ class Hosts:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
-        self.bridge = "zmbr0"
         self.hosts: list[Host] = []
-        self._sweep(count)
-        ip("link", "add", self.bridge, "type", "bridge")
-        ip("addr", "add", f"{OUTSIDE}/24", "dev", self.bridge)
-        ip("link", "set", self.bridge, "up")
-        for number in range(count):
-            host = Host(f"zm{number}", f"10.77.0.{number + 1}", 1000 * number, folder / str(number))
+        names = [f"zm{number}" for number in range(count)]
+        for name in (BRIDGE, *names):
+            _works(["ip", "netns", "del", name])  # what a run left behind that was itself killed
+            ip("netns", "add", name)
+            ip("link", "set", "lo", "up", inside=name)
+        ip("link", "add", "br0", "type", "bridge", inside=BRIDGE)
+        ip("addr", "add", f"{OUTSIDE}/24", "dev", "br0", inside=BRIDGE)
+        ip("link", "set", "br0", "up", inside=BRIDGE)
+        for number, name in enumerate(names):
+            host = Host(name, f"10.77.0.{number + 1}", 1000 * number, folder / str(number))
             host.folder.mkdir()
-            ip("netns", "add", host.name)
             self.hosts.append(host)
             if number < count - 1:
-                ip(
-                    "link",
-                    "add",
-                    f"zmv{number}",
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "netns",
-                    host.name,
-                )
-                outside = f"zmv{number}"
+                link = f"link add {name} type veth peer name eth0 netns {name}"
+                ip(*link.split(), inside=BRIDGE)
             else:
-                outside = "zmtap"
-                self.cable = Cable(tap(outside), tap("eth0", inside=host.name))
-            ip("link", "set", outside, "master", self.bridge, "up")
-            ip("addr", "add", f"{host.address}/24", "dev", "eth0", inside=host.name)
-            ip("link", "set", "eth0", "up", inside=host.name)
-            ip("link", "set", "lo", "up", inside=host.name)
-
-    def _sweep(self, count: int) -> None:
-        """Takes away what a run left behind that was itself killed."""
-        names = [f"zmv{number}" for number in range(count)]
-        for name in (*names, self.bridge):
-            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
-        for number in range(count):
-            gone = ["ip", "netns", "del", f"zm{number}"]
-            subprocess.run(gone, capture_output=True, check=False)
+                self.cable = Cable(tap(name, BRIDGE), tap("eth0", name))
+            ip("link", "set", name, "master", "br0", "up", inside=BRIDGE)
+            ip("addr", "add", f"{host.address}/24", "dev", "eth0", inside=name)
+            ip("link", "set", "eth0", "up", inside=name)
 
     def get(self, number: int, path: str) -> Any:
-        """What the collector of a host answers."""
+        """What the collector of a host answers, to who is within :data:`BRIDGE`."""
         request = urllib.request.Request(
             f"http://{self.hosts[number].address}:9417{path}",
             headers={"Authorization": f"Bearer {TOKEN}"},
@@ -250,9 +239,8 @@ class Hosts:
             for process in host.processes:
                 process.wait(10)
         self.cable.close()
-        for host in self.hosts:
-            ip("netns", "del", host.name)
-        ip("link", "del", self.bridge)
+        for name in (*(host.name for host in self.hosts), BRIDGE):
+            ip("netns", "del", name)
 
 
 def train(hosts: Hosts, each: int, program: Path, *arguments: str, notify: str = "") -> None:

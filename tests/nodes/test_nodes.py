@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes.hosts import OUTSIDE, TOKEN, Hosts, possible, train
+from nodes.hosts import BRIDGE, OUTSIDE, TOKEN, Hosts, possible, train, within
 from receivers import Webhook, webhook
 from support import PROGRAMS
 
@@ -75,9 +75,10 @@ def findings(snapshot: Snapshot, rule: str) -> list[Snapshot]:
 def trained() -> Iterator[Trained]:
     folder = Path(tempfile.mkdtemp(prefix="zeromon-nodes-"))
     hosts = Hosts(folder, 3)
-    receiver = ExitStack()
+    here = ExitStack()
     try:
-        people = receiver.enter_context(webhook(OUTSIDE))
+        here.enter_context(within(BRIDGE))
+        people = here.enter_context(webhook(OUTSIDE))
         url = f"http://{OUTSIDE}:{people.port}"
         train(hosts, 2, PROGRAMS / "on_nodes.py", str(folder), notify=url)
         found = Trained(hosts, people)
@@ -90,7 +91,7 @@ def trained() -> Iterator[Trained]:
                 found.run = runs[0]["run"]
         yield found
     finally:
-        receiver.close()
+        here.close()
         hosts.close()
         shutil.rmtree(folder, ignore_errors=True)
 
