@@ -4,7 +4,8 @@ The wrapped functions do nothing, so the figures are those of the hooks alone. E
 of many short interleaved rounds: a round is shorter than a scheduler's turn, so other work on the
 machine does not reach the least one. A step is a real one: DataLoader, forward, backward, optimizer. The
 benchmark ends with an error when any hook fails, because a failing hook is cheaper than a working one,
-and when a figure is over its target.
+and when a figure is over its target: that of the machine of docs/benchmarks.md, and on a slower one in
+proportion.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
 
 ROUNDS, CALLS, STEPS = 4000, 30, 6000
+RING_WRITE, RING_WRITE_NS = "ring write", 230
+"""What one takes on the machine that the targets are for."""
 
 
 def least(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -207,16 +210,24 @@ def main() -> None:
         "any other wrapped method": (figures["around"] - figures["method"], 1000),
         "any other wrapped method, switched off": (figures["around_off"] - figures["method"], 200),
         "a step, besides its collectives": (step_cost(), 100_000),
-        "ring write": (figures["ring"] - figures["call"], 1000),
+        RING_WRITE: (figures["ring"] - figures["call"], 1000),
         "ring write with CRC (not x86)": (figures["ring_crc"] - figures["call"], 1000),
     }
+    slower = max(1.0, rows[RING_WRITE][0] / RING_WRITE_NS)
     for name, (nanoseconds, target) in rows.items():
         print(f"{name:42} {nanoseconds:7.0f} ns   target {target} ns")
         keep(name, nanoseconds, "ns")
     print(f"{'detached agent (originals restored)':42} {0:7.0f} ns   by identity: test_hooks.py")
-    over = [name for name, (value, target) in rows.items() if value > target]
+    print(
+        f"a ring write takes {slower:.2f} times as long as on the machine that the targets are for"
+    )
+    limits = {
+        name: target if name == RING_WRITE else target * slower
+        for name, (_, target) in rows.items()
+    }
+    over = [name for name, (value, _) in rows.items() if value > limits[name]]
     if over:
-        raise SystemExit(f"over the target: {', '.join(over)}")
+        raise SystemExit(f"over the target of a machine of this speed: {', '.join(over)}")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,8 @@ def test_its_communication_and_memory_are_the_same(both: Both) -> None:
         assert mine.traffic
         held = {row.role: row.host_bytes for row in theirs.roles if row.host_bytes}
         assert {row.role: row.host_bytes for row in mine.roles} == held
-        assert [k.pool for k in mine.risks] == ["host"]
+    # the host's is one of the ranks that live: when it was scraped last, one may have ended
+    assert {risk.pool for rank in both.read.ranks for risk in rank.risks} == {"host"}
     assert both.read.ended
 
 
