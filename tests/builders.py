@@ -348,5 +348,5 @@ def arrival(
     sequence: int, at_ns: int, step: int, end_ns: int = 0, waits_from_ns: int = 0
 ) -> Arrival:
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
-    done = (0, end_ns or at_ns + MS, 0, 1000, at_ns, 0, sequence, 0)
-    return Arrival(1, done, waits_from_ns, step, 0, row)
+    ended_ns = end_ns or at_ns + MS
+    return Arrival(1, sequence, at_ns, ended_ns, 1000, 0, waits_from_ns, step, 0, row)

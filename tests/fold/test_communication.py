@@ -178,7 +178,7 @@ def test_ddp_names_the_bucket_that_is_exposed() -> None:
         ("bucket 0", 0),
     ]
     assert {row.phase for row in rows} == {"backward"}
-    assert [one.done[6] for one in made.arrivals] == [-1, -2, -3]
+    assert [one.sequence for one in made.arrivals] == [-1, -2, -3]
     assert made.buckets == []
 
 

@@ -128,7 +128,7 @@ class ArrivalSkew:
                 pending = self._pending[group] if members > 1 or spreads else {}
             if members < 2 and not spreads:
                 continue
-            sequence = one.done[6]
+            sequence = one.sequence
             inside = pending.get(sequence)
             if inside is None:
                 inside = pending[sequence] = self._made_room()
@@ -172,6 +172,8 @@ class ArrivalSkew:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
+            for old in islice(reversed(self.steps.values()), 2 * WINDOW, 2 * WINDOW + 1):
+                old.wait.clear()  # no mean reads it any more
         skew.late[last].add(at - match.late_ns, at)
         if (
             match.node_late_ns
@@ -179,8 +181,7 @@ class ArrivalSkew:
             skew.node_late[last].add(at - match.node_late_ns, at)
         transfer, waits = match.transfer_ns, skew.wait
         for member, one in inside.items():
-            done, row = one.done, one.row
-            ended, nbytes, start, blocked = done[1], done[3], done[4], done[5]
+            row, start, ended, blocked = one.row, one.issued_ns, one.ended_ns, one.blocked_ns
             busy = ended - start if ended > start else 0
             wait = waits.get(member)
             if wait is None:
@@ -190,7 +191,7 @@ class ArrivalSkew:
             most, waited = busy - transfer, at - start
             if waited > most:
                 waited = most
-            row.matched(one.timed_step, waited if waited > 0 else 0, transfer, nbytes)
+            row.matched(one.timed_step, waited if waited > 0 else 0, transfer, one.nbytes)
             row.matched_ns += blocked
             end = start + busy
             if at > end - blocked and blocked and member != last:
@@ -217,11 +218,10 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     last, sequence, first, transfer = -1, 0, 0, 0
     at, before, last_waits, others_wait = NEVER, NEVER, FAR, FAR
     for rank, one in inside.items():
-        done, waits = one.done, one.waits_from_ns
-        ended, start = done[1], done[4]
+        waits, start, lasted = one.waits_from_ns, one.issued_ns, one.ended_ns - one.issued_ns
         waits = max(waits, start)
         if last < 0:
-            last, sequence, first, transfer = rank, done[6], start, ended - start
+            last, sequence, first, transfer = rank, one.sequence, start, lasted
             at, last_waits = start, waits
             continue
         if start > at:
@@ -231,7 +231,7 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
             before = start
         others_wait = min(others_wait, waits)
         first = min(first, start)
-        transfer = min(transfer, ended - start)
+        transfer = min(transfer, lasted)
     return PartialArrival(
         group, sequence, size, len(inside), first, at, last, before, max(1, transfer),
         min(last_waits, others_wait), others_wait,

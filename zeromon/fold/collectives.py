@@ -149,7 +149,12 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
         # a stream's waits are on the clock of the device, which runs behind the host's calls
         waits_from = issued_ns if call.on_device else t_ns - blocked_ns
-        state.arrivals.append(Arrival(call.group, record, waits_from, step, timed_steps, row))
+        state.arrivals.append(
+            Arrival(
+                call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, waits_from, step,
+                timed_steps, row,
+            )
+        )  # fmt: skip
     else:
         state.pipeline.waited_ns += blocked_ns
     if blocked_ns:

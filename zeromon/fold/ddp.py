@@ -64,10 +64,12 @@ def _time_buckets(state: RankState, e: BackwardComm) -> None:
         now.exposed_ns += exposed
         step = state.step if bucket.t_ns < state.step_end_ns else state.step + 1
         ended = bucket.t_ns + end - start
-        done: Raw = (0, ended, 0, bucket.nbytes, bucket.t_ns, exposed, bucket.sequence, 0)
         state.arrivals.append(
-            Arrival(bucket.group, done, e.compute_end_ns, step, state.timed_steps, row)
-        )
+            Arrival(
+                bucket.group, bucket.sequence, bucket.t_ns, ended, bucket.nbytes, exposed,
+                e.compute_end_ns, step, state.timed_steps, row,
+            )
+        )  # fmt: skip
 
 
 def serial_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) -> list[Interval]:

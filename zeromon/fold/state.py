@@ -62,16 +62,23 @@ def _by_phase() -> list[int]:
 class Arrival:
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
-    __slots__ = ("done", "group", "row", "step", "timed_step", "waits_from_ns")
+    __slots__ = (
+        "blocked_ns", "ended_ns", "group", "issued_ns", "nbytes", "row", "sequence", "step",
+        "timed_step", "waits_from_ns",
+    )  # fmt: skip
 
     def __init__(
-        self, group: int, done: Raw, waits_from_ns: int, step: int, timed_step: int,
-        row: CollectiveStats,
+        self, group: int, sequence: int, issued_ns: int, ended_ns: int, nbytes: int, blocked_ns: int,
+        waits_from_ns: int, step: int, timed_step: int, row: CollectiveStats,
     ) -> None:  # fmt: skip
+        # the numbers, not the record that has them: compiled, they lie side by side
         self.group = group
-        self.done = done
-        """Its record: words 1 and 4 say when it ended and was issued, 3 its bytes, 5 for how long the
-        rank was blocked, 6 its number. DDP's buckets have none, and get one with these words."""
+        self.sequence = sequence
+        self.issued_ns = issued_ns
+        self.ended_ns = ended_ns
+        self.nbytes = nbytes
+        self.blocked_ns = blocked_ns
+        """For how long the rank was blocked."""
         self.waits_from_ns = waits_from_ns
         """When the rank began to wait, at the earliest when it arrived: before, it computed."""
         self.step = step

@@ -6,7 +6,6 @@ A set is a sorted list of disjoint, non-touching ``(start, end)`` pairs with sta
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
@@ -88,12 +87,13 @@ def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
 
 
 class Coverage:
-    """A set that grows by one interval at a time, and its length; it takes 16 bytes an interval."""
+    """A set that grows by one interval at a time, and its length."""
 
     __slots__ = ("_ends", "_last", "_starts", "length")
 
     def __init__(self) -> None:
-        self._starts, self._ends = array("q"), array("q")
+        self._starts: list[int] = []
+        self._ends: list[int] = []
         self._last = -(1 << 63)
         """The end of the set."""
         self.length = 0
@@ -114,8 +114,8 @@ class Coverage:
             self.length -= sum(ends[first:after]) - sum(starts[first:after])
             start, end = min(start, starts[first]), max(end, ends[after - 1])
         self.length += end - start
-        starts[first:after] = array("q", (start,))
-        ends[first:after] = array("q", (end,))
+        starts[first:after] = [start]
+        ends[first:after] = [end]
         self._last = max(self._last, end)
 
     def __iter__(self) -> Iterator[Interval]:
