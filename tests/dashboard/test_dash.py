@@ -657,8 +657,6 @@ def test_a_long_live_run_is_thinned_again(growing: tuple[Growing, Feeds, Clock])
         clock.now += 1
         cursor = sent(feeds, where, cursor)["cursor"]
         epochs.add(cursor["epoch"].split()[0])
-        if steps % 100:  # a whole page takes longer than all else here
-            continue
         drawn = feeds.of(where).page()[0].charts["step-time"].traces["rank 0"][0]
         thin = [n for n in range(1, len(drawn)) if drawn[n] > drawn[n - 1] + 1]
         tail = len(drawn) - max(thin, default=len(drawn))
