@@ -12,6 +12,7 @@ from builders import MS, arrival, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import (
+    WINDOW,
     ArrivalSkew,
     MatchedCollective,
     cause,
@@ -166,6 +167,14 @@ def test_what_never_completes_is_forgotten() -> None:
     for sequence in range(20_000):
         skew.arrived(0, "g", 2, arrival(sequence, sequence, 1))
     assert sum(map(len, skew._pending.values())) == skew._kept == 8192
+
+
+def test_waits_that_no_mean_reads_are_forgotten() -> None:
+    """Of a long run those of 40 steps are kept, and the mean is that of a short one."""
+    short, long = steps({2: 8.0}, 60, noise=0), steps({2: 8.0}, 400, noise=0)
+    assert sum(bool(skew.wait) for skew in long.steps.values()) == 2 * WINDOW
+    assert sum(bool(skew.late) for skew in long.steps.values()) == 400
+    assert long.wait_seconds(0) == short.wait_seconds(0) > 0.007
 
 
 def test_a_collective_is_split_into_transfer_and_wait() -> None:

@@ -173,7 +173,7 @@ def same(first: float, second: float, tolerance: float) -> bool:
     )
 
 
-@pytest.mark.long
+@pytest.mark.long  # what stands still is compared each time
 def test_a_moving_run_is_the_same_within_what_a_scrape_is_off() -> None:
     """Through /sd, with rates: both of them find the same speed."""
     seen = "min(count_over_time(zeromon_rank_up[1m]))"
