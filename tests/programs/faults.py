@@ -76,15 +76,14 @@ class Fault:
         dist.all_reduce(torch.ones(4), group=self.other)
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Batches of eight, the faulty rank's by a loader that gets stuck where that is the fault."""
-        if self.kind == "loader" and self.here:
-            loader = DataLoader(Batches(8 * (self.step - 1)), batch_size=8, num_workers=1)
-            for number, batch in enumerate(loader, 1):
-                if number == self.step - 1:
-                    self._told()  # the next batch does not come
-                yield batch
-        while True:
-            yield torch.ones(8, WIDTH)
+        """Batches of eight; the faulty rank's loader gets stuck where that is the fault."""
+        sticks = self.kind == "loader" and self.here
+        samples = Batches(8 * (self.step - 1) if sticks else -1)
+        loader = DataLoader(samples, batch_size=8, num_workers=int(sticks))
+        for number, batch in enumerate(loader, 1):
+            if sticks and number == self.step - 1:
+                self._told()  # the next batch does not come
+            yield batch
 
     def at(self, step: int, moment: str) -> None:
         """Comes before *moment* of a step."""

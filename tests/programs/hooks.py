@@ -260,6 +260,22 @@ def forked() -> dict:
     }
 
 
+def stands_still() -> dict:
+    """What the agent writes of its own accord while the training thread does nothing."""
+    begin()
+    zeromon_agents.start()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2):
+        model(batch).sum().backward()
+        optimizer.step()
+    reader = RingReader(agent().ring.path)
+    reader.read()
+    for beat in range(20):
+        agent()._one_heartbeat(beat)
+    return {"records": reader.read()}
+
+
 def lifetimes() -> dict:
     """What stays alive after collectives, with the agent and without."""
     begin()

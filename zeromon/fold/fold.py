@@ -21,18 +21,7 @@ from zeromon.fold import (
 )
 from zeromon.fold.registry import HANDLERS
 from zeromon.fold.state import MOST_ARRIVALS, Call, RankState
-from zeromon.ring.events import (
-    Event,
-    GroupSequence,
-    Heartbeat,
-    HostSample,
-    MemorySample,
-    Raw,
-    decode,
-)
-
-_NO_PROGRESS = frozenset((GroupSequence, Heartbeat, HostSample, MemorySample))
-"""What the heartbeat's thread writes, also while the training thread stands still."""
+from zeromon.ring.events import Event, Raw, decode, is_progress
 
 
 def fold_records(state: RankState, records: Iterable[Raw]) -> None:
@@ -75,10 +64,8 @@ def fold(state: RankState, event: Event) -> RankState:
     """Folds *event* into *state* and returns it, the same object."""
     if event.t_ns > state.last_event_ns:
         state.last_event_ns = event.t_ns
-    if event.t_ns > state.progress_ns and type(event) not in _NO_PROGRESS:
-        apart = state.background_unit
-        if not apart or getattr(event, "unit", 0) != apart:
-            state.progress_ns = event.t_ns
+    if event.t_ns > state.progress_ns and is_progress(event, state.background_unit):
+        state.progress_ns = event.t_ns
     if not state.first_event_ns:
         state.first_event_ns = event.t_ns
     HANDLERS[type(event)](state, event)

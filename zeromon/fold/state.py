@@ -301,7 +301,7 @@ class RankState:
     first_event_ns: int = 0
     last_event_ns: int = 0
     progress_ns: int = 0
-    """Time of the newest event of the training thread."""
+    """Time of the newest event that training itself has caused."""
 
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))

@@ -122,17 +122,22 @@ _PARTS = {
 """Name of a part of a record -> the expression that reads it from the :data:`Raw` record *r*."""
 _LAYOUTS: dict[int, tuple[type, str]] = {}
 _DECODERS: dict[int, Callable[[Raw], Event]] = {}
+_TRAINING_EVENTS: set[type] = set()
 
 
-def record(kind: Kind, layout: str) -> Callable[[type[_E]], type[_E]]:
+def record(kind: Kind, layout: str, *, by_training: bool) -> Callable[[type[_E]], type[_E]]:
     """Declares that a record of *kind* decodes to the class below.
 
     *layout* has one expression for each field of the class, in their order. An expression may name the
-    parts of a record: ``t, op, phase, flags, group, unit, a, b, c, d``.
+    parts of a record: ``t, op, phase, flags, group, unit, a, b, c, d``. *by_training*: only training
+    itself causes the event, so it is progress. An event that another thread may write, such as the
+    heartbeat's, goes on while training stands still.
     """
 
     def register(event: type[_E]) -> type[_E]:
         _LAYOUTS[int(kind)] = (event, layout)
+        if by_training:
+            _TRAINING_EVENTS.add(event)
         return event
 
     return register
@@ -170,10 +175,22 @@ def decode(raw: Raw) -> Event | None:
         return None
 
 
+def is_progress(event: Event, background_unit: int = 0) -> bool:
+    """Whether *event* shows that training advances.
+
+    *background_unit*: the unit of collectives that other threads issue; 0 without any.
+    """
+    if type(event) not in _TRAINING_EVENTS:
+        return False
+    if isinstance(event, PhaseSpan):
+        return not event.flags & Flag.ASYNC and event.phase is not Phase.GARBAGE_COLLECTION
+    return not background_unit or getattr(event, "unit", 0) != background_unit
+
+
 # ---- the records ----------------------------------------------------------------------------------
 
 
-@record(Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d")
+@record(Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
 class Issued(NamedTuple):
     """A collective was issued to the backend; it is in flight until its :class:`Done`."""
 
@@ -190,7 +207,7 @@ class Issued(NamedTuple):
     """Number of the DeepSpeed engine that issued it; 0 for none."""
 
 
-@record(Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d")
+@record(Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
 class Done(NamedTuple):
     """A collective has ended. It blocked its caller, or the caller's stream, for ``blocked_ns``."""
 
@@ -206,7 +223,11 @@ class Done(NamedTuple):
     sequence: int
 
 
-@record(Kind.COUNTED, "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8")
+@record(
+    Kind.COUNTED,
+    "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8",
+    by_training=True,
+)
 class Counted(NamedTuple):
     """Collectives that were counted but not timed. With ``op`` NONE the operation is unknown too."""
 
@@ -221,7 +242,7 @@ class Counted(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c")
+@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c", by_training=True)
 class PhaseSpan(NamedTuple):
     """A rank spent ``[start_ns, t_ns]`` in one phase, without the phases that ended within it.
 
@@ -239,7 +260,7 @@ class PhaseSpan(NamedTuple):
     """Which file was loaded whole into memory, the same number on all ranks of a host; 0: unknown."""
 
 
-@record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d")
+@record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d", by_training=True)
 class StepMark(NamedTuple):
     """An optimizer step has ended, with all its micro-steps."""
 
@@ -252,7 +273,7 @@ class StepMark(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.START, "t, a")
+@record(Kind.START, "t, a", by_training=True)
 class Start(NamedTuple):
     """Until now the process set up: imports, process groups, model, first batch.
 
@@ -264,7 +285,7 @@ class Start(NamedTuple):
     process_start_ns: int
 
 
-@record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d")
+@record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d", by_training=True)
 class UnitMark(NamedTuple):
     """An FSDP unit was unsharded, waited for or resharded."""
 
@@ -282,7 +303,7 @@ class UnitMark(NamedTuple):
     """Bytes of all units that are unsharded now, where the backend reports them, else 0."""
 
 
-@record(Kind.MEMORY, "t, PHASE[phase], a, b, c, d")
+@record(Kind.MEMORY, "t, PHASE[phase], a, b, c, d", by_training=False)
 class MemorySample(NamedTuple):
     """The counters of the caching allocator, bytes."""
 
@@ -294,7 +315,7 @@ class MemorySample(NamedTuple):
     inactive_split_bytes: int
 
 
-@record(Kind.MEMORY_PEAK, "t, a, b, c, d")
+@record(Kind.MEMORY_PEAK, "t, a, b, c, d", by_training=False)
 class MemoryPeak(NamedTuple):
     """Counters of the allocator that only grow, and the memory of the device."""
 
@@ -307,7 +328,7 @@ class MemoryPeak(NamedTuple):
     """Bytes that this process may use, or -1."""
 
 
-@record(Kind.HOST, "t, a, b, c")
+@record(Kind.HOST, "t, a, b, c", by_training=False)
 class HostSample(NamedTuple):
     """Memory of the process on the host, bytes; -1 where unknown."""
 
@@ -317,7 +338,7 @@ class HostSample(NamedTuple):
     pinned_bytes: int
 
 
-@record(Kind.GROUP_SEQUENCE, "t, group, a, b")
+@record(Kind.GROUP_SEQUENCE, "t, group, a, b", by_training=False)
 class GroupSequence(NamedTuple):
     """A process group's own count of collectives beside the number that the hooks counted."""
 
@@ -327,7 +348,7 @@ class GroupSequence(NamedTuple):
     seen: int
 
 
-@record(Kind.BEAT, "t, a, PHASE[phase], b, seq, c, d")
+@record(Kind.BEAT, "t, a, PHASE[phase], b, seq, c, d", by_training=False)
 class Heartbeat(NamedTuple):
     """The agent is alive; ``errors`` counts its own exceptions. Counts are since it began."""
 
@@ -342,7 +363,7 @@ class Heartbeat(NamedTuple):
     """Time of samples, and CPU time of the heartbeat's own thread."""
 
 
-@record(Kind.OOM, "t, a, b, c, d")
+@record(Kind.OOM, "t, a, b, c, d", by_training=False)
 class Oom(NamedTuple):
     """The device allocator could not serve a request."""
 
@@ -355,7 +376,7 @@ class Oom(NamedTuple):
     """The largest free block in the allocator's cache, -1 where unknown."""
 
 
-@record(Kind.EXIT, "t, ExitKind(op), a")
+@record(Kind.EXIT, "t, ExitKind(op), a", by_training=False)
 class Exit(NamedTuple):
     """The agent has ended. ``text`` is the id of a text in the name table, 0 for none."""
 
@@ -364,7 +385,7 @@ class Exit(NamedTuple):
     text: int
 
 
-@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group")
+@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group", by_training=True)
 class Stall(NamedTuple):
     """The compute stream waited for a stream that waited for a collective (device timing)."""
 
@@ -378,7 +399,7 @@ class Stall(NamedTuple):
     """0 where unknown."""
 
 
-@record(Kind.BACKWARD_COMM, "t, group, a, b, c")
+@record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)
 class BackwardComm(NamedTuple):
     """One backward's communication as DDP's reducer timed it: ``[start_ns, t_ns]``."""
 
@@ -389,7 +410,7 @@ class BackwardComm(NamedTuple):
     buckets: int
 
 
-@record(Kind.BUCKET, "t, group, unit, a, b, c")
+@record(Kind.BUCKET, "t, group, unit, a, b, c", by_training=True)
 class Bucket(NamedTuple):
     """A gradient bucket of DDP was complete; precedes the :class:`BackwardComm` of its backward."""
 
@@ -403,7 +424,7 @@ class Bucket(NamedTuple):
     """Number of the bucket within its model."""
 
 
-@record(Kind.TRACE, "t, TraceState(op), a, b, c")
+@record(Kind.TRACE, "t, TraceState(op), a, b, c", by_training=False)
 class TraceMark(NamedTuple):
     """A rank has advanced with a requested trace."""
 
@@ -415,7 +436,7 @@ class TraceMark(NamedTuple):
     """Id of a text with the reason, 0 for none."""
 
 
-@record(Kind.TRIAL, "t, TrialState(op), a, b, c, d")
+@record(Kind.TRIAL, "t, TrialState(op), a, b, c, d", by_training=False)
 class TrialMark(NamedTuple):
     """A rank has advanced with a change that is tried."""
 
@@ -430,7 +451,7 @@ class TrialMark(NamedTuple):
     """How long the change took to undo."""
 
 
-@record(Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None")
+@record(Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None", by_training=True)
 class Precision(NamedTuple):
     """Mixed precision at the end of an optimizer step."""
 
@@ -444,7 +465,7 @@ class Precision(NamedTuple):
     """Norm before clipping; infinite or NaN when the gradients were. None: unknown on this rank."""
 
 
-@record(Kind.ROLE, "t, Role(op), a, b, c, d")
+@record(Kind.ROLE, "t, Role(op), a, b, c, d", by_training=False)
 class RoleBytes(NamedTuple):
     """Bytes of one role in this process, by location. Each storage is counted once."""
 
@@ -457,7 +478,7 @@ class RoleBytes(NamedTuple):
     """The page-locked part of ``host_bytes``."""
 
 
-@record(Kind.TRANSFER, "t, Path(op), a, b, c, d")
+@record(Kind.TRANSFER, "t, Path(op), a, b, c, d", by_training=True)
 class Transfer(NamedTuple):
     """Offloaded state that moved in one step."""
 
@@ -471,7 +492,7 @@ class Transfer(NamedTuple):
     calls: int
 
 
-@record(Kind.STAGE, "t, StageAction(op), a, b, c")
+@record(Kind.STAGE, "t, StageAction(op), a, b, c", by_training=True)
 class StageRun(NamedTuple):
     """A stage of a pipeline computed ``[start_ns, t_ns]`` for one micro-batch."""
 
@@ -484,7 +505,7 @@ class StageRun(NamedTuple):
     """Of a CALL the number of its micro-batches."""
 
 
-@record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b")
+@record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b", by_training=False)
 class ScalarValue(NamedTuple):
     """The loss, the norm of the gradients or the learning rate of a step, as the host knows it."""
 
@@ -495,7 +516,7 @@ class ScalarValue(NamedTuple):
     step: int
 
 
-@record(Kind.BATCH, "t, a, b, c, d, Padding(op)")
+@record(Kind.BATCH, "t, a, b, c, d, Padding(op)", by_training=True)
 class BatchMark(NamedTuple):
     """What the model was called with in the step that ends, all micro-steps together."""
 
@@ -510,5 +531,5 @@ class BatchMark(NamedTuple):
     padding: Padding
 
 
-record(Kind.LOADING, "t, a, b, c, d")(Loading)
-record(Kind.LOADING_READ, "t, a, b, c, d")(LoadingRead)
+record(Kind.LOADING, "t, a, b, c, d", by_training=False)(Loading)
+record(Kind.LOADING_READ, "t, a, b, c, d", by_training=False)(LoadingRead)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support import LAUNCH, PROGRAMS, Node, Result, free_port
 
+from zeromon.fold.fold import fold_records
+from zeromon.fold.state import RankState
 from zeromon_agents.hooks.completions import Completions
 from zeromon_agents.runtime.hook_context import END, Entry
 
@@ -54,6 +56,15 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> N
     assert result.output.count("a hook failed and training goes on") == 1
     assert "injected" in result.output
     assert result.snapshot.ranks[0].errors == 3
+
+
+def test_a_rank_that_stands_still_writes_no_progress(shared_node: Node) -> None:
+    """The heartbeat goes on; also where batches come from a DataLoader."""
+    facts, _ = case(shared_node, "stands_still")
+    state = RankState()
+    fold_records(state, [tuple(record) for record in facts["records"]])
+    assert state.beats and state.loading and state.loading_read and state.host
+    assert state.last_event_ns and not state.progress_ns
 
 
 @pytest.mark.fsdp2
