@@ -41,7 +41,7 @@ help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
 	@echo "make test      everything CI checks: format, lint, types, imports, tests"
 	@echo "make check     the same without the tests that train"
-	@echo "make test-long more variants of the same: 4 ranks, other launchers, 50 kills; a million broken inputs"
+	@echo "make test-long more variants: 4 ranks, other launchers, a million broken inputs; 200 drawn faults (2 hours)"
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""

@@ -1,0 +1,170 @@
+"""Draws training runs with one fault each, or with none, from a seed. Pure.
+
+A case is a strategy, a way of loading, and a fault that befalls a rank (or all) from a step on.
+`tests/programs/drawn.py` trains it, `run.py` runs and watches it, `judge.py` says whether the verdict
+names its cause and its rank.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+ALL_RANKS = -1
+SEED = 20261125
+FAULT_COUNT = 200
+HEALTHY_COUNT = 40
+
+TORCH = ("ddp", "ddp_unused", "zero1", "fsdp1", "fsdp2")
+STRATEGIES = (*TORCH, "zero2", "zero3", "trainer")
+"""`ddp_unused`: find_unused_parameters. `zero1`: ZeroRedundancyOptimizer. `zero2`, `zero3`: DeepSpeed.
+`trainer`: HF Trainer with its defaults."""
+LOADINGS = ("none", "loader", "workers")
+"""Batches made in the loop, by a DataLoader without workers, by one with two workers."""
+LOADS = ("loop", "loops", "nice", "bursts")
+"""Other programs of the machine: a busy loop, two, one of low priority, one that comes and goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: what trains, and what goes wrong."""
+
+    number: int
+    kind: str
+    strategy: str
+    loading: str
+    accumulation: int
+    rank: int
+    """Whom the fault befalls; ALL_RANKS for all."""
+    step: int
+    """The first step that the fault touches, from 1."""
+    amount: float = 0.0
+    """What the kind measures: seconds late, MiB per step, batches more."""
+    restarts: int = 0
+    load: str = ""
+
+    @property
+    def name(self) -> str:
+        """For a folder and a table: ``007-sleeps-fsdp2-loader-r1``."""
+        rank = "all" if self.rank == ALL_RANKS else f"r{self.rank}"
+        parts = [f"{self.number:03}", self.kind, self.strategy, self.loading, rank]
+        return "-".join([*parts, self.load] if self.load else parts)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong with the run."""
+        return self.kind in HEALTHY
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a fault allows to be drawn with it."""
+
+    strategies: tuple[str, ...] = STRATEGIES
+    loadings: tuple[str, ...] = LOADINGS
+    ranks: tuple[int, ...] = (0, 1)
+    amounts: tuple[float, ...] = (0.0,)
+    accumulations: tuple[int, ...] = (1, 1, 1, 3)
+    restarts: int = 0
+    is_hang: bool = False
+    """Whether the run stays until somebody ends it."""
+    weight: int = 1
+
+
+_EVERYWHERE = (ALL_RANKS,)
+_LATE = (0.08, 0.12, 0.16, 0.2)
+
+FAULTS = {
+    "late_forward": Kind(amounts=_LATE, weight=2),
+    "late_between": Kind(amounts=_LATE, weight=2),
+    "late_loader": Kind(loadings=("loader",), amounts=_LATE),
+    "hiccup": Kind(amounts=(0.8, 1.2), accumulations=(1,)),
+    "checkpoint": Kind(amounts=(1.5, 2.5), accumulations=(1,)),
+    "stall_all": Kind(ranks=_EVERYWHERE, is_hang=True),
+    "stall_loader": Kind(loadings=("loader",), is_hang=True),
+    "stall_workers": Kind(loadings=("workers",), ranks=(0, 1, ALL_RANKS), is_hang=True),
+    "skipped": Kind(is_hang=True),
+    "extra": Kind(is_hang=True),
+    "size": Kind(is_hang=True),
+    "operation": Kind(is_hang=True),
+    "uneven": Kind(strategies=STRATEGIES[:-1], amounts=(-1, 1), accumulations=(1,), is_hang=True),
+    "sleeps": Kind(is_hang=True, weight=2),
+    "leak": Kind(amounts=(12, 24), ranks=(0, 1, ALL_RANKS)),
+    "leak_limited": Kind(amounts=(3, 5), ranks=(0, 1)),
+    "exception": Kind(weight=2),
+    "killed": Kind(),
+    "exit_zero": Kind(),
+    "return_early": Kind(),
+    "nan": Kind(),
+    "python": Kind(ranks=_EVERYWHERE, amounts=(0.3, 0.5), accumulations=(1,)),
+    "slow_start": Kind(ranks=_EVERYWHERE, amounts=(12, 16)),
+    "restart_recovers": Kind(restarts=1),
+    "restart_repeats": Kind(restarts=1),
+    "restart_fails": Kind(restarts=1),
+}
+"""Kind of fault -> what it is drawn with; `tests/programs/drawn.py` says what each does."""
+
+HEALTHY = {
+    "healthy": Kind(ranks=_EVERYWHERE, weight=2),
+    "slow_first_step": Kind(ranks=_EVERYWHERE, amounts=(8,)),
+    "evaluation": Kind(strategies=STRATEGIES[:-1], ranks=_EVERYWHERE, accumulations=(1,)),
+    "epochs": Kind(strategies=STRATEGIES[:-1], loadings=("workers",), ranks=_EVERYWHERE),
+}
+"""Kinds of runs that no verdict may call broken."""
+
+KINDS = FAULTS | HEALTHY
+
+
+def draw(seed: int = SEED, count: int = FAULT_COUNT) -> list[Case]:
+    """Returns *count* cases of all kinds; every kind comes once before one comes again."""
+    return _cases(random.Random(seed), KINDS, count, loads=("",))
+
+
+def draw_healthy(seed: int = SEED, count: int = HEALTHY_COUNT) -> list[Case]:
+    """Returns *count* runs of identical ranks, each beside other programs of the machine."""
+    return _cases(random.Random(f"healthy {seed}"), HEALTHY, count, loads=LOADS)
+
+
+def _cases(
+    source: random.Random, kinds: dict[str, Kind], count: int, loads: tuple[str, ...]
+) -> list[Case]:
+    decks: dict[str, Iterator[str]] = {}
+    order = _deal(source, [name for name, kind in kinds.items() for _ in range(kind.weight)])
+    loading = _deal(source, LOADINGS)
+    load = _deal(source, loads)
+    cases = []
+    for number in range(1, count + 1):
+        name = next(order)
+        kind = kinds[name]
+        strategies = decks.setdefault(name, _deal(source, kind.strategies))
+        cases.append(_case(source, number, name, next(strategies), next(loading), next(load)))
+    return cases
+
+
+def _case(
+    source: random.Random, number: int, name: str, strategy: str, loading: str, load: str
+) -> Case:
+    kind = KINDS[name]
+    if loading not in kind.loadings:
+        loading = source.choice(kind.loadings)
+    if strategy == "trainer" and loading == "none":
+        loading = "loader"  # a Trainer always has a DataLoader
+    accumulation = source.choice(kind.accumulations)
+    latest = 40 if accumulation > 1 or strategy not in ("ddp", "ddp_unused", "zero1") else 60
+    return Case(
+        number, name, strategy, loading, accumulation,
+        rank=source.choice(kind.ranks),
+        step=source.randrange(25, latest),
+        amount=source.choice(kind.amounts),
+        restarts=kind.restarts,
+        load=load,
+    )  # fmt: skip
+
+
+def _deal(source: random.Random, cards: tuple[str, ...] | list[str]) -> Iterator[str]:
+    """Cards of a shuffled deck, which is shuffled anew when it is used up."""
+    while True:
+        deck = list(cards)
+        source.shuffle(deck)
+        yield from deck

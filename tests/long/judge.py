@@ -1,0 +1,292 @@
+"""Judges what zeromon said of a drawn case: right, partly, silent or wrong. Pure.
+
+A line is right if it names the cause and, where the fault befalls one rank, that rank. It is partly
+right with one of the two, silent with neither, and wrong if it accuses another rank, or calls a run
+well that is not. Live that is the verdict's first line while the fault lasts, afterwards the first two
+lines of the report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from drawn_faults import ALL_RANKS, FAULTS, Case
+
+RANKS = 2
+FLIP_SECONDS = 5.0
+"""A verdict that changes and is back within so long has flipped."""
+MAX_STEPS_EARLY = 3
+MAX_STEPS_LATE = 15
+"""How far "since step N" may be from the truth."""
+
+
+class Mark(str, Enum):
+    """How right a line is."""
+
+    RIGHT = "right"
+    PARTLY = "partly"
+    SILENT = "silent"
+    WRONG = "wrong"
+    UNSEEN = "unseen"
+    """No line was read while the fault lasted; not in the score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A mark and why it is not a better one."""
+
+    mark: Mark
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What must be said of a kind of fault, as regular expressions without case."""
+
+    live: str
+    after: str = ""
+    """Of the report; as live where empty."""
+    live_rank: str = r"\branks? [\d, and]*{rank}\b"
+    """How the rank is named; "" where none has to be."""
+    after_rank: str = ""
+    """Of the report; as live where empty."""
+    deadline: float = 12.0
+    """Seconds from the fault to the first right line."""
+    is_broken: bool = False
+    """Whether a green word over it is wrong and not just silent."""
+    wrong: str = ""
+    """What may not be said at any time."""
+
+
+_RANK = r"\branks? [\d, and]*{rank}\b"
+_LATE = r"\blate\b|others wait|waits? .*for (it|rank)|behind"
+_MISSING = r"missing|never called|not called|not heard|hung|stuck|stalled|does not end"
+_MISMATCH = r"mismatch|different (operation|collective|order)"
+_DIVERGED = rf"{_MISMATCH}|never called|not called|missing|skipped|one call|ahead|behind|drift"
+_LEFT = (
+    r"rank {rank}\b[^;]*(left|leaves|exit|return|ended|finished|sys\.exit|gone|early)"
+    r"|(left|exit|return|ended|finished|gone|early)[^;]*rank {rank}\b"
+)
+_ERROR = r"ValueError|label 99"
+_INIT = r"init_process_group|DistNetworkError|DistStoreError|before (its|the) first step|rendezvous"
+_SLOW_OR_WELL = r"^(healthy|slow|starting|finished)\b"
+
+EXPECTED = {
+    "late_forward": Expected(_LATE),
+    "late_between": Expected(_LATE),
+    "late_loader": Expected(_LATE),
+    "hiccup": Expected(
+        r"every \d+ steps|hiccup|paus|slow steps?|\d+ of (the )?(last )?\d+ steps", deadline=14
+    ),
+    "checkpoint": Expected(r"checkpoint|torch\.save|\bsav(e|es|ing)\b", deadline=14),
+    "stall_all": Expected(
+        r"stall|no step|hung|asleep|sleep", r"stall|no step|hung", live_rank="", is_broken=True,
+        deadline=15,
+    ),
+    "stall_loader": Expected(
+        r"DataLoader|batch|data.?wait|loader", is_broken=True, deadline=15
+    ),
+    "stall_workers": Expected(
+        r"worker|DataLoader|batch|data.?wait|loader", is_broken=True, deadline=15
+    ),
+    "skipped": Expected(_DIVERGED, is_broken=True, deadline=15),
+    "extra": Expected(_DIVERGED, is_broken=True, deadline=15),
+    "size": Expected(r"mismatched sizes?|sizes? (differ|mismatch)", is_broken=True, deadline=15),
+    "operation": Expected(_DIVERGED, is_broken=True, deadline=15),
+    "uneven": Expected(
+        rf"{_DIVERGED}|fewer|left the loop|uneven|batches", is_broken=True, deadline=15
+    ),
+    "sleeps": Expected(_MISSING, is_broken=True, deadline=15),
+    "leak": Expected(r"grow|leak|runs? out"),
+    "leak_limited": Expected(r"grow|leak|runs? out|memory"),
+    "exception": Expected(rf"exception|{_ERROR}", _ERROR, is_broken=True, deadline=5),
+    "killed": Expected(r"SIGKILL|killed", is_broken=True, deadline=5),
+    "exit_zero": Expected(_LEFT, is_broken=True, deadline=5),
+    "return_early": Expected(_LEFT, is_broken=True, deadline=5),
+    "nan": Expected(r"\bNaN\b|infinite|not a number"),
+    "python": Expected(r"(own|script|python).*drawn\.py:\d+|drawn\.py:\d+", live_rank=""),
+    "slow_start": Expected(
+        r"^starting\b.*\d+(\.\d+)? ?s", r"finished", live_rank="", deadline=30,
+        wrong=r"^(stalled|dead|dying|at risk)",
+    ),
+    "restart_recovers": Expected(
+        r"^(healthy|slow|restart)", r"finished[^\n]*attempt 2|attempt 2[^\n]*finished",
+        live_rank="", deadline=30, wrong=r"stalled",
+    ),
+    "restart_repeats": Expected(
+        rf"exception|{_ERROR}|restarting", _ERROR, is_broken=True, deadline=5
+    ),
+    "restart_fails": Expected(
+        rf"restarting|attempt 2|{_INIT}|exception|{_ERROR}", rf"attempt 2[\s\S]*({_INIT})|({_INIT})",
+        live_rank="", is_broken=True,
+    ),
+}  # fmt: skip
+"""Kind of fault -> what must be said of it. Both ranks of a restart are told anew, so none is named."""
+
+_GREEN = re.compile(r"(?:^|verdict\s+)(healthy|running|starting|finished|unknown)\b", re.I)
+_STOPPED = re.compile(r"stopped by \w+", re.I)
+_ACCUSED = (
+    r"rank {rank}( is)? late", r"rank {rank}: the others wait", r"waits? for rank {rank}\b",
+    r"rank {rank}( is)? missing", r"rank {rank} (has not|never|did not) call",
+    r"rank {rank}: (SIG|exception|exit|[A-Z]\w+Error)", r"rank {rank}, (SIG|exception|exit)",
+    r"rank {rank} (died|left|leaks|raised|exited|returned|was killed|pauses|saves)",
+)  # fmt: skip
+"""Ways to accuse a rank."""
+_UNWELL = re.compile(
+    r"(?:^|verdict\s+)(stalled|dying|dead|at risk)\b|\bdied\b|\blate\b|others wait .* for it"
+    r"|does not end|hung\b",
+    re.I,
+)
+"""What must not be said of a healthy run. A share of communication may be, and a lack of CPUs."""
+_SINCE = re.compile(r"since step ([\d,]+)")
+
+
+def judge(case: Case, text: str, *, is_live: bool) -> Judged:
+    """Returns how right *text* is about *case*."""
+    if case.is_healthy:
+        unwell = _UNWELL.search(text)
+        return Judged(Mark.WRONG, f"says {unwell[0]!r}") if unwell else Judged(Mark.RIGHT)
+    expected = EXPECTED[case.kind]
+    if accused := _accused(case, expected, text):
+        return Judged(Mark.WRONG, f"accuses: {accused!r}")
+    if expected.wrong and (told := re.search(expected.wrong, text, re.I)):
+        return Judged(Mark.WRONG, f"says {told[0]!r}")
+    cause = _pattern(case, expected.live if is_live else expected.after or expected.live)
+    rank = "" if case.rank == ALL_RANKS else _pattern(case, _rank_of(expected, is_live))
+    names_cause = bool(re.search(cause, text, re.I))
+    names_rank = not rank or bool(re.search(rank, text, re.I))
+    if names_cause and names_rank:
+        return _with_step(case, text)
+    if names_cause:
+        return Judged(Mark.PARTLY, f"rank {case.rank} is not named")
+    if expected.is_broken and is_live and _GREEN.search(text):
+        return Judged(Mark.WRONG, "green over a broken run")
+    if rank and names_rank:
+        return Judged(Mark.PARTLY, "cause is not named")
+    if _STOPPED.search(text):
+        return Judged(Mark.SILENT, "how it ended, not why")
+    return Judged(Mark.SILENT, "neither cause nor rank")
+
+
+def _rank_of(expected: Expected, is_live: bool) -> str:
+    return expected.live_rank if is_live else expected.after_rank or expected.live_rank
+
+
+def _pattern(case: Case, pattern: str) -> str:
+    return pattern.replace("{rank}", str(case.rank))
+
+
+def _accused(case: Case, expected: Expected, text: str) -> str:
+    """The words that accuse a rank that did nothing; "" where none are."""
+    if case.rank == ALL_RANKS and case.kind in ("stall_all", "stall_workers", "leak"):
+        return ""  # any of them may be named
+    for rank in range(RANKS):
+        if rank == case.rank:
+            continue
+        for pattern in _ACCUSED:
+            accused = re.search(pattern.replace("{rank}", str(rank)), text)
+            if accused and not (case.kind == "extra" and "call" in accused[0]):
+                return accused[0]
+    return ""
+
+
+def _with_step(case: Case, text: str) -> Judged:
+    """Right, unless the text names another step than the first that the fault touched."""
+    since = _SINCE.search(text)
+    if since is None or case.kind in ("leak", "leak_limited", "python", "checkpoint"):
+        return Judged(Mark.RIGHT)
+    step = int(since[1].replace(",", ""))
+    if case.step - MAX_STEPS_EARLY <= step <= case.step + MAX_STEPS_LATE:
+        return Judged(Mark.RIGHT)
+    return Judged(Mark.PARTLY, f"since step {step}, true: {case.step}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The verdict of one reading."""
+
+    seconds: float
+    """Since the fault; negative before it."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJudged:
+    """How right the verdict was while a fault lasted."""
+
+    mark: Mark
+    reason: str
+    text: str
+    """The last line, or the first that is wrong."""
+    first_right: float | None
+    """Seconds from the fault to the first right line."""
+    stayed: bool
+    """Whether all later lines were right."""
+
+
+def judge_live(case: Case, lines: Sequence[Line]) -> LiveJudged:
+    """Returns how right the lines since the fault are, taken together.
+
+    Right: a right line came in time, the last line is right, and no line in between is wrong. Of a
+    healthy run and of a start, every line counts.
+    """
+    after = [line for line in lines if line.seconds >= 0 or case.is_healthy]
+    if not after:
+        return LiveJudged(Mark.UNSEEN, "no line while it lasted", "", None, False)
+    marks = [judge(case, line.text, is_live=True) for line in after]
+    rights = [n for n, judged in enumerate(marks) if judged.mark is Mark.RIGHT]
+    if not rights:
+        return LiveJudged(marks[-1].mark, marks[-1].reason, after[-1].text, None, False)
+    first = rights[0]
+    later = list(zip(after[first:], marks[first:], strict=True))
+    stayed = all(judged.mark is Mark.RIGHT for _, judged in later)
+    seconds = after[first].seconds
+    wrong = _first_wrong(
+        case, later if not case.is_healthy else list(zip(after, marks, strict=True))
+    )
+    if wrong is not None:
+        return LiveJudged(Mark.WRONG, wrong[1].reason, wrong[0].text, seconds, stayed)
+    if case.is_healthy or _is_over(case):
+        return LiveJudged(Mark.RIGHT, "", after[first].text, seconds, stayed)
+    deadline = EXPECTED[case.kind].deadline
+    if seconds > deadline:
+        reason = f"right after {seconds:.0f} s, not within {deadline:.0f} s"
+        return LiveJudged(Mark.PARTLY, reason, after[first].text, seconds, stayed)
+    return LiveJudged(marks[-1].mark, marks[-1].reason, after[-1].text, seconds, stayed)
+
+
+def _is_over(case: Case) -> bool:
+    """Whether the fault is over before the run is, so that the last line is about something else."""
+    return case.kind in ("slow_start", "restart_fails", "restart_repeats")
+
+
+def _first_wrong(case: Case, judged: Sequence[tuple[Line, Judged]]) -> tuple[Line, Judged] | None:
+    if _is_over(case) and case.kind != "slow_start":
+        return None
+    return next((pair for pair in judged if pair[1].mark is Mark.WRONG), None)
+
+
+def flips(lines: Sequence[Line]) -> list[str]:
+    """Returns the changes of the verdict's word that were taken back within 5 s: ``slow healthy``."""
+    spells: list[tuple[str, float]] = []
+    for line in lines:
+        word = line.text.partition(":")[0]
+        if not spells or spells[-1][0] != word:
+            spells.append((word, line.seconds))
+    return [
+        f"{before[0]} -> {between[0]} -> {after[0]}"
+        for before, between, after in zip(spells, spells[1:], spells[2:], strict=False)
+        if before[0] == after[0] and after[1] - between[1] <= FLIP_SECONDS
+    ]
+
+
+def share(marks: Sequence[Mark]) -> float:
+    """Returns the share of right ones, of those that were seen; 0 where none was."""
+    seen = [mark for mark in marks if mark is not Mark.UNSEEN]
+    return sum(mark is Mark.RIGHT for mark in seen) / len(seen) if seen else 0.0
+
+
+assert set(EXPECTED) == set(FAULTS)

@@ -1,0 +1,424 @@
+"""Runs drawn cases under `zeromon run`, watches each, and judges what zeromon says of it.
+
+    run.py [--count 200] [--seed S] [--only WORD ...]    faults
+    run.py --healthy [--count 40]                        identical ranks beside other programs: no alarm
+    run.py --case 17                                     one case of the draw, with all its lines
+
+Each case is judged three times: live, once a second, by the verdict on the snapshot of /api/runs/RUN;
+in the second after its end, by the first two lines of `zeromon report`; later from the store alone, once
+collector and live records are gone. A folder (--out) keeps a file for each case: a run that is started
+again goes on where it was. At the end result.json has the seed, the machine, the commit and all lines.
+It needs about half a minute per case, and nothing else that trains beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
+
+from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, draw_healthy  # noqa: E402
+from judge import Judged, Line, Mark, flips, judge, judge_live, share  # noqa: E402
+from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
+
+from zeromon.errors import ZeromonError  # noqa: E402
+from zeromon.readout.verdict import verdict  # noqa: E402
+from zeromon.storage.run_store import decode  # noqa: E402
+
+LASTS_SECONDS = 10.0
+"""How long a run that ends by itself goes on after its fault."""
+HANG_SECONDS = 18.0
+"""After so long a run that hangs is ended by SIGTERM, as its user would."""
+PATIENCE_SECONDS = 150.0
+"""No case takes longer, unless something is wrong with the case."""
+LIMIT_BYTES = 3 << 30
+"""Of the memory cgroup of `leak_limited`."""
+_LOOP = "while True: pass"
+_BURSTS = """
+import time
+while True:
+    end = time.time() + 1.5
+    while time.time() < end: pass
+    time.sleep(2)
+"""
+_PROGRAMS = {
+    "": (), "loop": ([_LOOP, 0],), "loops": ([_LOOP, 0], [_LOOP, 0]), "nice": ([_LOOP, 19],),
+    "bursts": ([_BURSTS, 0],),
+}  # fmt: skip
+
+
+class NotPossible(Exception):
+    """The machine cannot run the case; the text says why."""
+
+
+class Running:
+    """A case under `zeromon run`."""
+
+    def __init__(self, case: Case, folder: Path, port: int) -> None:
+        self.case, self.folder, self.port = case, folder, port
+        self.marks = folder / "marks"
+        self.marks.mkdir(parents=True)
+        self.environment = clean_environment() | {
+            "ZEROMON_DIR": str(folder / "live"), "ZEROMON_STORE": str(folder / "store"),
+            "ZEROMON_PORT": str(port), "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false",
+        }  # fmt: skip
+        self.lines: list[tuple[float, str]] = []
+        self.findings: dict[str, str] = {}
+        """Code and rank -> the newest sentence."""
+        self.output = folder / "output"
+
+    def command(self) -> list[str]:
+        """The command as a user would write it."""
+        case = self.case
+        seconds = LASTS_SECONDS + (case.amount if case.kind == "slow_start" else 0)
+        words = {
+            "fault": case.kind, "strategy": case.strategy, "loading": case.loading,
+            "accumulation": case.accumulation, "rank": case.rank, "step": case.step,
+            "amount": case.amount, "seconds": seconds, "marks": self.marks,
+        }  # fmt: skip
+        options = [f"--{name}={value}" for name, value in words.items()]
+        restarts = [f"--max-restarts={case.restarts}"] if case.restarts else []
+        program = [*TORCHRUN, "2", *restarts, str(PROGRAMS / "drawn.py"), *options]
+        return [*ZEROMON, "run", "--name", "case", "--", *program]
+
+    def fault_time(self) -> float | None:
+        """When the fault came first; None before."""
+        times = [path.read_text() for path in self.marks.glob("fault.*")]
+        return min((float(text) for text in times if text), default=None)
+
+    def watch(self, wrapped: Sequence[str]) -> int:
+        """Runs the case to its end, which a hang has by SIGTERM; returns the exit code."""
+        started = time.time()
+        with self.output.open("wb") as output:
+            process = subprocess.Popen(
+                [*wrapped, *self.command()], env=self.environment, cwd=self.marks, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                self._poll(process, started)
+                return process.wait(40)
+            except subprocess.TimeoutExpired:
+                return -signal.SIGKILL
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _poll(self, process: subprocess.Popen[bytes], started: float) -> None:
+        while not _ends_within(process, 1.0):
+            self._read()
+            begun = self.fault_time()
+            lasts = HANG_SECONDS if KINDS[self.case.kind].is_hang else 4 * LASTS_SECONDS
+            if time.time() > min(begun + lasts if begun else 1e12, started + PATIENCE_SECONDS):
+                process.send_signal(signal.SIGTERM)
+                return
+
+    def _read(self) -> None:
+        address = f"http://127.0.0.1:{self.port}/api/runs/case"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                snapshot = decode(answer.read())
+        except (OSError, urllib.error.URLError, ZeromonError):
+            return
+        self.lines.append((time.time(), verdict(snapshot).text))
+        for finding in snapshot.findings:
+            self.findings[f"{finding.code} rank {finding.rank}"] = finding.text
+
+    def report(self) -> str:
+        """What `zeromon report` says now."""
+        done = subprocess.run(
+            [*ZEROMON, "report", "case"], env=self.environment, capture_output=True, text=True,
+            check=False, timeout=60,
+        )  # fmt: skip
+        return done.stdout or done.stderr
+
+    def leave_only_the_store(self) -> None:
+        """Ends the collector and removes the live records."""
+        with suppress(OSError, ValueError, KeyError):
+            pid = json.loads((self.folder / "live" / "collector.json").read_text())["pid"]
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder / "live", ignore_errors=True)
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.poll() is not None
+
+
+@contextmanager
+def memory_limit(case: Case) -> Iterator[list[str]]:
+    """Words before a command that put it into a memory cgroup with a limit, where the case has one."""
+    if case.kind != "leak_limited":
+        yield []
+        return
+    root = Path("/sys/fs/cgroup")
+    is_v1 = (root / "memory" / "memory.limit_in_bytes").exists()
+    folder = (root / "memory" if is_v1 else root) / f"zeromon-drawn-{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        limit = folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")
+        limit.write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        with suppress(OSError):
+            folder.rmdir()
+        raise NotPossible("needs root and a memory cgroup that can be divided") from error
+    try:
+        yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        for _ in range(50):
+            with suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.1)
+
+
+@contextmanager
+def other_programs(load: str) -> Iterator[None]:
+    """The other programs of the machine, while the case runs."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], preexec_fn=lambda by=by: os.nice(by))
+        for code, by in _PROGRAMS[load]
+    ]
+    try:
+        yield
+    finally:
+        for program in started:
+            program.kill()
+            program.wait()
+
+
+def run_case(case: Case, port: int, *, keep: Path | None = None) -> dict[str, Any]:
+    """Runs *case* and returns all that was said, with its marks."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="zeromon-drawn-"))
+    shutil.rmtree(folder, ignore_errors=True)
+    running = Running(case, folder, port)
+    started = time.time()
+    try:
+        with memory_limit(case) as wrapped, other_programs(case.load):
+            code = running.watch(wrapped)
+            after = running.report()
+        running.leave_only_the_store()
+        later = running.report()
+        return _judged(running, started, code, after, later)
+    finally:
+        running.leave_only_the_store()
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def first_two(report: str) -> str:
+    """The first two lines of a report."""
+    return "\n".join(line.strip() for line in report.splitlines()[:2])
+
+
+def _judged(running: Running, started: float, code: int, after: str, later: str) -> dict[str, Any]:
+    case, begun = running.case, running.fault_time()
+    lines = [Line(round(at - (begun or 1e12), 1), text) for at, text in running.lines]
+    live = judge_live(case, lines)
+    marks = {"after": first_two(after), "later": first_two(later)}
+    ended = {
+        name: {"lines": text, **_plain(judge(case, text, is_live=False))}
+        for name, text in marks.items()
+    }
+    return {
+        "case": asdict(case), "name": case.name, "exit": code,
+        "seconds": round(time.time() - started, 1),
+        "fault_at": round(begun - started, 1) if begun else None,
+        "live": {**asdict(live), "mark": live.mark.value, "flips": flips(lines)},
+        **ended, "is_same_later": after == later,
+        "changes": _changes(lines), "findings": running.findings,
+        "output": running.output.read_text(errors="replace")[-1500:] if begun is None else "",
+    }  # fmt: skip
+
+
+def _plain(judged: Judged) -> dict[str, str]:
+    return {"mark": judged.mark.value, "reason": judged.reason}
+
+
+def _changes(lines: Sequence[Line]) -> list[tuple[float, str]]:
+    """The lines whose words, without figures, differ from those of the line before."""
+    shown: list[tuple[float, str]] = []
+    before = ""
+    for line in lines:
+        words = "".join(letter for letter in line.text if not letter.isdigit())[:60]
+        if words != before:
+            shown.append((line.seconds, line.text))
+        before = words
+    return shown
+
+
+def machine() -> dict[str, Any]:
+    """What the cases ran on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "commit": commit, "python": platform.python_version(), "cpus": os.cpu_count(),
+        "machine": platform.machine(), "kernel": platform.release(),
+        "load": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """The score by kind, and every line that is not right."""
+    kinds = Counter(result["case"]["kind"] for result in results)
+    rows = [f"{'kind':18} cases  live  after  later"]
+    for kind in sorted(kinds):
+        own = [result for result in results if result["case"]["kind"] == kind]
+        rights = (_rights(own, part) for part in ("live", "after", "later"))
+        rows.append(f"{kind:18} {len(own):5}  " + "  ".join(f"{text:>5}" for text in rights))
+    rows.append("")
+    for result in results:
+        for part in ("live", "after"):
+            if result[part]["mark"] not in ("right", "unseen"):
+                said = result[part].get("lines") or result[part]["text"]
+                rows.append(
+                    f"{result['name']} {part} {result[part]['mark']}: {result[part]['reason']}"
+                )
+                rows += [f"    {line[:220]}" for line in said.splitlines()]
+    flipped = sum(len(result["live"]["flips"]) for result in results)
+    shares = (f"{part} {shares_of(results)[part]:.1%}" for part in ("live", "after", "later"))
+    rows.append(f"{len(results)} cases: {', '.join(shares)}; {flipped} flips")
+    return "\n".join(rows)
+
+
+def _rights(results: Sequence[dict[str, Any]], part: str) -> str:
+    marks = [result[part]["mark"] for result in results if result[part]["mark"] != "unseen"]
+    return f"{marks.count('right')}/{len(marks)}"
+
+
+def shares_of(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Part -> the share of right first lines."""
+    return {
+        part: share([Mark(result[part]["mark"]) for result in results])
+        for part in ("live", "after", "later")
+    }
+
+
+def options() -> argparse.Namespace:
+    """The options of this program."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--healthy", action="store_true", help="runs without a fault, beside load")
+    parser.add_argument("--count", type=int, help="cases of the draw")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", nargs="+", default=[], help="words in the names of the cases")
+    parser.add_argument("--each", type=int, default=0, help="at most so many cases of a kind")
+    parser.add_argument("--case", type=int, help="the number of one case; shows all its lines")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so long")
+    parser.add_argument("--out", type=Path, help="folder of the results (default build/drawn)")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port of the collectors (default: free)"
+    )
+    parser.add_argument("--keep", type=Path, help="folder that keeps the record of the last case")
+    parser.add_argument("--anew", action="store_true", help="forget earlier results")
+    parser.add_argument("--list", action="store_true", help="list the cases and end")
+    return parser.parse_args()
+
+
+def chosen(given: argparse.Namespace) -> list[Case]:
+    """The cases that the options ask for."""
+    count = given.count or (HEALTHY_COUNT if given.healthy else FAULT_COUNT)
+    cases = (draw_healthy if given.healthy else draw)(given.seed, count)
+    if given.case is not None:
+        return [case for case in cases if case.number == given.case]
+    if given.only:
+        cases = [case for case in cases if any(word in case.name for word in given.only)]
+    if given.each:
+        counts: Counter[str] = Counter()
+        limited = []
+        for case in cases:
+            counts[case.kind] += 1
+            if counts[case.kind] <= given.each:
+                limited.append(case)
+        cases = limited
+    return cases
+
+
+def main() -> int:
+    """Runs the cases that are missing, writes result.json and prints the table."""
+    given = options()
+    folder = given.out or ROOT / "build" / ("drawn-healthy" if given.healthy else "drawn")
+    if given.anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    results = []
+    cases = chosen(given)
+    if given.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    try:
+        for case in cases:
+            kept = folder / f"{given.seed}-{case.name}.json"
+            if kept.exists() and given.case is None:
+                results.append(json.loads(kept.read_text()))
+                continue
+            if time.monotonic() - started > given.minutes * 60:
+                break
+            try:
+                result = run_case(case, given.port or free_port(), keep=given.keep)
+            except NotPossible as reason:
+                print(f"{case.name}: not possible: {reason}", flush=True)
+                continue
+            kept.write_text(json.dumps(result, indent=1))
+            results.append(result)
+            _show(result, at_length=given.case is not None)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    shares = shares_of(results)
+    summary = {
+        "seed": given.seed, **machine(), "cases": len(results), "shares": shares,
+        "flips": sum(len(result["live"]["flips"]) for result in results),
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(summary | {"results": results}, indent=1))
+    print(table(results))
+    return 0 if results and len(results) == len(cases) else 1
+
+
+def _show(result: dict[str, Any], *, at_length: bool) -> None:
+    marks = " ".join(f"{part}={result[part]['mark']}" for part in ("live", "after", "later"))
+    first = result["live"]["first_right"]
+    print(
+        f"{result['name']}: {marks} first right after {first} s, {result['seconds']} s", flush=True
+    )
+    if at_length:
+        for seconds, text in result["changes"]:
+            print(f"  {seconds:6.1f}  {text[:260]}")
+        print("  after   " + result["after"]["lines"].replace("\n", "\n          "))
+        print("\n".join(f"  {of}: {text}" for of, text in sorted(result["findings"].items())))
+        print(result["output"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
