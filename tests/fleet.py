@@ -95,7 +95,7 @@ class Moving:
         seconds = now - self._began
         ranks = tuple(self._at(one, seconds) for one in self._ranks)
         late = Straggler(
-            rank=LATE_RANK, late_seconds=0.021, share=0.05, since_step=101, phase="data_wait",
+            rank=LATE_RANK, late_seconds=0.021, share=0.11, since_step=101, phases=("data_wait",),
             longer_seconds=0.019,
         )  # fmt: skip
         numbers = {one.rank for one in ranks}

@@ -66,8 +66,21 @@ EXPOSED = Level(0.10, 0.25, is_lost_time=True)
 BLOCKED = Level(0.10, 0.25)
 """The share of a step in which the training thread waits for offloaded state to move."""
 
-LATE = Level(0.02, 0.05)
+LATE = Level(0.10, 0.10, is_lost_time=True)
 """How far a straggler arrives behind the second to last rank, as a share of a step."""
+
+WINDOW_STEPS = 20
+WINDOW_SECONDS = 5.0
+"""The last steps that are judged: at least so many, and of at least so many seconds."""
+
+LATE_STEPS = 0.8
+"""The share of these steps in which a straggler arrives last."""
+
+REASON = 0.5
+"""The share of a delay that its reason has to cover."""
+
+UNSTEADY_SECONDS = 30.0
+"""A lack of CPUs moves between identical ranks: only one that stays for so long makes a straggler."""
 
 AVOIDABLE = Level(0.05, 0.15)
 """What a remedy could save at most, as a share of a step."""

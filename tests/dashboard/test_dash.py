@@ -288,7 +288,7 @@ def rich_run(ranks: int = 2, **facts: Any) -> RunSnapshot:
         seconds=12.0, waiting=(0,), missing=(1,), dead=(), elsewhere=(), calls=(),
     )  # fmt: skip
     straggler = Straggler(
-        rank=1, late_seconds=0.1, share=0.2, since_step=4, phase="forward", longer_seconds=0.1,
+        rank=1, late_seconds=0.1, share=0.2, since_step=4, phases=("forward",), longer_seconds=0.1,
         cause=EVIL,
     )  # fmt: skip
     made = run(

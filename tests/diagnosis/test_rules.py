@@ -362,8 +362,8 @@ def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str, en
 @pytest.mark.parametrize(
     ("of_late", "of_others", "severity", "ends"),
     [
-        (0.0, 0.3, "warning", "for it since step 21"),  # it sleeps: a sleeping thread lacks no CPU
-        (0.3, 0.3, "warning", "for it since step 21"),  # all lack as much
+        (0.0, 0.3, "warning", "(50.0 %)"),  # it sleeps: a sleeping thread lacks no CPU
+        (0.3, 0.3, "warning", "(50.0 %)"),  # all lack as much
         (0.7, 0.0, "info", "a lack of CPUs may explain all of it (ZM605)"),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_straggler_is_doubted_by_what_it_lacks_beyond_the_others(
     of_late: float, of_others: float, severity: str, ends: str
 ) -> None:
     late = Straggler(
-        rank=1, late_seconds=0.1, share=0.5, since_step=21, phase="", longer_seconds=0.0
+        rank=1, late_seconds=0.1, share=0.5, since_step=21, phases=(), longer_seconds=0.0
     )
     ranks = (one(pressure=starved(of_others)), replace(one(pressure=starved(of_late)), rank=1))
     (finding,) = (f for f in advise(run(*ranks, stragglers=(late,))) if f.rule == "straggler")

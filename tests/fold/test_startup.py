@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import MS, collective, folded, run, span, step
 
-from zeromon.diagnosis.stragglers import longer_phase
+from zeromon.diagnosis.stragglers import longer_phases
 from zeromon.fold.summarize import summarize
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
@@ -58,7 +58,7 @@ def test_a_row_has_one_statistic_and_its_share_is_of_its_step() -> None:
     assert sum(rank_parts(one).values()) == pytest.approx(one.step_mean_seconds)
     assert (STEP.text(one), EXPOSED_SECONDS.text(one)) == ("100.0 ms", "20.0 ms")
     assert EXPOSED.text(one) == "20.0 %"
-    assert longer_phase(one, [one]) == ("", 0.0)
+    assert longer_phases(one, [one], 0.001) == ((), 0.0)
 
 
 def test_a_run_of_one_step_shows_that_step() -> None:

@@ -138,17 +138,19 @@ def test_a_hang_of_a_large_run_has_no_made_up_numbers() -> None:
 
 def test_a_straggler_comes_with_what_is_known_of_it() -> None:
     late = Straggler(
-        rank=3, late_seconds=0.012, share=0.031, since_step=40, phase="data_wait",
+        rank=3, late_seconds=0.012, share=0.031, since_step=40, phases=("data_wait",),
         longer_seconds=0.01, cause="its clocks are held down",
     )  # fmt: skip
     assert straggler_text(late) == (
-        "rank 3 is late: the others wait 12.0 ms a step (3.1 %) since step 40; "
-        "its data wait is longer by 10.0 ms; its clocks are held down"
+        "rank 3: late by 10.0 ms per step (data wait) since step 40; "
+        "the others wait 12.0 ms per step (3.1 %); its clocks are held down"
     )
+    between = replace(late, phases=("other", "forward"), cause="")
+    assert "late by 10.0 ms per step (time between phases and forward)" in straggler_text(between)
     bare = Straggler(
-        rank=3, late_seconds=0.012, share=0.031, since_step=0, phase="", longer_seconds=0.0
+        rank=3, late_seconds=0.012, share=0.031, since_step=0, phases=(), longer_seconds=0.0
     )
-    assert straggler_text(bare) == "rank 3 is late: the others wait 12.0 ms a step (3.1 %)"
+    assert straggler_text(bare) == "rank 3: late; the others wait 12.0 ms per step (3.1 %)"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
 def test_a_straggler_of_another_source_is_named() -> None:
     """Prometheus knows no share of a step."""
     late = Straggler(
-        rank=1, late_seconds=0.1, share=0.4, since_step=1, phase="", longer_seconds=0.0
+        rank=1, late_seconds=0.1, share=0.4, since_step=1, phases=(), longer_seconds=0.0
     )
     shown = _two(findings=(replace(_LATE, share=None),), stragglers=(late,))
     assert verdict(shown).cause == "rank 1 is late"

@@ -12,7 +12,7 @@ from zeromon.snapshot import RunSnapshot
 def names_rank_1(node: Node, result: Result, phase: str) -> None:
     """From step 10 on rank 1 takes longer by a third of a step, in *phase*."""
     (late,) = result.snapshot.stragglers
-    assert (late.rank, late.phase) == (1, phase)
+    assert (late.rank, late.phases) == (1, (phase,))
     assert 2 <= late.since_step <= 13
     assert late.share > 0.1
     told = [f for f in result.snapshot.findings if f.rule == "straggler"]
@@ -55,7 +55,7 @@ def test_a_rank_that_shares_its_cpu_is_told_so(node: Node) -> None:
     result = node.run([*LAUNCH, "2", str(PROGRAMS / "slow_rank.py"), "cpu", "0", "80"])
     assert result.code == 0, result.output
     (late,) = result.snapshot.stragglers
-    assert (late.rank, late.phase) == (1, "forward")
+    assert (late.rank, late.phases) == (1, ("forward",))
     assert late.cause.startswith("its main thread had no CPU to run on for ")
     (told,) = [f for f in result.snapshot.findings if f.rule == "straggler"]
     assert late.cause in told.text

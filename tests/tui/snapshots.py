@@ -178,7 +178,7 @@ def snapshot(ranks: int = 2, count: int = 160) -> RunSnapshot:
     """A run with something to see."""
     made = [one_rank(n, count, ranks) for n in range(ranks)]
     late = Straggler(
-        rank=1, late_seconds=0.021, share=0.048, since_step=101, phase="data_wait",
+        rank=1, late_seconds=0.021, share=0.108, since_step=101, phases=("data_wait",),
         longer_seconds=0.019,
     )  # fmt: skip
     base = run(

@@ -622,7 +622,7 @@ def test_units_within_a_step() -> None:
 def test_who_is_late_is_said_and_drawn() -> None:
     made = snapshot(8)
     lines = [plain(line) for line in arrivals(made, made.ranks, DisplayOptions(), 60, 14)]
-    assert lines[0].startswith("rank 1 is late: the others wait 21.0 ms a step (4.8 %)")
+    assert lines[0].startswith("rank 1: late by 19.0 ms per step (data wait) since step 101;")
     assert sum("ms" in line and line[0].isdigit() for line in lines) == 8
     assert "is matched yet" in plain(arrivals(run(), (), DisplayOptions(), 90, 9)[0])
 

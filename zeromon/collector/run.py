@@ -376,7 +376,9 @@ class RunFollower:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""
         if all(rank.alive for rank in ranks):
             error = self.cluster.clock_error_seconds()
-            self._stragglers = stragglers(self._skew, list(ranks), _node_of(nodes), error)
+            self._stragglers = stragglers(
+                self._skew, ranks, _node_of(nodes), error, self._stragglers
+            )
 
     def _job(self, followers: Sequence[RankFollower]) -> str:
         """The name that the user gave to the job, else the id that its launcher or scheduler gave."""

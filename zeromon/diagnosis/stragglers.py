@@ -13,27 +13,26 @@ bucket, when the gradients of the bucket are complete.
 Collectives overlap in time. So the waits and the delays of a step are unions of intervals, not sums, and
 neither is longer than the step.
 
-A rank is a straggler when it arrived last in at least 16 of the last 20 matched steps, and its median
-delay was at least 2 % of a step. It recovers when either no longer holds.
+A rank is a straggler when it arrived last in most matched steps of the window, its median delay is at
+least :data:`~zeromon.levels.LATE` of a step, and a reason covers half of that delay: phases that take it
+longer than the others, or its host or device. What a lack of CPUs explains moves between identical
+ranks, so the rank has to be late for :data:`~zeromon.levels.UNSTEADY_SECONDS` then.
 """
 
 import statistics
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, islice
 from typing import Final, NamedTuple
 
 from zeromon.fold.state import MOST_ARRIVALS, Arrival
-from zeromon.levels import LATE
+from zeromon.levels import LATE, LATE_STEPS, REASON, UNSTEADY_SECONDS, WINDOW_SECONDS, WINDOW_STEPS
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler
 from zeromon.stats.intervals import Coverage, union_length
 from zeromon.units import human_ratio
 
-WINDOW = 20
-LEAST_OF_WINDOW = 16
-LEAST_SHARE = LATE.warning
 _KEPT_STEPS: Final = 512
 _KEPT_PENDING = MOST_ARRIVALS
 """Fewer would lose what one rank of several has called."""
@@ -53,7 +52,12 @@ class StepSkew:
     wait: dict[int, Coverage] = field(default_factory=dict)
     node_late: defaultdict[int, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
     """The delay of a whole node, by the rank of the node that arrived last."""
+    last_ns: int = 0
+    """When the newest of its collectives began, by this node's clock."""
 
+
+_Steps = Sequence[tuple[int, StepSkew]]
+"""Step numbers, ascending, with who was late in each."""
 
 NEVER: Final = -(1 << 62)
 FAR: Final = 1 << 62
@@ -172,8 +176,11 @@ class ArrivalSkew:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
-            for old in islice(reversed(self.steps.values()), 2 * WINDOW, 2 * WINDOW + 1):
+            for old in islice(
+                reversed(self.steps.values()), 2 * WINDOW_STEPS, 2 * WINDOW_STEPS + 1
+            ):
                 old.wait.clear()  # no mean reads it any more
+        skew.last_ns = max(skew.last_ns, at)
         skew.late[last].add(at - match.late_ns, at)
         if (
             match.node_late_ns
@@ -207,8 +214,8 @@ class ArrivalSkew:
 
     def _mean_seconds(self, rank: int, read: Callable[[StepSkew], _ByRank]) -> float | None:
         newest = reversed(self.steps.items())
-        last = list(islice((s for step, s in newest if step > 1), WINDOW))
-        last = last or list(islice(reversed(self.steps.values()), WINDOW))
+        last = list(islice((s for step, s in newest if step > 1), WINDOW_STEPS))
+        last = last or list(islice(reversed(self.steps.values()), WINDOW_STEPS))
         lengths = [0 if (known := read(s).get(rank)) is None else known.length for s in last]
         return statistics.fmean(lengths) / 1e9 if lengths else None
 
@@ -270,39 +277,45 @@ def stragglers(
     ranks: Iterable[RankSnapshot],
     node_of: Callable[[int], str] = lambda _: "",
     error_seconds: float = 0.0,
+    earlier: Sequence[Straggler] = (),
 ) -> tuple[Straggler, ...]:
     """The rank that others wait for, step after step, or the node whose ranks all arrive late.
 
     *node_of*: the node of a rank that is not among *ranks*, "" where unknown. *error_seconds*: the error
-    of the nodes' clocks against each other; a delay within twice that error is not reported.
+    of the nodes' clocks against each other; a delay within twice that error is not reported. *earlier*:
+    the stragglers of the previous call, which know since when they are late beyond the kept steps.
     """
     known = {rank.rank: rank for rank in ranks}
     steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
-    last = steps[-WINDOW:]
-    if (len(known) < 2 and not skew.joined) or len(last) < WINDOW:
-        return ()
     step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
-    least = max(LEAST_SHARE * step_seconds, 2 * error_seconds)
-    rank, late = _most_often(last, lambda s: s.late, lambda rank: rank, step_seconds)
-    if step_seconds and rank >= 0 and late >= least:
-        return (_of_rank(known, rank, late, step_seconds, steps, node_of(rank)),)
-    node_rank, late = _most_often(last, lambda s: s.node_late, node_of, step_seconds)
-    if step_seconds and node_rank >= 0 and late >= least:
-        node = node_of(node_rank)
-        since = _since(
-            steps, lambda s: _late_ns(s.node_late, lambda one: node_of(one) == node) >= late * 5e8
-        )
-        return (
-            Straggler(
-                rank=node_rank, late_seconds=late, share=late / step_seconds, since_step=since,
-                phase="", longer_seconds=0.0, node=node, whole_node=True,
-            ),
-        )  # fmt: skip
-    return ()
+    if (len(known) < 2 and not skew.joined) or len(steps) < WINDOW_STEPS or not step_seconds:
+        return ()
+    least = max(LATE.warning * step_seconds, 2 * error_seconds)
+    rank, late = _most_often(_last(steps), lambda s: s.late, lambda rank: rank, step_seconds)
+    if rank >= 0 and late >= least:
+        found = _of_rank(known, rank, late, step_seconds, steps, node_of(rank))
+    else:
+        rank, late = _most_often(_last(steps), lambda s: s.node_late, node_of, step_seconds)
+        if rank < 0 or late < least:
+            return ()
+        found = _of_node(rank, late, step_seconds, steps, node_of)
+    if found is None:
+        return ()
+    since = [
+        s.since_step for s in earlier if s.who == found.who and found.since_step == steps[0][0]
+    ]
+    return (replace(found, since_step=min((found.since_step, *since))),)
+
+
+def _last(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
+    """The steps of the last *seconds*, and at least :data:`~zeromon.levels.WINDOW_STEPS`."""
+    begin = steps[-1][1].last_ns - seconds * 1e9
+    count = sum(s.last_ns >= begin for _, s in steps)
+    return steps[-max(count, WINDOW_STEPS) :]
 
 
 def _most_often(
-    last: list[tuple[int, StepSkew]],
+    last: _Steps,
     read: Callable[[StepSkew], _ByRank],
     name: Callable[[int], object],
     step_seconds: float,
@@ -314,7 +327,7 @@ def _most_often(
     latest = [_latest(read(s)) for _, s in last]
     names = [name(rank) if rank >= 0 else None for rank in latest]
     usual = max(set(names), key=names.count)
-    if usual in (None, "") or names.count(usual) < LEAST_OF_WINDOW:
+    if usual in (None, "") or names.count(usual) < LATE_STEPS * len(last):
         return -1, 0.0
     rank = latest[names.index(usual)]
     late = statistics.median(_late_ns(read(s), lambda one: name(one) == usual) for _, s in last)
@@ -326,24 +339,58 @@ def _of_rank(
     rank: int,
     late: float,
     step_seconds: float,
-    steps: list[tuple[int, StepSkew]],
+    steps: _Steps,
     node: str,
-) -> Straggler:
-    """The straggler *rank*; of a rank on another node only its arrivals are known."""
+) -> Straggler | None:
+    """The straggler *rank*; None without a reason. Of a rank on another node only arrivals are known."""
     mine, others = known.get(rank), [r for r in known.values() if r.rank != rank]
-    phase, longer = longer_phase(mine, others) if mine else ("", 0.0)
+    phases: tuple[str, ...] = ()
+    longer, why = 0.0, ""
+    if mine is not None:
+        phases, longer = longer_phases(mine, others, REASON * late)
+        lacks = lack_of_cpus(mine, others, REASON * late / step_seconds)
+        why = lacks or cause(mine, others)
+        if (not phases and not why) or (lacks and not _stays(steps, rank, step_seconds)):
+            return None
     return Straggler(
         rank=rank,
         late_seconds=late,
         share=late / step_seconds,
-        since_step=_since(
-            steps, lambda s: _latest(s.late) == rank and s.late[rank].length >= late * 5e8
+        since_step=since_step(
+            steps, lambda s: _late_ns(s.late, lambda one: one == rank), late * 1e9
         ),
-        phase=phase,
+        phases=phases,
         longer_seconds=longer,
-        cause=cause(mine, others, late / step_seconds) if mine else "",
+        cause=why,
         node="" if mine else node,
     )
+
+
+def _of_node(
+    rank: int, late: float, step_seconds: float, steps: _Steps, node_of: Callable[[int], str]
+) -> Straggler:
+    """The node of *rank*, whose ranks all arrive late."""
+    node = node_of(rank)
+    return Straggler(
+        rank=rank,
+        late_seconds=late,
+        share=late / step_seconds,
+        since_step=since_step(
+            steps, lambda s: _late_ns(s.node_late, lambda one: node_of(one) == node), late * 1e9
+        ),
+        phases=(),
+        longer_seconds=0.0,
+        node=node,
+        whole_node=True,
+    )
+
+
+def _stays(steps: _Steps, rank: int, step_seconds: float) -> bool:
+    """Whether *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
+    if steps[-1][1].last_ns - steps[0][1].last_ns < UNSTEADY_SECONDS * 1e9:
+        return False
+    last = _last(steps, UNSTEADY_SECONDS)
+    return _most_often(last, lambda s: s.late, lambda one: one, step_seconds)[0] == rank
 
 
 def _latest(late: _ByRank) -> int:
@@ -356,56 +403,70 @@ def _late_ns(late: _ByRank, counts: Callable[[int], bool]) -> int:
     return union_length(chain.from_iterable(late[rank] for rank in late if counts(rank)))
 
 
-def _since(steps: list[tuple[int, StepSkew]], is_late: Callable[[StepSkew], bool]) -> int:
-    """The first of the steps that, with few exceptions up to the newest, are late."""
-    since, misses = steps[-1][0], 0
-    for step, s in reversed(steps):
-        if is_late(s):
-            since, misses = step, 0
-        else:
-            misses += 1
-            if misses > WINDOW - LEAST_OF_WINDOW:
-                break
-    return since
+_LATE_ENOUGH: Final = 0.55
+"""A step that is late by this share of the usual delay counts neither for nor against the lateness."""
+
+
+def since_step(steps: _Steps, late_ns: Callable[[StepSkew], int], usual_ns: float) -> int:
+    """The first step of the lateness: the begin of the steps up to the newest that fit it best.
+
+    A step fits by how far it is above :data:`_LATE_ENOUGH` of *usual_ns*, and more than *usual_ns* does
+    not fit better: one pause does not make up for steps without lateness.
+    """
+    fits = [min(1.0, late_ns(s) / usual_ns) - _LATE_ENOUGH for _, s in reversed(steps)]
+    sums = list(accumulate(fits))
+    return steps[-1 - max(range(len(sums)), key=sums.__getitem__)][0]
 
 
 _MANY_FAULTS = 20.0
 """Major page faults a second."""
 
 
-def cause(late: RankSnapshot, others: list[RankSnapshot], share: float) -> str:
-    """How the host or device of *late* differs from the others', in words; "" where it does not."""
+def lack_of_cpus(late: RankSnapshot, others: list[RankSnapshot], least: float) -> str:
+    """How much more *late* lacks a CPU than the others, in words; "" below *least* of the time."""
+    theirs = [r.pressure.cpu_wait_ratio for r in others if r.pressure is not None]
+    if late.pressure is None or not theirs:
+        return ""
+    mine, usual = late.pressure.cpu_wait_ratio, statistics.median(theirs)
+    if mine - usual < least:
+        return ""
+    return (
+        f"its main thread had no CPU to run on for {human_ratio(mine)} of the time, "
+        f"the others' {human_ratio(usual)}"
+    )
+
+
+def cause(late: RankSnapshot, others: list[RankSnapshot]) -> str:
+    """How the device or the memory of *late* differs from the others', in words; "" if not at all."""
     reasons = late.device_stats.throttle_reasons if late.device_stats else ()
     if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in others):
         return f"its device is throttled ({', '.join(reasons)})"
-    theirs = [r.pressure for r in others if r.pressure is not None]
-    mine = late.pressure
-    if mine is None or not theirs:
-        return ""
-    usual = statistics.median(p.cpu_wait_ratio for p in theirs)
-    if mine.cpu_wait_ratio - usual >= max(LEAST_SHARE, share / 2):
-        return (
-            f"its main thread had no CPU to run on for {human_ratio(mine.cpu_wait_ratio)} of the time, "
-            f"the others' {human_ratio(usual)}"
-        )
-    faults = statistics.median(p.major_faults_per_second for p in theirs)
-    if mine.major_faults_per_second >= max(_MANY_FAULTS, 10 * faults):
-        return f"{mine.major_faults_per_second:.0f} of its pages a second come from disk"
+    theirs = [r.pressure.major_faults_per_second for r in others if r.pressure is not None]
+    mine = late.pressure.major_faults_per_second if late.pressure is not None else 0.0
+    if theirs and mine >= max(_MANY_FAULTS, 10 * statistics.median(theirs)):
+        return f"{mine:.0f} of its pages a second come from disk"
     return ""
 
 
-def longer_phase(late: RankSnapshot, others: list[RankSnapshot]) -> tuple[str, float]:
-    """The phase in which *late* exceeds the others' median most, and by how many seconds a step.
+def longer_phases(
+    late: RankSnapshot, others: list[RankSnapshot], least: float
+) -> tuple[tuple[str, ...], float]:
+    """The phases in which *late* exceeds the others' median, and by how many seconds a step in all.
 
-    Waiting is left out.
+    The longest first, and no more than make *least* seconds; none where all together make less. Waiting
+    is left out.
     """
     mine = own_seconds(late.recent)
     theirs = [own_seconds(rank.recent) for rank in others if rank.recent]
     if not mine or not theirs:
-        return "", 0.0
+        return (), 0.0
     more = {
         phase: seconds - statistics.median(t.get(phase, 0.0) for t in theirs)
         for phase, seconds in mine.items()
     }
-    phase = max(more, key=lambda name: more[name])
-    return (phase, more[phase]) if more[phase] > 0 else ("", 0.0)
+    phases = sorted((name for name in more if more[name] > 0), key=lambda name: -more[name])
+    sums = accumulate(more[name] for name in phases)
+    enough = next(((count, total) for count, total in enumerate(sums, 1) if total >= least), None)
+    if enough is None or sum(more.values()) < least:
+        return (), 0.0
+    return tuple(phases[: enough[0]]), enough[1]

@@ -12,6 +12,7 @@ from typing import Protocol
 from zeromon.focus import death_roles, first_failed
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
+from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.snapshot import (
     NOT_SEEN,
@@ -412,19 +413,28 @@ def finding_text(finding: About) -> str:
     return f"{subject(finding.rank)}{finding.text}"
 
 
+def phase_words(phase: str) -> str:
+    """A phase in a sentence, where ``other`` alone says nothing: ``time between phases``."""
+    return "time between phases" if phase == "other" else PART_NAMES.get(phase, phase)
+
+
 def straggler_text(late: Straggler) -> str:
-    """``rank 3 is late: the others wait 12.0 ms a step (3.1 %) since step 40; ...``."""
-    cost = f"{human_seconds(late.late_seconds)} a step ({human_ratio(late.share)})"
+    """``rank 3: late by 10.0 ms per step (forward) since step 40; the others wait ...``."""
+    return f"{late.who}: {straggler_sentence(late)}"
+
+
+def straggler_sentence(late: Straggler) -> str:
+    """How late a straggler is and in which phases, since when, what it costs the others, and why."""
     since = f" since step {human_count(late.since_step)}" if late.since_step else ""
-    reason = f"; {why}" if (why := straggler_reason(late)) else ""
-    return f"{late.who} is late: the others wait {cost}{since}{reason}"
-
-
-def straggler_reason(late: Straggler) -> str:
-    """In which phase a straggler spends more time than the others, and why; "" where unknown."""
-    phase = late.phase.replace("_", " ")
-    longer = f"its {phase} is longer by {human_seconds(late.longer_seconds)}" if phase else ""
-    return "; ".join(part for part in (longer, late.cause) if part)
+    cost = f"{human_seconds(late.late_seconds)} per step ({human_ratio(late.share)})"
+    why = f"; {late.cause}" if late.cause else ""
+    if late.whole_node:
+        return f"all its ranks come after all others, which wait {cost}{since}{why}"
+    if not late.phases:
+        return f"late{since}; the others wait {cost}{why}"
+    where = " and ".join(phase_words(phase) for phase in late.phases)
+    longer = human_seconds(late.longer_seconds)
+    return f"late by {longer} per step ({where}){since}; the others wait {cost}{why}"
 
 
 # ---- the agent --------------------------------------------------------------------------------------

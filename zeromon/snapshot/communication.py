@@ -209,8 +209,8 @@ class Straggler:
     share: float
     """The same as a share of a step."""
     since_step: int
-    phase: str
-    """Where it spends more time than the others, "" where that is not to be seen."""
+    phases: tuple[str, ...]
+    """Where it spends more time than the others, () where that is not to be seen."""
     longer_seconds: float
     """By how much, a step."""
     cause: str = ""

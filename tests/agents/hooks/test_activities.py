@@ -62,7 +62,7 @@ def test_a_rank_that_is_late_for_one_activity_is_late_for_that(
     [straggler] = result.snapshot.stragglers
     assert (straggler.rank, straggler.phase) == (0, cause)
     [finding] = [one for one in result.snapshot.findings if one.code == "ZM309"]
-    assert f"its {cause.replace('_', ' ')} is longer by" in finding.text
+    assert f"per step ({cause.replace('_', ' ')})" in finding.text
     first, second = (
         {str(row.cause): row.seconds for row in rank.ledger} for rank in result.snapshot.ranks
     )

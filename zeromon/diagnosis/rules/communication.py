@@ -10,30 +10,19 @@ from zeromon.diagnosis.rules.far import ACROSS_NODES
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 from zeromon.readout.dimensions import exposed_by_dimension, of_dimension
-from zeromon.readout.text import straggler_reason
+from zeromon.readout.text import straggler_sentence
 from zeromon.ring.dimensions import Dim, dim_of
-from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot, Severity, Straggler
-from zeromon.units import human_count, human_ratio, human_seconds
+from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot, Severity
+from zeromon.units import human_ratio, human_seconds
 
 
 @rule("ZM309")
 def straggler(run: RunSnapshot) -> Iterable[Match]:
     """The other ranks wait for one rank or node, step after step."""
     for late in run.stragglers:
-        why = f"; {reason}" if (reason := straggler_reason(late)) else ""
-        text = (
-            f"{_late_at(late)} {human_seconds(late.late_seconds)} a step "
-            f"({human_ratio(late.share)}) for it since step {human_count(late.since_step)}{why}"
-        )
+        where = f"{'' if late.whole_node else 'on '}node {late.node}: " if late.node else ""
         lacks = Waits(late.share, LATE, late.rank, excess=True)
-        yield Match(text, late.rank, waits=lacks)
-
-
-def _late_at(late: Straggler) -> str:
-    """``on node b; the others wait``."""
-    if late.whole_node:
-        return f"node {late.node}: all its ranks come after all others, which wait"
-    return f"on node {late.node}; the others wait" if late.node else "the others wait"
+        yield Match(f"{where}{straggler_sentence(late)}", late.rank, waits=lacks)
 
 
 _FAR_SECONDS = 0.005

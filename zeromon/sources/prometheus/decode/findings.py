@@ -72,7 +72,7 @@ def stragglers_of(
     late = {finding.rank for finding in findings if finding.rule == "straggler"}
     return tuple(
         Straggler(
-            rank=rank.rank, late_seconds=rank.late_seconds or 0.0, since_step=0, phase="",
+            rank=rank.rank, late_seconds=rank.late_seconds or 0.0, since_step=0, phases=(),
             share=(rank.late_seconds or 0.0) / rank.step_seconds if rank.step_seconds else 0.0,
             longer_seconds=0.0,
         )
