@@ -63,6 +63,12 @@ OOM = Level(0.5, 0.8)
 EXPOSED = Level(0.10, 0.25, is_lost_time=True)
 """Exposed communication as a share of a step."""
 
+OWN_CODE = Level(0.15, 0.25, is_lost_time=True)
+"""The script's own code between the phases, as a share of a step."""
+
+DEVICE_IDLE = 0.3
+"""A device that runs a kernel for less than this share of the time is idle."""
+
 BLOCKED = Level(0.10, 0.25)
 """The share of a step in which the training thread waits for offloaded state to move."""
 

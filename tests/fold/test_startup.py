@@ -47,7 +47,7 @@ def test_startup_is_a_span_and_no_part_of_the_first_step() -> None:
     assert row.calls == pytest.approx(1)
     text = render(run(one))
     assert "start-up  7.00 s until the first step" in text
-    assert "forward 70.0 %, " in text and "other 10.0 %" in text
+    assert "forward 70.0 %, " in text and "own code 10.0 %" in text
 
 
 def test_a_row_has_one_statistic_and_its_share_is_of_its_step() -> None:

@@ -641,7 +641,7 @@ def test_legends_of_a_step_fit_80_columns() -> None:
     assert "exposed communication" in plain(parts_legend([*parts, "hidden"], DisplayOptions(), 116))
     short = plain(parts_legend([*parts, "hidden"], DisplayOptions(), 76))
     assert len(short) <= 76
-    assert short.rstrip().endswith("other  ■ hidden")
+    assert short.rstrip().endswith("own code  ■ hidden")
 
 
 def test_collectives_in_flight_are_shown_the_oldest_first() -> None:

@@ -25,10 +25,14 @@ class Waits(NamedTuple):
     """Whose lack of CPUs counts. :data:`ANY`: that of every rank, because all wait for the slowest."""
     excess: bool = False
     """Only what *rank* lacks beyond the other ranks counts, because the others wait for it alone."""
+    is_work: bool = False
+    """The training thread works meanwhile: a lack of CPUs makes each part of a step longer alike."""
 
 
 def explained(run: RunSnapshot, waits: Waits) -> float:
     """The share of a step that a lack of CPUs may explain, at most all; 0 where it is not noticeable."""
+    if waits.is_work:
+        return 0.0
     lacks = {rank.rank: _lack(rank) for rank in run.ranks}
     if waits.rank == ANY:
         most = max(lacks.values(), default=0.0)

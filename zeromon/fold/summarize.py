@@ -34,6 +34,7 @@ from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
     DETACHED,
     CaptureState,
+    CodeLine,
     CollectiveRow,
     DeviceMemory,
     EngineRow,
@@ -121,6 +122,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         pause=_pause(state, observed),
         halted=observed.halted,
         lock=observed.lock,
+        own_code=_own_code(state),
         step=state.step,
         steps=state.steps,
         step_seconds=_median_step_seconds(state),
@@ -438,6 +440,18 @@ def _stack(state: RankState) -> tuple[str, ...]:
     """The Python stack of the training thread while it is stuck; the agent clears it afterwards."""
     lines = state.meta.get("stack", ())
     return tuple(str(line)[:_LONGEST_FRAME] for line in lines) if isinstance(lines, list) else ()
+
+
+def _own_code(state: RankState) -> tuple[CodeLine, ...]:
+    facts = _facts_of(state, "own_code")
+    looks, lines = facts.get("looks"), facts.get("lines")
+    if not isinstance(looks, int) or looks < 1 or not isinstance(lines, dict):
+        return ()
+    return tuple(
+        CodeLine(place=place[:_LONGEST_FRAME], ratio=count / looks)
+        for place, count in lines.items()
+        if isinstance(count, int)
+    )
 
 
 def _pause(state: RankState, observed: Observed) -> str:

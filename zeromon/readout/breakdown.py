@@ -30,9 +30,10 @@ RECORDED = tuple(phase.label for phase in Phase)
 
 PART_NAMES = {part: part.replace("_", " ") for part in PARTS} | {
     "cpu_optimizer": "CPU optimizer", "exposed": "exposed communication",
-    "hidden": "hidden communication", "compile": "compilation",
+    "hidden": "hidden communication", "compile": "compilation", "other": "own code",
 }  # fmt: skip
-"""Names for people; communication is ``hidden`` where it is under way beside a phase."""
+"""Names for people. Communication is ``hidden`` where it is under way beside a phase; the script's own
+code is in no phase."""
 
 
 def step_parts(step: StepSummary) -> dict[str, int]:

@@ -14,10 +14,12 @@ from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.dimensions import Dim, dim_of
+from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import (
     NOT_SEEN,
     Capture,
     CaptureState,
+    CodeLine,
     Death,
     DeathRole,
     ExtensionLock,
@@ -276,13 +278,21 @@ def state_text(rank: RankSnapshot) -> str:
 
 def script_frame(stack: Sequence[str]) -> str:
     """The innermost frame of *stack* in the user's own code: neither installed nor Python's own."""
-    own = [frame for frame in stack if not any(part in frame for part in _NOT_THE_SCRIPT)]
+    own = [frame for frame in stack if not any(part in frame for part in INSTALLED)]
     return (own or list(stack))[-1]
 
 
-_NOT_THE_SCRIPT = (
-    "/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>",
-)  # fmt: skip
+def busiest_line(rank: RankSnapshot) -> str:
+    """``train.py:111 in log_metrics``: the line of the function in most samples; "" if unknown."""
+    functions: dict[tuple[str, str], list[CodeLine]] = {}
+    for seen in rank.own_code:
+        file, _, function = seen.place.rpartition(":")
+        functions.setdefault((file, function.partition(" ")[2]), []).append(seen)
+    samples = max(functions.values(), key=lambda rows: sum(row.ratio for row in rows), default=[])
+    if not samples:
+        return ""
+    place = max(samples, key=lambda row: row.ratio).place.removesuffix(" in <module>")
+    return place.rpartition("/")[2] if place.startswith("/") else place
 
 
 def death_text(death: Death) -> str:

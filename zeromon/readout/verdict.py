@@ -199,7 +199,9 @@ def _well(run: RunSnapshot) -> Verdict:
     return Verdict(Health.HEALTHY, None, f"{memory}; {_largest_wait(run)}")
 
 
-_WAITS = ("exposed", "data_wait", "evaluation", "checkpoint", "garbage_collection", "compile")
+_WAITS = (
+    "exposed", "data_wait", "evaluation", "checkpoint", "garbage_collection", "compile", "other",
+)  # fmt: skip
 
 
 def _largest_wait(run: RunSnapshot) -> str:

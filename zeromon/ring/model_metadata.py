@@ -201,6 +201,11 @@ PERSISTENT = "(persistent parameters)"
 BACKGROUND = "(background thread)"
 """The unit of collectives that a thread beside that of training issues: they are no part of a step."""
 
+INSTALLED = (
+    "/zeromon_agents/", "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>",
+)  # fmt: skip
+"""Parts of the names of files that are not the script's own code."""
+
 VARIABLES = (
     "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",

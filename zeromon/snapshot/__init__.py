@@ -23,7 +23,15 @@ from zeromon.snapshot.communication import (
 )
 from zeromon.snapshot.engine import EngineRow, Setting
 from zeromon.snapshot.finding import ConfigFormat, Finding, Remedy, Rung, Severity
-from zeromon.snapshot.host import Device, Disk, Energy, ExtensionLock, HostMemory, Pressure
+from zeromon.snapshot.host import (
+    CodeLine,
+    Device,
+    Disk,
+    Energy,
+    ExtensionLock,
+    HostMemory,
+    Pressure,
+)
 from zeromon.snapshot.memory import (
     KILLED_FOR_MEMORY,
     Cause,

@@ -49,6 +49,16 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine:
+    """A line of the script that the training thread runs between the phases of its steps."""
+
+    place: str
+    """``train.py:111 in log_metrics``."""
+    ratio: float
+    """The share of the samples of the thread's stack that show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionLock:
     """A lock file of torch's extension cache, for which processes wait until it is removed."""
 

@@ -29,7 +29,7 @@ from zeromon.snapshot.communication import (
     UnitRow,
 )
 from zeromon.snapshot.engine import EngineRow, Setting
-from zeromon.snapshot.host import Device, Disk, ExtensionLock, HostMemory, Pressure
+from zeromon.snapshot.host import CodeLine, Device, Disk, ExtensionLock, HostMemory, Pressure
 from zeromon.snapshot.ledger import ActivityRow, LedgerRow
 from zeromon.snapshot.memory import (
     DeviceMemory,
@@ -177,6 +177,8 @@ class RankSnapshot:
     """Why the rank runs no Python, as seen from outside its process."""
     lock: ExtensionLock | None = None
     """What it waits for, where that is a lock of torch's extension cache."""
+    own_code: tuple[CodeLine, ...] = ()
+    """Where the script is between the phases of its steps, the most frequent line first."""
     joined: bool = False
     """The agent was attached while the process ran, so what was before is unknown."""
     step_mean_seconds: float | None = None

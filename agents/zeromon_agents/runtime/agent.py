@@ -40,6 +40,7 @@ from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
+from zeromon_agents.observe.own_code import OwnCode
 from zeromon_agents.observe.process_metadata import of_process, process_start_ns
 from zeromon_agents.observe.scalars import Scalars
 from zeromon_agents.observe.stall_detector import StallDetector
@@ -114,6 +115,7 @@ class Agent:
         self.census.add(lambda: (self.models.claims,))
         self.census.add(self.backends.providers)
         self.allocator, self.host = Allocator(context), Host(context)
+        self.own_code = OwnCode(context)
         self.loading = Loading(self.guard, self.ring.path, self._trains)
         self._write_loading = self.guard.guarded(self._emit_loading)
         self.stall_detector = StallDetector(
@@ -301,6 +303,7 @@ class Agent:
         """
         if not self._wrote_process:
             self._wrote_process = True
+            self.own_code.remember_loop()
             self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
         compiled = self._compiled.news(step)
         if compiled is not None:
@@ -383,6 +386,8 @@ class Agent:
         self._write_device_metadata(training=False)
         self.guard.guarded(self._write_trackers)()
         stalled = self.stall_detector.check()
+        if not stalled:
+            self.own_code.look()
         if self.attachment is None:
             self._write_hang_of_control_step()
         elif stalled and not self.models.modules:

@@ -16,7 +16,7 @@ from zeromon.diagnosis.rules.common import (
     worst,
 )
 from zeromon.diagnosis.settings import as_number
-from zeromon.levels import AVOIDABLE, CPU_WAIT
+from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.loading import from_storage, parts
 from zeromon.ring.events import Phase
@@ -209,14 +209,10 @@ def _name_the_path() -> Remedy:
     )
 
 
-_IDLE = 0.3
-"""A device that runs a kernel for less than this share of the time is idle."""
-
 _WHY_IDLE = {
     "data_wait": "steps wait for batches (ZM601)",
     "exposed": "steps wait for communication (ZM301)",
     "cpu_optimizer": "the optimizer runs on the host (ZM501)",
-    "other": "the script does something else between steps: logging, evaluation, checkpoints",
 }
 
 
@@ -227,7 +223,7 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
         used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
         if (
             used is None
-            or used >= _IDLE
+            or used >= DEVICE_IDLE
             or rank.steps < LEAST_STEPS
             or not rank.alive
             or rank.pause
@@ -235,6 +231,8 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
             continue
         parts = rank_parts(rank)
         most = max(parts, key=lambda part: parts[part], default="")
+        if most == "other":  # ZM609 names its line
+            return
         why = _WHY_IDLE.get(
             most, "kernels are short, and the host launches them too slowly: a larger micro-batch, "
             "torch.compile or CUDA graphs"

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
-from zeromon.levels import AVOIDABLE, CPU_WAIT, Severity
-from zeromon.readout.breakdown import PART_NAMES
+from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, OWN_CODE, Severity
+from zeromon.readout.breakdown import PART_NAMES, rank_parts
+from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
@@ -250,3 +251,34 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
 def _lacks_cpus(rank: RankSnapshot) -> bool:
     pressure = rank.pressure
     return pressure is not None and pressure.cpu_wait_ratio >= CPU_WAIT.warning
+
+
+@rule("ZM609")
+def own_code(run: RunSnapshot) -> Iterable[Match]:
+    """A large part of each step is the script's own code, in no phase. Reported once."""
+    shares = {rank.rank: _own_share(rank) for rank in run.ranks if _shows_own_code(rank)}
+    rank = max(run.ranks, key=lambda r: shares.get(r.rank, 0.0), default=None)
+    share = shares.get(rank.rank, 0.0) if rank is not None else 0.0
+    if rank is None or share < OWN_CODE.warning:
+        return
+    line, seconds = busiest_line(rank), rank_parts(rank)["other"]
+    where = f", mostly at {line}" if line else ""
+    is_alone = min(shares.values()) < share / 2
+    yield Match(
+        f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{where}",
+        rank.rank if is_alone else -1,
+        waits=Waits(share, OWN_CODE, is_work=True),
+    )
+
+
+def _shows_own_code(rank: RankSnapshot) -> bool:
+    """Whether the host's time counts: a host that runs ahead of a busy device only waits for it."""
+    if rank.steps <= _FIRST_STEPS or rank.pause:
+        return False
+    used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
+    return rank.device == "cpu" or (used is not None and used < DEVICE_IDLE)
+
+
+def _own_share(rank: RankSnapshot) -> float:
+    parts = rank_parts(rank)
+    return parts["other"] / whole if (whole := sum(parts.values())) else 0.0

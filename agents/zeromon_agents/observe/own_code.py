@@ -1,0 +1,127 @@
+"""Finds the lines of the script that the training thread runs between the phases of its steps.
+
+A timer would cost each step something. The heartbeat looks a few times a second at where the thread is,
+and only while that is in no phase, so that most looks hit what takes most time. The callers of the
+optimizer's step show which function is the training loop: what that function calls is the script's own
+code, and what calls that function is not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from zeromon.ring.events import Phase
+from zeromon.ring.model_metadata import INSTALLED
+from zeromon_agents.runtime.hook_context import OFF, HookContext
+
+_LOOKS_A_SECOND = 4
+_PAUSE_SECONDS = 0.017
+"""Between two looks; no multiple of what steps usually take."""
+_LEAST_LOOKS = 8
+_MOST_LOOKS = 256
+"""Then all counts are halved: what the script does now outweighs what it did before."""
+_SENT_LINES = 6
+_MOST_RECORDS = 24
+_RECORD_SECONDS = 10.0
+
+
+class OwnCode:
+    """Counts lines on the heartbeat's thread. *record_seconds* is a parameter for tests."""
+
+    def __init__(self, context: HookContext, record_seconds: float = _RECORD_SECONDS) -> None:
+        self._context = context
+        self._record_seconds = record_seconds
+        self._loop: frozenset[CodeType] = frozenset()
+        """The functions that the optimizer's step was called from."""
+        self._counts: Counter[str] = Counter()
+        self._of_step: list[str] = []
+        """Lines seen in the step under way, which may be none: the script may have left its loop."""
+        self._step = 0
+        self._sent, self._sent_total = "", 0
+        self._records, self._next_record = 0, 0.0
+
+    def remember_loop(self) -> None:
+        """Takes the callers of the optimizer's step, on the training thread."""
+        frames = _outwards(sys._getframe())
+        self._loop = frozenset(f.f_code for f in frames if not _is_torch(f.f_code))
+
+    def look(self) -> None:
+        """Counts the lines at which the training thread is; stops at once where that is in a phase."""
+        context = self._context
+        for number in range(_LOOKS_A_SECOND):
+            if context.phase != Phase.OTHER or context.mode == OFF or not self._loop:
+                return
+            if number:
+                time.sleep(_PAUSE_SECONDS)
+            self._count(self._line(sys._current_frames().get(context.thread)))
+        self._send()
+
+    def _count(self, line: str) -> None:
+        if self._context.step != self._step:
+            self._counts.update(self._of_step)
+            self._step, self._of_step = self._context.step, []
+        if line and self._context.phase == Phase.OTHER:
+            self._of_step.append(line)
+            del self._of_step[:-_MOST_LOOKS]
+
+    def _line(self, innermost: FrameType | None) -> str:
+        """Returns the innermost line of the script below the training loop; "" where that is unknown.
+
+        Where the loop is a library's, such as a trainer's, and calls nothing of the script, that of the
+        library. A wait for other ranks is no line of the script: it is communication.
+        """
+        library = None
+        for frame in _outwards(innermost):
+            code = frame.f_code
+            if "/torch/distributed/" in code.co_filename:
+                return ""
+            in_loop = code in self._loop
+            if not any(part in code.co_filename for part in INSTALLED):
+                return _place(frame) if in_loop or self._is_below_loop(frame) else ""
+            if library is None and (in_loop or _is_package(code)):
+                library = frame
+            if in_loop:
+                return _place(library or frame)
+        return ""
+
+    def _is_below_loop(self, frame: FrameType) -> bool:
+        return any(outer.f_code in self._loop for outer in _outwards(frame))
+
+    def _send(self) -> None:
+        """Writes the counts when they say more than before: each record stays in the name table."""
+        total = sum(self._counts.values())
+        if total >= _MOST_LOOKS:
+            self._counts = Counter({line: n // 2 for line, n in self._counts.items() if n > 1})
+        most, now = self._counts.most_common(_SENT_LINES), time.monotonic()
+        if total < _LEAST_LOOKS or now < self._next_record or self._records >= _MOST_RECORDS:
+            return
+        if most[0][0] != self._sent or total >= 2 * self._sent_total:
+            self._sent, self._sent_total = most[0][0], total
+            self._records, self._next_record = self._records + 1, now + self._record_seconds
+            self._context.add_metadata(own_code={"looks": total, "lines": dict(most)})
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_torch(code: CodeType) -> bool:
+    return "/torch/" in code.co_filename or "/zeromon_agents/" in code.co_filename
+
+
+def _is_package(code: CodeType) -> bool:
+    return "-packages/" in code.co_filename and not _is_torch(code)
+
+
+def _place(frame: Any) -> str:
+    """``train.py:111 in log_metrics``; of an installed package its path within the packages."""
+    name = frame.f_code.co_filename.rpartition("-packages/")[2].removeprefix(f"{os.getcwd()}/")
+    return f"{name[-100:]}:{frame.f_lineno} in {frame.f_code.co_name[:40]}"
