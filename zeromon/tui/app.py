@@ -488,6 +488,10 @@ class ZeromonApp(App[int]):
             open_it = partial(self.open_rank, worst[0].rank)
             yield SystemCommand(f"Rank {worst[0].rank}", "the closest to its limit", open_it)
 
+    async def run_action(self, *action: Any, **namespaces: Any) -> bool:
+        """Performs an action, unless the view is closing: keys typed after ``q`` are the shell's."""
+        return self._exit or await super().run_action(*action, **namespaces)
+
     def _run(self, action: str) -> None:
         self.run_worker(self.run_action(action))
 
