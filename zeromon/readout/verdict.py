@@ -60,7 +60,7 @@ _SEVERITIES = {
 }
 
 LEVELS = {None: 0, Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 3}
-"""The value of ``zeromon_run_health`` by the severity of a verdict."""
+"""The value of ``zeromon_run_severity`` by the severity of a verdict."""
 
 _FAMILIES = {
     "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK, "ZM5": Health.SLOW,

@@ -60,7 +60,7 @@ GOOD_AND_BAD = {
 }
 NEITHER = {
     "Live runs", "Live ranks", "Collectors", "Steps", "Step time now", "Least host memory left",
-    "MFU now", "Goodput now", "Tokens or samples a second",
+    "MFU now", "Goodput so far", "Tokens or samples a second",
 }  # fmt: skip
 """Figures that no value of makes good or bad: plain text, whatever the value."""
 
@@ -211,6 +211,137 @@ def test_events_are_marked_when_they_begin(tmp_path: Path) -> None:
     path.write_text(json.dumps({"rule_files": ["none.yml"], "tests": tests}))
     done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- now is now, and figures side by side are of one rank ------------------------------------------
+
+
+def answered(
+    tmp_path: Path, scraped: list[dict[str, str]], asked: dict[str, list[dict[str, Any]]]
+) -> None:
+    """promtool holds the samples of each expression after ten minutes against those that are given."""
+    (tmp_path / "none.yml").write_text("groups: []\n")
+    tests = [
+        {"expr": expr, "eval_time": "10m", "exp_samples": samples}
+        for expr, samples in asked.items()
+    ]
+    file = {"rule_files": ["none.yml"], "tests": [
+        {"interval": "15s", "input_series": scraped, "promql_expr_test": tests}
+    ]}  # fmt: skip
+    (tmp_path / "asked.yml").write_text(json.dumps(file))
+    promtool("test", "rules", tmp_path / "asked.yml")
+
+
+def expression(title: str, board: str = "zeromon-run", number: int = 0) -> str:
+    (panel,) = [p for uid, p in PANELS if (uid, p["title"]) == (board, title)]
+    return filled(panel["targets"][number]["expr"])
+
+
+def test_a_stat_asks_for_the_present() -> None:
+    """As a range, a stat shows the last value of a series that ended long ago."""
+    asked = [t for _, p in PANELS if p["type"] in ("stat", "bargauge") for t in p["targets"]]
+    assert asked
+    assert all(target.get("instant") and not target.get("range") for target in asked)
+
+
+@needs_promtool
+def test_the_health_of_a_run_is_its_present_one(tmp_path: Path) -> None:
+    """It was healthy, then at risk; now it is dead on one node and stopped on the other."""
+    words = {
+        "healthy": "1x20 0x20",
+        "at risk": "0x20 1x10 0x10",
+        "dead": "0x30 1x10",
+        "slow": "0x40",
+    }
+    scraped = [series("zeromon_run_health", values, health=word) for word, values in words.items()]
+    there = {"instance": "b:9417", "rank": 9}
+    scraped += [
+        series("zeromon_run_severity", "0x20 2x10 3x10"),
+        series("zeromon_run_health", "0x30 1x10", health="stopped", **there),
+        series("zeromon_run_severity", "0x30 1x10", **there),
+    ]
+    labels = '{health="dead", instance="a:9417", rank="3", run="r"}'
+    answered(tmp_path, scraped, {expression("Health"): [{"labels": labels, "value": 3}]})
+
+
+@needs_promtool
+@pytest.mark.parametrize("lives", [True, False])
+def test_nothing_is_shown_as_now_of_ranks_that_have_ended(tmp_path: Path, lives: bool) -> None:
+    """Their collector answers on, with the last figures of a rank that died beside others."""
+    gauges = {
+        "Exposed now": "exposed_communication_ratio", "OOM risk now": "oom_risk_ratio",
+        "Steps until out of memory": "oom_steps_left", "Waits for a CPU": "cpu_wait_ratio",
+        "In flight": "collective_in_flight_seconds", "MFU now": "mfu_ratio",
+    }  # fmt: skip
+    scraped = [series(f"zeromon_{name}", "0.5x40") for name in gauges.values()]
+    scraped += [
+        series("zeromon_rank_up", f"{int(lives)}x40"),
+        series("zeromon_step_seconds_sum", "0+15x40"),
+        series("zeromon_step_seconds_count", "0+30x40"),
+    ]
+    now = [{"labels": "{}", "value": 0.5}] if lives else []
+    step = [{"labels": '{run="r"}', "value": 0.5}] if lives else []
+    answered(
+        tmp_path, scraped,
+        {expression(title): now for title in gauges} | {expression("Step time now"): step},
+    )  # fmt: skip
+
+
+@needs_promtool
+def test_memory_side_by_side_is_of_one_rank(tmp_path: Path) -> None:
+    """Rank 1 reserves most, rank 2 has allocated more; 30 of 70 and 50 of 60 GB are no pair."""
+    scraped = []
+    for number, allocated, reserved, roles in ((1, 30, 70, (20, 10)), (2, 50, 60, (1, 9))):
+        memory = {"allocated": allocated, "reserved": reserved, "capacity": 80}
+        scraped += [
+            series(f"zeromon_memory_{what}_bytes", f"{value}x40", rank=number)
+            for what, value in memory.items()
+        ]
+        scraped += [
+            series(
+                "zeromon_memory_role_bytes", f"{value}x40", rank=number, role=role, place="device"
+            )
+            for role, value in zip(("param", "grad"), roles, strict=True)
+        ]
+    asked = {
+        expression("Device memory", number=n): [{"labels": '{run="r"}', "value": value}]
+        for n, value in enumerate((30, 70, 80))
+    }
+    for board in ("zeromon-run", "zeromon-rank"):
+        asked[expression("Memory by role", board)] = [
+            {"labels": f'{{place="device", role="{role}"}}', "value": value}
+            for role, value in (("grad", 10), ("param", 20))
+        ]
+    answered(tmp_path, scraped, asked)
+
+
+@needs_promtool
+def test_stacked_phases_fill_one_step(tmp_path: Path) -> None:
+    """Of two ranks that compute for 60 and 40 % of the time the stack reaches 100 %, not 200 %."""
+    phases = {(0, "forward"): 9, (0, "other"): 6, (1, "forward"): 6, (1, "other"): 9}
+    scraped = [
+        series("zeromon_phase_seconds_total", f"0+{seconds}x40", rank=number, phase=phase)
+        for (number, phase), seconds in phases.items()
+    ]
+    half = [{"labels": f'{{phase="{phase}"}}', "value": 0.5} for phase in ("forward", "other")]
+    boards = ("zeromon-run", "zeromon-rank")
+    answered(tmp_path, scraped, {expression("Phases", board): half for board in boards})
+
+
+def test_an_axis_of_shares_is_not_made_for_zeros() -> None:
+    """Of a line at 0, Grafana draws an axis from 0 to 10,000 % where nothing bounds it."""
+    shares = [
+        panel["fieldConfig"]["defaults"]
+        for _, panel in PANELS
+        if panel["type"] == "timeseries"
+        and panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
+    ]
+    assert shares
+    for defaults in shares:
+        assert defaults["min"] == 0
+        assert 0 < defaults["custom"]["axisSoftMax"] <= 1
+    bars = [p["fieldConfig"]["defaults"] for _, p in PANELS if p["type"] == "bargauge"]
+    assert [one["min"] for one in bars] == [0, 0]
 
 
 # ---- the buckets of the step time, the links of alerts ----------------------------------------------

@@ -50,7 +50,7 @@ HOSTILE = st.text(max_size=12) | st.sampled_from(
         "",
     )
 )
-ONCE = ("zeromon_collector_", "zeromon_setting", "zeromon_run_health")
+ONCE = ("zeromon_collector_", "zeromon_setting", "zeromon_run_")
 """Families that ranks do not have one by one."""
 NUMBERS = st.floats(min_value=0) | st.sampled_from((math.inf, math.nan, 1e-300, 1e300, 2.0**60))
 

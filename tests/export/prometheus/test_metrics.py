@@ -17,7 +17,8 @@ from zeromon.export.prometheus.exposition import Writer
 from zeromon.export.prometheus.families import collect
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.readout.text import run_state
-from zeromon.snapshot import CTRL_C, DETACHED
+from zeromon.readout.verdict import Health as Verdict
+from zeromon.snapshot import CTRL_C, DETACHED, Finding
 from zeromon.sources.prometheus.client import Sample
 from zeromon.sources.prometheus.decode import gathered, rank_of
 from zeromon.units import printable
@@ -85,9 +86,37 @@ def test_gauges_end_with_the_run() -> None:
     kinds = {spec.name: spec.kind for spec in METRICS}
     gauges = {name for name in values(text) if kinds.get(name) == "gauge"}
     assert gauges == {
-        "zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached", "zeromon_run_health"
+        "zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached", "zeromon_run_health",
+        "zeromon_run_severity",
     }  # fmt: skip
     assert {"zeromon_steps_total", "zeromon_rank_info", "zeromon_step_seconds_sum"} <= by_client
+
+
+def health_of(snapshot: Any) -> tuple[dict[str, float], list[float]]:
+    """The value of each word, and the severities."""
+    families = text_string_to_metric_families(
+        Writer().write((snapshot,), None, openmetrics=False).decode()
+    )
+    found = {family.name: family.samples for family in families}
+    words = {s.labels["health"]: s.value for s in found["zeromon_run_health"]}
+    return words, [s.value for s in found["zeromon_run_severity"]]
+
+
+def test_the_health_of_a_run_is_one_word_of_all() -> None:
+    """A series for each word, so that a query over time shows none that has passed."""
+    full = full_run()
+    critical = Finding(rule="oom_risk", severity="critical", text="x", code="ZM201")
+    for snapshot, word, severity in (
+        (replace(run(rank(0)), findings=(critical,)), "at risk", 3),
+        (run(rank(0)), "healthy", 0),
+        (run(rank(0, steps=0, step=0, recent=())), "starting", 1),
+        (replace(full, ended=True, findings=(), ranks=(dead(0, "SIGKILL"),)), "dead", 3),
+    ):
+        words, severities = health_of(snapshot)
+        assert set(words) == set(map(str, Verdict))
+        assert {name for name, value in words.items() if value} == {word}
+        assert words[word] == 1
+        assert severities == [severity]
 
 
 def test_gauges_of_a_rank_end_when_the_agent_leaves_it() -> None:

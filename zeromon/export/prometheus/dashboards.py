@@ -5,6 +5,8 @@ Queries read the collectors' own metrics, so that they work without our recordin
 ``zeromon_rank_info``; the choice of a node narrows the choice of ranks.
 """
 
+from typing import Any
+
 from zeromon.export.prometheus.panels import (
     LOST,
     NEUTRAL,
@@ -17,7 +19,7 @@ from zeromon.export.prometheus.panels import (
     rising,
     steps_at,
 )
-from zeromon.export.prometheus.rules import NODES, RANK
+from zeromon.export.prometheus.rules import ALIVE, NODES, RANK
 from zeromon.levels import (
     COLLECTOR_CPU,
     CPU_WAIT,
@@ -39,20 +41,10 @@ def _stat(title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRA
     return Panel(title, "stat", unit, query, help, width=4, height=4, colours=colours)
 
 
-def _lines(
-    title: str,
-    unit: str,
-    help: str,
-    *queries: tuple[str, str],
-    stacked: bool = False,
-    width: int = 8,
-    colours: Colours = (),
-) -> Panel:
+def _lines(title: str, unit: str, help: str, *queries: tuple[str, str], **look: Any) -> Panel:
     found = tuple(Query(expr, legend) for expr, legend in queries)
     links = (("", "zeromon-rank"),) if any("{{rank}}" in legend for _, legend in queries) else ()
-    return Panel(
-        title, "timeseries", unit, found, help, width=width, stacked=stacked, colours=colours, links=links
-    )  # fmt: skip
+    return Panel(title, "timeseries", unit, found, help, links=links, **look)
 
 
 def _table(
@@ -61,6 +53,11 @@ def _table(
 ) -> Panel:  # fmt: skip
     found = tuple(Query(expr, legend) for expr, legend in queries)
     return Panel(title, "table", unit, found, help, width=width, cells=cells, links=links)
+
+
+def _now(how: str, metric: str) -> str:
+    """Aggregates *metric* over the ranks that live, so that nothing is shown of ranks that have ended."""
+    return f"{how} (zeromon_{metric}{{{_RUN}}} {ALIVE})"
 
 
 def _begins(expr: str) -> str:
@@ -79,11 +76,11 @@ EVENTS = (
 )  # fmt: skip
 
 
-def _step(labels: str, how: str, by: str) -> str:
+def _step(labels: str, how: str, by: str, ranks: str = "") -> str:
     """Duration of a step, aggregated over ranks."""
     spent = f"rate(zeromon_step_seconds_sum{{{labels}}}{_RATE})"
     steps = f"rate(zeromon_step_seconds_count{{{labels}}}{_RATE})"
-    return f"{how} by ({by}) ({spent} / ({steps} > 0))"
+    return f"{how} by ({by}) ({spent} / ({steps} > 0) {ranks})"
 
 
 def _named(what: str) -> str:
@@ -96,9 +93,24 @@ def _moved(what: str, labels: str, how: str) -> str:
     return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}})"
 
 
+def _of_one(metric: str, fullest: str, labels: str, by: str) -> str:
+    """*metric* of the one rank with the most *fullest*: figures side by side are of the same rank."""
+    rank = f"topk(1, sum by ({RANK}) ({fullest}))"
+    return f"max by ({by}) (zeromon_{metric}{{{labels}}} and on ({RANK}) {rank})"
+
+
+def _roles(labels: str) -> Panel:
+    all_roles = f"zeromon_memory_role_bytes{{{labels}}}"
+    return _lines("Memory by role", "bytes", "At the last census, before an optimizer step; the rank with the most.",
+                  (_of_one("memory_role_bytes", all_roles, labels, "role, place"), "{{role}} on {{place}}"),
+                  stacked=True)  # fmt: skip
+
+
 _HEALTH = Panel(
-    "Health", "stat", "none", (Query(f"max by (run, health) (zeromon_run_health{{{_RUN}}})", "{{run}}: {{health}}"),),
-    "The verdict on each run, as the terminal's first line has it.", width=24, height=3,
+    "Health", "stat", "none", (Query(
+        f"topk by (run) (1, (zeromon_run_health{{{_RUN}}} == 1)"
+        f" * on ({RANK}) group_left () zeromon_run_severity{{{_RUN}}})", "{{run}}: {{health}}"),),
+    "The verdict on each run now, as the terminal's first line has it; of several nodes the worst.", width=24, height=3,
     colours=((0, "green"), (1, "blue"), (2, "orange"), (3, "red")), names=True,
 )  # fmt: skip
 
@@ -137,10 +149,10 @@ _FLEET = Dashboard(
                    (f"sum by (run) (zeromon_rank_up{{{_RUN}}})", "live ranks"),
                    (f"sum by (run) (zeromon_rank_failed{{{_RUN}}})", "failed ranks"),
                    (f"max by (run) (zeromon_steps_total{{{_RUN}}})", "steps"),
-                   (_step(_RUN, "avg", "run"), "step, s"),
-                   (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "exposed, worst rank"),
-                   (f"max by (run) (zeromon_oom_risk_ratio{{{_RUN}}})", "OOM risk, worst rank"),
-                   (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "latest rank, s"), width=16,
+                   (_step(_RUN, "avg", "run", ALIVE), "step, s"),
+                   (_now("max by (run)", "exposed_communication_ratio"), "exposed, worst rank"),
+                   (_now("max by (run)", "oom_risk_ratio"), "OOM risk, worst rank"),
+                   (_now("max by (run)", "late_seconds"), "latest rank, s"), width=16,
                    cells=(("failed ranks", LOST), ("exposed, worst rank", rising(EXPOSED)),
                           ("OOM risk, worst rank", rising(OOM))), links=(("run", "zeromon-run"),)),
             _table("Findings", "none", "Present findings of each run; zeromon rule NAME explains a rule.",
@@ -185,25 +197,25 @@ _OF_RUN = Dashboard(
             _HEALTH,
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
             _stat("Steps", "none", f"max(zeromon_steps_total{{{_RUN}}})", "Optimizer steps."),
-            _stat("Step time now", "s", _step(_RUN, "avg", "run"), "Mean over ranks."),
+            _stat("Step time now", "s", _step(_RUN, "avg", "run", ALIVE), "Mean over ranks."),
             _stat("Exposed now", "percentunit",
-                  f"max(zeromon_exposed_communication_ratio{{{_RUN}}})",
+                  _now("max", "exposed_communication_ratio"),
                   "Exposed communication as a share of a step; the worst rank.", rising(EXPOSED)),
-            _stat("OOM risk now", "percentunit", f"max(zeromon_oom_risk_ratio{{{_RUN}}})",
+            _stat("OOM risk now", "percentunit", _now("max", "oom_risk_ratio"),
                   "0: no end in sight; 1: out of memory now. The worst rank.", rising(OOM)),
-            _stat("Steps until out of memory", "none", f"min(zeromon_oom_steps_left{{{_RUN}}})",
+            _stat("Steps until out of memory", "none", _now("min", "oom_steps_left"),
                   "For the worst rank; empty without a trend.",
                   ((0, "red"), (steps_at(OOM.critical), "orange"), (steps_at(OOM.warning), "green"))),
             _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
                   "Ranks that ended abnormally.", LOST),
-            _stat("Waits for a CPU", "percentunit", f"max(zeromon_cpu_wait_ratio{{{_RUN}}})",
+            _stat("Waits for a CPU", "percentunit", _now("max", "cpu_wait_ratio"),
                   "Share of the last ten seconds in which a main thread could run and had no CPU; the worst rank.",
                   rising(CPU_WAIT)),
-            _stat("In flight", "s", f"max(zeromon_collective_in_flight_seconds{{{_RUN}}})",
+            _stat("In flight", "s", _now("max", "collective_in_flight_seconds"),
                   "Age of the oldest collective that has not ended.", rising(IN_FLIGHT_SECONDS)),
-            _stat("MFU now", "percentunit", f"max(zeromon_mfu_ratio{{{_RUN}}})",
+            _stat("MFU now", "percentunit", _now("max", "mfu_ratio"),
                   "Model FLOPs utilization; empty where the model or the device's peak is unknown."),
-            _stat("Goodput now", "percentunit", _GOODPUT,
+            _stat("Goodput so far", "percentunit", _GOODPUT,
                   "Useful share of the time since the start: forwards, backwards and optimizers."),
             _stat("Tokens or samples a second", "none", f'{_named("tokens")} or on () {_named("samples")}',
                   "Of all ranks; samples where batches hold no tokens."),
@@ -255,15 +267,12 @@ _OF_RUN = Dashboard(
             _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
                    (f"max by (pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{pool}}"), colours=rising(OOM)),
             _lines("Device memory", "bytes", "The fullest rank.",
-                   (f"max(zeromon_memory_allocated_bytes{{{_RUN}}})", "allocated"),
-                   (f"max(zeromon_memory_reserved_bytes{{{_RUN}}})", "reserved"),
-                   (f"min(zeromon_memory_capacity_bytes{{{_RUN}}})", "capacity")),
+                   *((_of_one(f"memory_{what}_bytes", f"zeromon_memory_reserved_bytes{{{_RUN}}}", _RUN, "run"), what)
+                     for what in ("allocated", "reserved", "capacity"))),
             _lines("Host memory", "bytes", "Resident set of the largest rank, and the host memory that is left.",
                    (f"max(zeromon_host_memory_rss_bytes{{{_RUN}}})", "largest rank"),
                    (f"min(zeromon_host_memory_headroom_bytes{{{_RUN}}})", "left")),
-            _lines("Memory by role", "bytes", "At the last census; the fullest rank.",
-                   (f"max by (role, place) (zeromon_memory_role_bytes{{{_RUN}}})", "{{role}} on {{place}}"),
-                   stacked=True),
+            _roles(_RUN),
             _lines("Offload", "Bps", "Achieved speed by path, mean over ranks; a lower bound.",
                    (f"avg by (path) (zeromon_offload_bytes_per_second{{{_RUN}}})", "{{path}}")),
         )),
@@ -289,7 +298,7 @@ _OF_RUN = Dashboard(
             _lines("Hook errors", "none", "Errors inside the agent's hooks; training is not affected.",
                    (f"sum(zeromon_agent_errors_total{{{_RUN}}})", "errors")),
             _lines("Cost of the agent", "percentunit", "Upper bound, by the agent's calls and samples.",
-                   (f"max(zeromon_agent_accounted_overhead_ratio{{{_RUN}}})", "at most")),
+                   (f"max(zeromon_agent_accounted_overhead_ratio{{{_RUN}}})", "at most"), top=0.02),
         )),
     ),
 )  # fmt: skip
@@ -313,8 +322,8 @@ _OF_RANK = Dashboard(
         )),
         Row("Steps", (
             _lines("Step time", "s", "With all micro-steps.", (_step(_RANK, "max", "rank"), "rank {{rank}}")),
-            _lines("Phases", "percentunit", "Breakdown of the time by phase.",
-                   (f"rate(zeromon_phase_seconds_total{{{_RANK}}}{_RATE})", "rank {{rank}} {{phase}}"),
+            _lines("Phases", "percentunit", "Breakdown of the time by phase, mean over the selected ranks.",
+                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RANK}}}{_RATE}))", "{{phase}}"),
                    stacked=True),
             _lines("Steps", "none", "Optimizer steps, and steps that were skipped because of an overflow.",
                    _each("zeromon_steps_total"), _each("zeromon_steps_skipped_total", "rank {{rank}} skipped")),
@@ -345,8 +354,7 @@ _OF_RANK = Dashboard(
                    _each("zeromon_host_memory_headroom_bytes", "rank {{rank}} left")),
             _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now.",
                    _each("zeromon_oom_risk_ratio", "rank {{rank}} {{pool}}")),
-            _lines("Memory by role", "bytes", "At the last census, before an optimizer step.",
-                   _each("zeromon_memory_role_bytes", "rank {{rank}} {{role}} on {{place}}"), stacked=True),
+            _roles(_RANK),
             _lines("Measured minus predicted", "bytes", "By role: bytes that the prediction does not explain.",
                    _each("zeromon_memory_role_unexplained_bytes", "rank {{rank}} {{role}}")),
             _lines("Unattributed memory", "bytes", "Activations, fragmentation, other libraries, the rest of the resident set.",

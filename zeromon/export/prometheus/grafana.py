@@ -148,7 +148,7 @@ def _panel(panel: Panel) -> Any:
     made.datasource(_SOURCE)
     for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False):
         made.with_target(_target(letter, query, panel.kind))
-    if panel.unit == "percentunit":
+    if panel.unit == "percentunit" or panel.kind == "bars":
         made.min(0)
     if panel.colours:
         made.thresholds(_thresholds(panel.colours))
@@ -210,7 +210,7 @@ def _target(letter: str, query: Query, kind: str) -> prometheus.Dataquery:
     made.datasource(_SOURCE)
     if kind == "table":
         return made.instant().format(PromQueryFormat.TABLE)
-    return made.instant() if kind == "bars" else made.range()
+    return made.instant() if kind in ("bars", "stat") else made.range()
 
 
 def _as_lines(made: Any, panel: Panel) -> None:
@@ -220,6 +220,8 @@ def _as_lines(made: Any, panel: Panel) -> None:
     if panel.colours:  # lines keep a colour each; thresholds are drawn across
         style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         made.thresholds_style(style)
+    if panel.unit == "percentunit":  # of zeros alone Grafana makes an axis up to 10,000 %
+        made.axis_soft_max(panel.top)
     if panel.stacked:
         made.fill_opacity(30).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
 

@@ -13,7 +13,7 @@ from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
 from zeromon.readout.throughput import mfu_ratio, own_part, planned_steps
-from zeromon.readout.verdict import LEVELS, verdict
+from zeromon.readout.verdict import LEVELS, Health as RunHealth, verdict
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -116,8 +116,12 @@ def _info(rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _health(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    known = verdict(run)
-    return (((str(known.health),), LEVELS[known.severity]),)
+    present = verdict(run).health
+    return (((str(health),), int(health is present)) for health in RunHealth)
+
+
+def _severity(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), LEVELS[verdict(run).severity]),)
 
 
 def _bubble(rank: RankSnapshot) -> Iterable[Row]:
@@ -253,8 +257,10 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
-    Spec("zeromon_run_health", "gauge", "level", "The verdict on a run, at its first rank: label health is its word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, not watched, unknown); 0 all is well, 1 over or not known, 2 warning, 3 critical.",
+    Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, not watched, unknown), of which exactly one is 1.",
          ("health",), _first(_health), lasting=True),
+    Spec("zeromon_run_severity", "gauge", "level", "The severity of that verdict, at the first rank: 0 all is well, 1 over or not known, 2 warning, 3 critical.",
+         (), _first(_severity), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),

@@ -45,6 +45,8 @@ class Panel(NamedTuple):
     width: int = 8
     height: int = 8
     stacked: bool = False
+    top: float = 1.0
+    """An axis of shares reaches at least so far."""
     colours: Colours = ()
     names: bool = False
     """A stat shows the names of its series in place of their values."""

@@ -16,7 +16,7 @@ RANK = "instance, run, rank"
 NODES = f"max by ({RANK}, node) (zeromon_rank_info)"
 """1 for each rank, with its node."""
 
-_LIVES = f"and on ({RANK}) zeromon_rank_up == 1"
+ALIVE = f"and on ({RANK}) zeromon_rank_up == 1"
 """Of expressions of ranks: leaves those whose process lives."""
 
 WINDOW = "2m"
@@ -183,7 +183,7 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
         ),
         Alert(
             "ZeromonStalled", "ZM013", "critical",
-            f'count by (run) (zeromon_finding{{rule="stalled", severity="critical"}} {_LIVES})',
+            f'count by (run) (zeromon_finding{{rule="stalled", severity="critical"}} {ALIVE})',
             _AT_ONCE,
             "{{ $labels.run }} makes no progress",
             "No step ends, and no collective that hangs says why. zeromon doctor on its node shows the "
@@ -193,7 +193,7 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
 
 
 def _of_memory(limits: Thresholds) -> tuple[Alert, ...]:
-    risk = f"zeromon_oom_risk_ratio >= %s {_LIVES}"
+    risk = f"zeromon_oom_risk_ratio >= %s {ALIVE}"
     return (
         Alert(
             "ZeromonOutOfMemory", "ZM201", "critical",
@@ -237,8 +237,8 @@ def _of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
 
 
 def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
-    late = f'zeromon_finding{{rule="straggler", severity="warning"}} {_LIVES}'
-    exposed = f"zeromon_exposed_communication_ratio%s {_LIVES}"
+    late = f'zeromon_finding{{rule="straggler", severity="warning"}} {ALIVE}'
+    exposed = f"zeromon_exposed_communication_ratio%s {ALIVE}"
     worst = of_node(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.focus
     return (
         Alert(
