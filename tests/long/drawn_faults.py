@@ -52,6 +52,13 @@ class Case:
         return "-".join([*parts, self.load] if self.load else parts)
 
     @property
+    def truth(self) -> str:
+        """What goes wrong, in one sentence: ``rank 1 sleeps for ever, step 40``."""
+        who = "all ranks" if self.rank == ALL_RANKS else f"rank {self.rank}"
+        text = KINDS[self.kind].truth.format(amount=f"{self.amount:g}")
+        return text if self.is_healthy else f"{who}: {text}, from step {self.step}"
+
+    @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong with the run."""
         return self.kind in HEALTHY
@@ -59,8 +66,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a fault allows to be drawn with it."""
+    """What a fault is, and what may be drawn with it."""
 
+    truth: str
+    """What happens; {amount}: the amount."""
     strategies: tuple[str, ...] = STRATEGIES
     loadings: tuple[str, ...] = LOADINGS
     ranks: tuple[int, ...] = (0, 1)
@@ -76,40 +85,80 @@ _EVERYWHERE = (ALL_RANKS,)
 _LATE = (0.08, 0.12, 0.16, 0.2)
 
 FAULTS = {
-    "late_forward": Kind(amounts=_LATE, weight=2),
-    "late_between": Kind(amounts=_LATE, weight=2),
-    "late_loader": Kind(loadings=("loader",), amounts=_LATE),
-    "hiccup": Kind(amounts=(0.8, 1.2), accumulations=(1,)),
-    "checkpoint": Kind(amounts=(1.5, 2.5), accumulations=(1,)),
-    "stall_all": Kind(ranks=_EVERYWHERE, is_hang=True),
-    "stall_loader": Kind(loadings=("loader",), is_hang=True),
-    "stall_workers": Kind(loadings=("workers",), ranks=(0, 1, ALL_RANKS), is_hang=True),
-    "skipped": Kind(is_hang=True),
-    "extra": Kind(is_hang=True),
-    "size": Kind(is_hang=True),
-    "operation": Kind(is_hang=True),
-    "uneven": Kind(strategies=STRATEGIES[:-1], amounts=(-1, 1), accumulations=(1,), is_hang=True),
-    "sleeps": Kind(is_hang=True, weight=2),
-    "leak": Kind(amounts=(12, 24), ranks=(0, 1, ALL_RANKS)),
-    "leak_limited": Kind(amounts=(3, 5), ranks=(0, 1)),
-    "exception": Kind(weight=2),
-    "killed": Kind(),
-    "exit_zero": Kind(),
-    "return_early": Kind(),
-    "nan": Kind(),
-    "python": Kind(ranks=_EVERYWHERE, amounts=(0.3, 0.5), accumulations=(1,)),
-    "slow_start": Kind(ranks=_EVERYWHERE, amounts=(12, 16)),
-    "restart_recovers": Kind(restarts=1),
-    "restart_repeats": Kind(restarts=1),
-    "restart_fails": Kind(restarts=1),
+    "late_forward": Kind("{amount} s late in each forward", amounts=_LATE, weight=2),
+    "late_between": Kind("{amount} s late between steps", amounts=_LATE, weight=2),
+    "late_loader": Kind(
+        "{amount} s late in each batch of its loader", loadings=("loader",), amounts=_LATE
+    ),
+    "hiccup": Kind("a pause of {amount} s every 12 steps", amounts=(0.8, 1.2), accumulations=(1,)),
+    "checkpoint": Kind(
+        "saves for {amount} s every 20 steps while the others wait",
+        amounts=(1.5, 2.5),
+        accumulations=(1,),
+    ),
+    "stall_all": Kind("sleep for ever", ranks=_EVERYWHERE, is_hang=True),
+    "stall_loader": Kind("its data set never returns", loadings=("loader",), is_hang=True),
+    "stall_workers": Kind(
+        "its DataLoader workers never return",
+        loadings=("workers",),
+        ranks=(0, 1, ALL_RANKS),
+        is_hang=True,
+    ),
+    "skipped": Kind("does not call an all_reduce that the others call", is_hang=True),
+    "extra": Kind("calls an all_reduce that the others do not", is_hang=True),
+    "size": Kind("reduces 1,000 elements where the others reduce 4,000", is_hang=True),
+    "operation": Kind("broadcasts where the others reduce", is_hang=True),
+    "uneven": Kind(
+        "has {amount} batches more than the others",
+        strategies=STRATEGIES[:-1],
+        amounts=(-1, 1),
+        accumulations=(1,),
+        is_hang=True,
+    ),
+    "sleeps": Kind("sleeps for ever", is_hang=True, weight=2),
+    "leak": Kind(
+        "keeps {amount} MiB per step, no limit", amounts=(12, 24), ranks=(0, 1, ALL_RANKS)
+    ),
+    "leak_limited": Kind(
+        "keeps {amount} MiB per step, in a cgroup with a limit", amounts=(3, 5), ranks=(0, 1)
+    ),
+    "exception": Kind("raises ValueError", weight=2),
+    "killed": Kind("is killed by SIGKILL"),
+    "exit_zero": Kind("calls sys.exit(0)"),
+    "return_early": Kind("returns while the others train"),
+    "nan": Kind("has a loss of NaN"),
+    "python": Kind(
+        "{amount} s of own Python code per step",
+        ranks=_EVERYWHERE,
+        amounts=(0.3, 0.5),
+        accumulations=(1,),
+    ),
+    "slow_start": Kind(
+        "read data for {amount} s before training", ranks=_EVERYWHERE, amounts=(12, 16)
+    ),
+    "restart_recovers": Kind("raises ValueError, trains after the restart", restarts=1),
+    "restart_repeats": Kind("raises ValueError in both attempts", restarts=1),
+    "restart_fails": Kind("raises ValueError, then cannot join the process group", restarts=1),
 }
 """Kind of fault -> what it is drawn with; `tests/programs/drawn.py` says what each does."""
 
 HEALTHY = {
-    "healthy": Kind(ranks=_EVERYWHERE, weight=2),
-    "slow_first_step": Kind(ranks=_EVERYWHERE, amounts=(8,)),
-    "evaluation": Kind(strategies=STRATEGIES[:-1], ranks=_EVERYWHERE, accumulations=(1,)),
-    "epochs": Kind(strategies=STRATEGIES[:-1], loadings=("workers",), ranks=_EVERYWHERE),
+    "healthy": Kind("well", ranks=_EVERYWHERE, weight=2),
+    "slow_first_step": Kind(
+        "well after a first step of {amount} s", ranks=_EVERYWHERE, amounts=(8,)
+    ),
+    "evaluation": Kind(
+        "well, evaluates every 30 steps",
+        strategies=STRATEGIES[:-1],
+        ranks=_EVERYWHERE,
+        accumulations=(1,),
+    ),
+    "epochs": Kind(
+        "well, starts its workers every 30 batches",
+        strategies=STRATEGIES[:-1],
+        loadings=("workers",),
+        ranks=_EVERYWHERE,
+    ),
 }
 """Kinds of runs that no verdict may call broken."""
 

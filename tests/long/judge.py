@@ -127,6 +127,7 @@ EXPECTED = {
 """Kind of fault -> what must be said of it. Both ranks of a restart are told anew, so none is named."""
 
 _GREEN = re.compile(r"(?:^|verdict\s+)(healthy|running|starting|finished|unknown)\b", re.I)
+_STILL_RUNS = re.compile(r"^run \S+: (running|starting|stalled)\b")
 _STOPPED = re.compile(r"stopped by \w+", re.I)
 _ACCUSED = (
     r"rank {rank}( is)? late", r"rank {rank}: the others wait", r"waits? for rank {rank}\b",
@@ -146,6 +147,8 @@ _SINCE = re.compile(r"since step ([\d,]+)")
 
 def judge(case: Case, text: str, *, is_live: bool) -> Judged:
     """Returns how right *text* is about *case*."""
+    if not is_live and (alive := _STILL_RUNS.search(text)):
+        return Judged(Mark.WRONG, f"says {alive[1]!r} after the end")
     if case.is_healthy:
         unwell = _UNWELL.search(text)
         return Judged(Mark.WRONG, f"says {unwell[0]!r}") if unwell else Judged(Mark.RIGHT)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
 from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, draw_healthy  # noqa: E402
-from judge import Judged, Line, Mark, flips, judge, judge_live, share  # noqa: E402
+from judge import Line, Mark, flips, judge, judge_live, share  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
 
 from zeromon.errors import ZeromonError  # noqa: E402
@@ -74,7 +73,8 @@ class Running:
     """A case under `zeromon run`."""
 
     def __init__(self, case: Case, folder: Path, port: int) -> None:
-        self.case, self.folder, self.port = case, folder, port
+        self.case, self.folder = case, folder
+        self.name = f"case-{case.number}"  # no word of it is a cause
         self.marks = folder / "marks"
         self.marks.mkdir(parents=True)
         self.environment = clean_environment() | {
@@ -85,6 +85,7 @@ class Running:
         self.findings: dict[str, str] = {}
         """Code and rank -> the newest sentence."""
         self.output = folder / "output"
+        self._collector = folder / "live" / "collector.json"
 
     def command(self) -> list[str]:
         """The command as a user would write it."""
@@ -98,7 +99,7 @@ class Running:
         options = [f"--{name}={value}" for name, value in words.items()]
         restarts = [f"--max-restarts={case.restarts}"] if case.restarts else []
         program = [*TORCHRUN, "2", *restarts, str(PROGRAMS / "drawn.py"), *options]
-        return [*ZEROMON, "run", "--name", "case", "--", *program]
+        return [*ZEROMON, "run", "--name", self.name, "--", *program]
 
     def fault_time(self) -> float | None:
         """When the fault came first; None before."""
@@ -133,11 +134,12 @@ class Running:
                 return
 
     def _read(self) -> None:
-        address = f"http://127.0.0.1:{self.port}/api/runs/case"
         try:
+            port = json.loads(self._collector.read_text())["port"]
+            address = f"http://127.0.0.1:{port}/api/runs/{self.name}"
             with urllib.request.urlopen(address, timeout=5) as answer:
                 snapshot = decode(answer.read())
-        except (OSError, urllib.error.URLError, ZeromonError):
+        except (OSError, ValueError, ZeromonError):  # no collector yet, or no rank
             return
         self.lines.append((time.time(), verdict(snapshot).text))
         for finding in snapshot.findings:
@@ -146,7 +148,7 @@ class Running:
     def report(self) -> str:
         """What `zeromon report` says now."""
         done = subprocess.run(
-            [*ZEROMON, "report", "case"], env=self.environment, capture_output=True, text=True,
+            [*ZEROMON, "report", self.name], env=self.environment, capture_output=True, text=True,
             check=False, timeout=60,
         )  # fmt: skip
         return done.stdout or done.stderr
@@ -154,7 +156,7 @@ class Running:
     def leave_only_the_store(self) -> None:
         """Ends the collector and removes the live records."""
         with suppress(OSError, ValueError, KeyError):
-            pid = json.loads((self.folder / "live" / "collector.json").read_text())["pid"]
+            pid = json.loads(self._collector.read_text())["pid"]
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + 10
             while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
@@ -224,7 +226,7 @@ def run_case(case: Case, port: int, *, keep: Path | None = None) -> dict[str, An
             after = running.report()
         running.leave_only_the_store()
         later = running.report()
-        return _judged(running, started, code, after, later)
+        return with_marks(_said(running, started, code, after, later))
     finally:
         running.leave_only_the_store()
         if keep is None:
@@ -236,53 +238,59 @@ def first_two(report: str) -> str:
     return "\n".join(line.strip() for line in report.splitlines()[:2])
 
 
-def _judged(running: Running, started: float, code: int, after: str, later: str) -> dict[str, Any]:
+def _said(running: Running, started: float, code: int, after: str, later: str) -> dict[str, Any]:
+    """All that was said of a case, without marks."""
     case, begun = running.case, running.fault_time()
-    lines = [Line(round(at - (begun or 1e12), 1), text) for at, text in running.lines]
-    live = judge_live(case, lines)
-    marks = {"after": first_two(after), "later": first_two(later)}
-    ended = {
-        name: {"lines": text, **_plain(judge(case, text, is_live=False))}
-        for name, text in marks.items()
-    }
+    readings = [(round(at - (begun or 1e12), 1), text) for at, text in running.lines]
     return {
-        "case": asdict(case), "name": case.name, "exit": code,
+        "case": asdict(case), "name": case.name, "truth": case.truth, "commit": commit(),
+        "exit": code,
         "seconds": round(time.time() - started, 1),
         "fault_at": round(begun - started, 1) if begun else None,
-        "live": {**asdict(live), "mark": live.mark.value, "flips": flips(lines)},
-        **ended, "is_same_later": after == later,
-        "changes": _changes(lines), "findings": running.findings,
+        "readings": readings, "after": {"lines": first_two(after)},
+        "later": {"lines": first_two(later)}, "is_same_later": after == later,
+        "findings": running.findings,
         "output": running.output.read_text(errors="replace")[-1500:] if begun is None else "",
     }  # fmt: skip
 
 
-def _plain(judged: Judged) -> dict[str, str]:
-    return {"mark": judged.mark.value, "reason": judged.reason}
+def with_marks(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the marks that its lines deserve."""
+    case = Case(**result["case"])
+    lines = [Line(*reading) for reading in result["readings"]]
+    live = judge_live(case, lines)
+    marked = {**result, "live": {**asdict(live), "mark": live.mark.value, "flips": flips(lines)}}
+    for part in ("after", "later"):
+        judged = judge(case, result[part]["lines"], is_live=False)
+        marked[part] = {
+            "lines": result[part]["lines"], "mark": judged.mark.value, "reason": judged.reason,
+        }  # fmt: skip
+    return marked
 
 
-def _changes(lines: Sequence[Line]) -> list[tuple[float, str]]:
+def _changes(lines: Sequence[Line]) -> list[Line]:
     """The lines whose words, without figures, differ from those of the line before."""
-    shown: list[tuple[float, str]] = []
+    shown: list[Line] = []
     before = ""
     for line in lines:
         words = "".join(letter for letter in line.text if not letter.isdigit())[:60]
         if words != before:
-            shown.append((line.seconds, line.text))
+            shown.append(line)
         before = words
     return shown
 
 
+def commit() -> str:
+    """The commit of the tree, short."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def machine() -> dict[str, Any]:
     """What the cases ran on."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     return {
-        "commit": commit, "python": platform.python_version(), "cpus": os.cpu_count(),
+        "commit": commit(), "python": platform.python_version(), "cpus": os.cpu_count(),
         "machine": platform.machine(), "kernel": platform.release(),
         "load": os.getloadavg()[0],
     }  # fmt: skip
@@ -309,6 +317,20 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     shares = (f"{part} {shares_of(results)[part]:.1%}" for part in ("live", "after", "later"))
     rows.append(f"{len(results)} cases: {', '.join(shares)}; {flipped} flips")
     return "\n".join(rows)
+
+
+def mistakes(result: dict[str, Any]) -> list[str]:
+    """What was true and what was said, of each reading that is not right."""
+    rows: list[str] = []
+    for part in ("live", "after", "later"):
+        said = result[part]
+        if said["mark"] in ("right", "unseen") or (part == "later" and result["is_same_later"]):
+            continue
+        rows.append(f"    {part} {said['mark']}: {said['reason']}")
+        rows += [
+            f"        {line[:240]}" for line in (said.get("lines") or said["text"]).splitlines()
+        ]
+    return [f"{result['name']}: {result['truth']}", *rows] if rows else []
 
 
 def _rights(results: Sequence[dict[str, Any]], part: str) -> str:
@@ -372,6 +394,7 @@ def main() -> int:
     if given.anew:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: cleanly
     started = time.monotonic()
     results = []
     cases = chosen(given)
@@ -382,7 +405,7 @@ def main() -> int:
         for case in cases:
             kept = folder / f"{given.seed}-{case.name}.json"
             if kept.exists() and given.case is None:
-                results.append(json.loads(kept.read_text()))
+                results.append(with_marks(json.loads(kept.read_text())))
                 continue
             if time.monotonic() - started > given.minutes * 60:
                 break
@@ -413,8 +436,8 @@ def _show(result: dict[str, Any], *, at_length: bool) -> None:
         f"{result['name']}: {marks} first right after {first} s, {result['seconds']} s", flush=True
     )
     if at_length:
-        for seconds, text in result["changes"]:
-            print(f"  {seconds:6.1f}  {text[:260]}")
+        for line in _changes([Line(*reading) for reading in result["readings"]]):
+            print(f"  {line.seconds:6.1f}  {line.text[:260]}")
         print("  after   " + result["after"]["lines"].replace("\n", "\n          "))
         print("\n".join(f"  {of}: {text}" for of, text in sorted(result["findings"].items())))
         print(result["output"])
