@@ -120,7 +120,7 @@ FAULTS = {
         "keeps {amount} MiB per step, no limit", amounts=(12, 24), ranks=(0, 1, ALL_RANKS)
     ),
     "leak_limited": Kind(
-        "keeps {amount} MiB per step, in a cgroup with a limit", amounts=(3, 5), ranks=(0, 1)
+        "keeps {amount} MiB per step, in a cgroup with a limit", amounts=(6, 10), ranks=(0, 1)
     ),
     "exception": Kind("raises ValueError", weight=2),
     "killed": Kind("is killed by SIGKILL"),

@@ -18,6 +18,8 @@ from drawn_faults import ALL_RANKS, FAULTS, Case
 RANKS = 2
 FLIP_SECONDS = 5.0
 """A verdict that changes and is back within so long has flipped."""
+SEEN_SECONDS = 2.5
+"""Nothing that ends sooner can be seen by who looks once a second at figures that are a second old."""
 MAX_STEPS_EARLY = 3
 MAX_STEPS_LATE = 15
 """How far "since step N" may be from the truth."""
@@ -55,8 +57,10 @@ class Expected:
     """Of the report; as live where empty."""
     deadline: float = 12.0
     """Seconds from the fault to the first right line."""
+    begins: float = 0.0
+    """Seconds after the fault from which lines count."""
     is_broken: bool = False
-    """Whether a green word over it is wrong and not just silent."""
+    """Whether "healthy" or "slow" over it is wrong and not just silent."""
     wrong: str = ""
     """What may not be said at any time."""
 
@@ -113,20 +117,19 @@ EXPECTED = {
         wrong=r"^(stalled|dead|dying|at risk)",
     ),
     "restart_recovers": Expected(
-        r"^(healthy|slow|restart)", r"finished[^\n]*attempt 2|attempt 2[^\n]*finished",
-        live_rank="", deadline=30, wrong=r"stalled",
+        r"^(healthy|slow|starting|restart)", r"finished[^\n]*attempt 2|attempt 2[^\n]*finished",
+        live_rank="", begins=5, deadline=30, wrong=r"^(stalled|dying|dead)",
     ),
     "restart_repeats": Expected(
-        rf"exception|{_ERROR}|restarting", _ERROR, is_broken=True, deadline=5
+        r"restart|attempt 2|^starting", _ERROR, live_rank="", after_rank=_RANK
     ),
     "restart_fails": Expected(
-        rf"restarting|attempt 2|{_INIT}|exception|{_ERROR}", rf"attempt 2[\s\S]*({_INIT})|({_INIT})",
-        live_rank="", is_broken=True,
+        r"restart|attempt 2|^starting", rf"attempt 2[\s\S]*({_INIT})|({_INIT})", live_rank=""
     ),
 }  # fmt: skip
-"""Kind of fault -> what must be said of it. Both ranks of a restart are told anew, so none is named."""
+"""Kind of fault -> what must be said of it. Live, a restart is no death."""
 
-_GREEN = re.compile(r"(?:^|verdict\s+)(healthy|running|starting|finished|unknown)\b", re.I)
+_GREEN = re.compile(r"(?:^|verdict\s+)(healthy|slow|running|starting|finished|unknown)\b", re.I)
 _STILL_RUNS = re.compile(r"^run \S+: (running|starting|stalled)\b")
 _STOPPED = re.compile(r"stopped by \w+", re.I)
 _ACCUSED = (
@@ -142,6 +145,8 @@ _UNWELL = re.compile(
     re.I,
 )
 """What must not be said of a healthy run. A share of communication may be, and a lack of CPUs."""
+_ABOUT_ALL = re.compile(r"no CPU|waits for communication|exposed", re.I)
+"""Says nothing of a fault, though it may name a rank."""
 _SINCE = re.compile(r"since step ([\d,]+)")
 
 
@@ -166,12 +171,16 @@ def judge(case: Case, text: str, *, is_live: bool) -> Judged:
     if names_cause:
         return Judged(Mark.PARTLY, f"rank {case.rank} is not named")
     if expected.is_broken and is_live and _GREEN.search(text):
-        return Judged(Mark.WRONG, "green over a broken run")
-    if rank and names_rank:
+        return Judged(Mark.WRONG, f"{_word(text)!r} over a broken run")
+    if rank and names_rank and not _ABOUT_ALL.search(text):
         return Judged(Mark.PARTLY, "cause is not named")
     if _STOPPED.search(text):
         return Judged(Mark.SILENT, "how it ended, not why")
     return Judged(Mark.SILENT, "neither cause nor rank")
+
+
+def _word(text: str) -> str:
+    return text.partition(":")[0]
 
 
 def _rank_of(expected: Expected, is_live: bool) -> str:
@@ -236,40 +245,66 @@ def judge_live(case: Case, lines: Sequence[Line]) -> LiveJudged:
     Right: a right line came in time, the last line is right, and no line in between is wrong. Of a
     healthy run and of a start, every line counts.
     """
-    after = [line for line in lines if line.seconds >= 0 or case.is_healthy]
+    since = -1e12 if case.is_healthy else EXPECTED[case.kind].begins
+    after = [line for line in lines if line.seconds >= since]
     if not after:
         return LiveJudged(Mark.UNSEEN, "no line while it lasted", "", None, False)
     marks = [judge(case, line.text, is_live=True) for line in after]
-    rights = [n for n, judged in enumerate(marks) if judged.mark is Mark.RIGHT]
-    if not rights:
+    first = next((n for n, judged in enumerate(marks) if judged.mark is Mark.RIGHT), None)
+    seconds = None if first is None else after[first].seconds
+    stayed = first is not None and all(judged.mark is Mark.RIGHT for judged in marks[first:])
+    worst = _first_wrong(case, lines, after, marks, first)
+    if worst is not None:
+        reason = marks[worst].reason
+        return LiveJudged(Mark.WRONG, reason, after[worst].text, seconds, stayed)
+    if first is None and after[-1].seconds < SEEN_SECONDS:
+        return LiveJudged(Mark.UNSEEN, "over before it could be seen", after[-1].text, None, False)
+    if seconds is None or first is None:
         return LiveJudged(marks[-1].mark, marks[-1].reason, after[-1].text, None, False)
-    first = rights[0]
-    later = list(zip(after[first:], marks[first:], strict=True))
-    stayed = all(judged.mark is Mark.RIGHT for _, judged in later)
-    seconds = after[first].seconds
-    wrong = _first_wrong(
-        case, later if not case.is_healthy else list(zip(after, marks, strict=True))
-    )
-    if wrong is not None:
-        return LiveJudged(Mark.WRONG, wrong[1].reason, wrong[0].text, seconds, stayed)
-    if case.is_healthy or _is_over(case):
-        return LiveJudged(Mark.RIGHT, "", after[first].text, seconds, stayed)
+    if case.is_healthy:
+        return LiveJudged(Mark.RIGHT, "", after[-1].text, seconds, stayed)
     deadline = EXPECTED[case.kind].deadline
     if seconds > deadline:
         reason = f"right after {seconds:.0f} s, not within {deadline:.0f} s"
         return LiveJudged(Mark.PARTLY, reason, after[first].text, seconds, stayed)
-    return LiveJudged(marks[-1].mark, marks[-1].reason, after[-1].text, seconds, stayed)
+    last = first if case.kind in _PASSING else -1
+    return LiveJudged(marks[last].mark, marks[last].reason, after[last].text, seconds, stayed)
 
 
-def _is_over(case: Case) -> bool:
-    """Whether the fault is over before the run is, so that the last line is about something else."""
-    return case.kind in ("slow_start", "restart_fails", "restart_repeats")
+_PASSING = ("slow_start", "restart_fails", "restart_repeats")
+"""Kinds that are over before the run is, so that the last line is about something else."""
 
 
-def _first_wrong(case: Case, judged: Sequence[tuple[Line, Judged]]) -> tuple[Line, Judged] | None:
-    if _is_over(case) and case.kind != "slow_start":
-        return None
-    return next((pair for pair in judged if pair[1].mark is Mark.WRONG), None)
+def _first_wrong(
+    case: Case,
+    lines: Sequence[Line],
+    after: Sequence[Line],
+    marks: Sequence[Judged],
+    first_right: int | None,
+) -> int | None:
+    """Which line spoils the case: the first accusation, or the first wrong line after a right one.
+
+    An accusation that was already there before the fault is a false alarm of its own.
+    """
+    before = [line for line in lines if line.seconds < 0 and not case.is_healthy]
+    old = before[-1].text[:_SAME_LETTERS] if before else None
+    for number, (line, judged) in enumerate(zip(after, marks, strict=True)):
+        if judged.mark is not Mark.WRONG or line.text[:_SAME_LETTERS] == old:
+            continue
+        is_after = first_right is not None and number > first_right
+        if case.is_healthy or is_after or judged.reason.startswith(("accuses", "says")):
+            return number
+    return None
+
+
+_SAME_LETTERS = 12
+
+
+def accusations(case: Case, lines: Sequence[Line]) -> list[str]:
+    """Returns the lines before the fault that accuse a rank or call the run broken."""
+    well = Case(0, "healthy", case.strategy, case.loading, 1, ALL_RANKS, case.step)
+    before = [line.text for line in lines if line.seconds < 0]
+    return [text for text in before if judge(well, text, is_live=True).mark is Mark.WRONG]
 
 
 def flips(lines: Sequence[Line]) -> list[str]:

@@ -36,7 +36,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
 from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, draw_healthy  # noqa: E402
-from judge import Line, Mark, flips, judge, judge_live, share  # noqa: E402
+from judge import Line, Mark, accusations, flips, judge, judge_live, share  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
 
 from zeromon.errors import ZeromonError  # noqa: E402
@@ -49,7 +49,7 @@ HANG_SECONDS = 18.0
 """After so long a run that hangs is ended by SIGTERM, as its user would."""
 PATIENCE_SECONDS = 150.0
 """No case takes longer, unless something is wrong with the case."""
-LIMIT_BYTES = 3 << 30
+LIMIT_BYTES = 5 << 29
 """Of the memory cgroup of `leak_limited`."""
 _LOOP = "while True: pass"
 _BURSTS = """
@@ -157,13 +157,19 @@ class Running:
         """Ends the collector and removes the live records."""
         with suppress(OSError, ValueError, KeyError):
             pid = json.loads(self._collector.read_text())["pid"]
-            os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            for wait, number in ((6, signal.SIGTERM), (4, signal.SIGKILL)):
+                deadline = time.monotonic() + wait  # it ends by itself, soon after the last run
+                while _lives(pid) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                os.kill(pid, number)
         shutil.rmtree(self.folder / "live", ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -259,7 +265,10 @@ def with_marks(result: dict[str, Any]) -> dict[str, Any]:
     case = Case(**result["case"])
     lines = [Line(*reading) for reading in result["readings"]]
     live = judge_live(case, lines)
-    marked = {**result, "live": {**asdict(live), "mark": live.mark.value, "flips": flips(lines)}}
+    marked = {
+        **result, "live": {**asdict(live), "mark": live.mark.value, "flips": flips(lines)},
+        "false_before": accusations(case, lines)[:1],
+    }  # fmt: skip
     for part in ("after", "later"):
         judged = judge(case, result[part]["lines"], is_live=False)
         marked[part] = {
@@ -315,7 +324,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 rows += [f"    {line[:220]}" for line in said.splitlines()]
     flipped = sum(len(result["live"]["flips"]) for result in results)
     shares = (f"{part} {shares_of(results)[part]:.1%}" for part in ("live", "after", "later"))
-    rows.append(f"{len(results)} cases: {', '.join(shares)}; {flipped} flips")
+    early = [
+        f"{result['name']}: {result['false_before'][0]}"
+        for result in results
+        if result["false_before"]
+    ]
+    rows += [f"before the fault: {text[:240]}" for text in early]
+    rows.append(
+        f"{len(results)} cases: {', '.join(shares)}; {flipped} flips; {len(early)} accused before"
+    )
     return "\n".join(rows)
 
 

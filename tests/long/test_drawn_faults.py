@@ -17,7 +17,7 @@ from drawn_faults import (
     draw,
     draw_healthy,
 )
-from judge import EXPECTED, Line, Mark, flips, judge, judge_live, share
+from judge import EXPECTED, Line, Mark, accusations, flips, judge, judge_live, share
 from support import PROGRAMS
 
 
@@ -145,6 +145,27 @@ def test_live_lines_are_right_if_the_verdict_comes_in_time_and_stays() -> None:
     assert (taken_back.mark, taken_back.stayed) == (Mark.WRONG, False)
 
     assert judge_live(sleeps, [early]).mark is Mark.UNSEEN
+
+
+def test_an_accusation_after_the_fault_spoils_a_case_unless_it_was_there_before() -> None:
+    sleeps = case("sleeps")
+    accused = "slow: rank 0: the others wait 10 ms a step for it"
+    lines = [Line(2.0, accused), Line(11.0, MISSING)]
+    assert judge_live(sleeps, lines).mark is Mark.WRONG
+    lines = [Line(-1.0, accused), *lines]
+    assert judge_live(sleeps, lines).mark is Mark.RIGHT
+    assert accusations(sleeps, lines) == [accused]
+
+
+def test_a_restart_is_told_as_one_and_not_as_a_death() -> None:
+    dead = Line(2.0, "dead: rank 1: exception after step 39")
+    restarting = Line(6.0, "starting: attempt 2, no step has ended for 3 s")
+    well = Line(12.0, "healthy: no memory is running out")
+    assert judge_live(case("restart_repeats"), [dead, restarting, dead]).mark is Mark.RIGHT
+    assert judge_live(case("restart_repeats"), [dead]).mark is Mark.SILENT
+    assert judge_live(case("restart_recovers"), [dead, restarting, well]).mark is Mark.RIGHT
+    still_dead = Line(9.0, dead.text)
+    assert judge_live(case("restart_recovers"), [dead, still_dead, well]).mark is Mark.WRONG
 
 
 def test_one_accusation_spoils_a_healthy_run_at_any_time() -> None:
