@@ -158,7 +158,7 @@ def test_an_accusation_after_the_fault_spoils_a_case_unless_it_was_there_before(
 
 
 def test_a_restart_is_told_as_one_and_not_as_a_death() -> None:
-    dead = Line(2.0, "dead: rank 1: exception after step 39")
+    dead = Line(4.0, "dead: rank 1: exception after step 39")
     restarting = Line(6.0, "starting: attempt 2, no step has ended for 3 s")
     well = Line(12.0, "healthy: no memory is running out")
     assert judge_live(case("restart_repeats"), [dead, restarting, dead]).mark is Mark.RIGHT
@@ -186,3 +186,10 @@ def test_a_flip_is_a_word_that_is_back_within_five_seconds() -> None:
 def test_a_case_that_nobody_saw_is_not_in_the_share() -> None:
     assert share([Mark.RIGHT, Mark.WRONG, Mark.UNSEEN]) == 0.5
     assert share([]) == 0.0
+
+
+def test_what_is_over_at_once_is_not_in_the_score() -> None:
+    green = Line(1.5, "healthy: no memory is running out")
+    assert judge_live(case("killed"), [green]).mark is Mark.UNSEEN
+    assert judge_live(case("killed"), [green, Line(4.0, green.text)]).mark is Mark.WRONG
+    assert judge_live(case("killed"), [Line(1.5, "dead: rank 1: SIGKILL")]).mark is Mark.RIGHT
