@@ -11,13 +11,12 @@ from types import MappingProxyType
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.sources.base import Source
 from zeromon.sources.live import node_runs
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
 from zeromon.sources.recorded import StoreSource
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.run_store import About, Manifest, Store
 from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
 from zeromon.storage.step_query import StepQuery
@@ -141,7 +140,7 @@ class Followed:
         """The recorded snapshot at *wall*, seconds since the epoch."""
         return self.source.at(wall)
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         """All findings in the run's record; [] where it cannot be read."""
         try:
             return self.source.findings()

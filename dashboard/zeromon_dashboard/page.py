@@ -7,8 +7,7 @@ from typing import Any
 
 from zeromon.compare.comparison import Comparison
 from zeromon.focus import most_exposed
-from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.storage.recorder import KnownFinding
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.storage.run_store import About
 from zeromon.storage.step_history import Series
 from zeromon_dashboard.charts import Chart
@@ -28,7 +27,7 @@ class Known:
     where: Route
     run: RunSnapshot
     series: Series
-    findings: Sequence[KnownFinding] = ()
+    findings: Sequence[Finding] = ()
     """All findings in the run's record; only for the page of advice."""
     live: bool = False
     age: float = 0.0

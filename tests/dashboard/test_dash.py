@@ -35,7 +35,7 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.memory import RoleRow
 from zeromon.sources.access import Request, host_name, refusal
 from zeromon.sources.recorded import StoreSource
-from zeromon.storage.recorder import KnownFinding, Past, Record
+from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import About, Store
 from zeromon.storage.step_history import row_of
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
@@ -425,7 +425,7 @@ def test_the_memory_of_a_host_has_its_capacity_on_the_sum_of_its_ranks(
 def test_past_findings_are_one_line_a_rule() -> None:
     """The same four came and went for two ranks in turns: that was 50 lines."""
     past = [
-        KnownFinding(
+        Finding(
             rule="r", rank=n % 2, code="ZM305" if n % 4 else "ZM601", severity=Severity.INFO,
             text=f"text {n}", came=100.0 * n, gone=100.0 * n + 10,
         )

@@ -35,7 +35,6 @@ from zeromon.snapshot import (
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.base import Output
 from zeromon.sources.playback import Playback
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
@@ -251,7 +250,7 @@ class FixedSource:
         self.answer = answer
         self.kept = kept or {}
         self.run = "run" if isinstance(answer, Exception) else answer.run
-        self.known: list[KnownFinding] = []
+        self.known: list[Finding] = []
         self.asked: list[Sequence[int]] = []
         self.reads = 0
         self.detail: tuple[tuple[int, ...], str] = ((), "")
@@ -282,7 +281,7 @@ class FixedSource:
         ]
         return {name: [row[i] for row in rows] for i, name in enumerate(NAMES)}
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         return self.known
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:

@@ -19,7 +19,6 @@ from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
-from zeromon.storage.recorder import KnownFinding
 from zeromon.tui import plots, status_text, tables
 from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
 from zeromon.tui.display_options import DisplayOptions, nice_ceiling
@@ -523,8 +522,8 @@ def test_that_another_rank_is_the_worst_now_is_no_news() -> None:
 
 
 def test_nor_is_it_in_what_was_recorded() -> None:
-    def known(rule: str, number: int, came: float, gone: float | None) -> KnownFinding:
-        return KnownFinding(
+    def known(rule: str, number: int, came: float, gone: float | None) -> Finding:
+        return Finding(
             rule=rule, rank=number, code="ZM1", severity="warning", text=rule, came=came, gone=gone
         )
 

@@ -39,7 +39,7 @@ from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource
 from zeromon.sources.recorded import StoreSource
 from zeromon.sources.replay import ReplaySource
-from zeromon.storage.recorder import KnownFinding, Record
+from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
 from zeromon.traces.analysis import RankTrace
@@ -791,7 +791,7 @@ async def test_the_diff_of_a_finding_is_copied_and_its_rule_explained(make: Make
 async def test_logs_tell_what_happened(make: Make) -> None:
     source = FixedSource(snapshot(2))
     source.known = [
-        KnownFinding(rule="old", rank=-1, code="ZM999", severity="warning", text="it was so",
+        Finding(rule="old", rank=-1, code="ZM999", severity="warning", text="it was so",
                      came=1010.0, gone=1020.0),
     ]  # fmt: skip
     app = make(source)

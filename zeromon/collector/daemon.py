@@ -44,7 +44,7 @@ from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
-from zeromon.storage.recorder import Past, Record
+from zeromon.storage.recorder import Past, Record, standing
 from zeromon.storage.run_store import Store
 
 DEFAULT_PORT = 9417
@@ -229,6 +229,7 @@ class Collector:
             run.run = self.store.free_name(run.folder.name, run.started_wall)
         with suppress(OSError):  # the agent of rank 0 sends it to the other nodes
             replace_file(run.folder / paths.RUN_NAME, json.dumps([run.run, run.started_wall]))
+        run.recall(standing(self.store.folder(run.run)))
         run.record = Record(self.store.folder(run.run))
         run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
 

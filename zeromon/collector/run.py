@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memo
 from zeromon.collector.run_cluster import NOTE, RunCluster
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
-from zeromon.diagnosis.engine import FindingDebouncer, advise
+from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
@@ -47,6 +47,7 @@ from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Device,
     Energy,
+    Finding,
     Links,
     NodeView,
     RankSnapshot,
@@ -54,7 +55,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Straggler,
 )
-from zeromon.storage.recorder import Record
+from zeromon.storage.recorder import Record, standing
 from zeromon.storage.run_store import Store
 from zeromon.units import printable, printable_values
 
@@ -88,19 +89,19 @@ class Risks:
         self._host_ns = -(1 << 62)
 
     def update(self, ranks: Sequence[Vitals], now_ns: int) -> dict[int, tuple[Risk, ...]]:
-        """Returns rank -> its risks. The host's risk is a risk of every live rank."""
+        """Returns rank -> its risks; of a dead rank, and of the host since a death, the last ones.
+
+        The host's risk is a risk of every rank.
+        """
         interval_ns = _FORECAST_NS_A_RANK * len(ranks)
-        if now_ns - self._host_ns >= interval_ns:
+        if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
             risk = host_risk(ranks)
             self._host_ns, self._host = now_ns, () if risk is None else (risk,)
         for rank in ranks:
-            made_ns, _ = self._by_rank.get(rank.rank, (-interval_ns, ()))
-            if now_ns - made_ns >= interval_ns:
+            made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
+            if now_ns - made_ns >= interval_ns and (rank.alive or not known):
                 self._by_rank[rank.rank] = (now_ns, rank_risks(rank))
-        return {
-            rank.rank: (*self._by_rank[rank.rank][1], *(self._host if rank.alive else ()))
-            for rank in ranks
-        }
+        return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
 
 
 class LinkPeaks:
@@ -155,7 +156,7 @@ class RunFollower:
         self._risks = Risks()
         self._skew = ArrivalSkew()
         self._stragglers: tuple[Straggler, ...] = ()
-        self._debouncer = FindingDebouncer()
+        self._findings = FindingMemory()
         self._failed_since = 0.0
         self._attempts = 1
         launcher = self.info.get("pid")
@@ -256,6 +257,10 @@ class RunFollower:
         """Connects to the other nodes, where there are any; see :meth:`RunCluster.connect`."""
         self.cluster.connect(self.run, (f.state.rank for f in self.newest()), lead)
 
+    def recall(self, standing: Iterable[Finding]) -> None:
+        """Goes on from the findings that an earlier collector showed last."""
+        self._findings = FindingMemory(standing)
+
     # ---- the snapshot --------------------------------------------------------------------------
 
     def snapshot(self, devices: Devices) -> RunSnapshot:
@@ -310,9 +315,7 @@ class RunFollower:
             attempt=max(attempts.numbers(by_attempt), default=1),
         )
         findings = with_results(advise(run), run.trials)
-        return replace(
-            run, findings=findings if run.ended else self._debouncer.shown(findings, now)
-        )
+        return replace(run, findings=self._findings.shown(run, findings))
 
     def _match_arrivals(self, followers: Sequence[RankFollower]) -> None:
         """Matches the collectives that ended at each rank with those of the other ranks."""
@@ -449,6 +452,7 @@ def is_run_folder(folder: Path) -> bool:
 def read_folder(folder: Path) -> RunSnapshot:
     """Returns the snapshot of a run, read from its rings without a collector."""
     run = RunFollower(folder)
+    run.recall(standing(Store().folder(run.run)))
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
     return run.snapshot(Devices())

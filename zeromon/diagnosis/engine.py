@@ -1,6 +1,7 @@
-"""Applies all rules to a snapshot of a run, and keeps the findings from flapping. Pure."""
+"""Applies all rules to a run, keeps their findings from flapping, and remembers them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 from zeromon.diagnosis.rules import all_rules
@@ -8,35 +9,82 @@ from zeromon.readout.text import STALLS
 from zeromon.snapshot import Finding, RunSnapshot
 
 BY_SEVERITY = attrgetter("order")
-LINGER_NS = 10_000_000_000
-"""How long a finding stays after its rule has ceased to hold; at the edge of a rule it would flap."""
+LINGER_SECONDS = 10.0
+"""How long a finding, or its severity, stays after it ceased to hold; else it would flap."""
+
+_Key = tuple[str, int]
+"""Rule and rank."""
 
 
 def advise(run: RunSnapshot) -> tuple[Finding, ...]:
-    """All findings about *run*, the most urgent first."""
+    """Returns all findings about *run*, the most urgent first."""
     findings = (finding for rule in all_rules() for finding in rule(run))
-    return tuple(sorted(findings, key=BY_SEVERITY))
+    return _by_severity(findings)
 
 
-class FindingDebouncer:
-    """Shows a finding as soon as it holds, and removes it when it has not held for a while."""
+class FindingMemory:
+    """The findings of one run over time: those of a live run do not flap, those of an ended one stay."""
 
-    def __init__(self) -> None:
-        self._recent: dict[tuple[str, int], tuple[int, Finding]] = {}
-        """Rule and rank -> when the finding held last, and the finding."""
+    def __init__(self, standing: Iterable[Finding] = ()) -> None:
+        """*standing*: the findings that an earlier collector showed last."""
+        self._while_whole = tuple(standing)
+        """What was shown while every rank lived: what comes later is a consequence of the end."""
+        self._held = {(one.rule, one.rank): (one.came, one) for one in self._while_whole}
+        """When a finding held last with the severity that is shown, and the finding."""
 
-    def shown(self, holding: Iterable[Finding], now_ns: int) -> tuple[Finding, ...]:
-        """*holding*, and what held less than :data:`LINGER_NS` ago, the most urgent first.
+    def shown(self, run: RunSnapshot, holding: Iterable[Finding]) -> tuple[Finding, ...]:
+        """Returns what to show of *run*, of which *holding* holds now; the most urgent first.
 
-        A rule that holds now for another rank is not shown for the rank that it held for before. A run
-        that makes progress again is not called stalled any more.
+        A finding comes at once and goes :data:`LINGER_SECONDS` after it held last. A rule that holds now
+        for another rank is not shown for the rank before. A run that makes progress is not stalled. What
+        was shown while every rank lived stays after the end, with the time of the end.
         """
-        now = {(finding.rule, finding.rank): (now_ns, finding) for finding in holding}
-        rules = {rule for rule, _ in now}
-        before = {
-            (rule, rank): item
-            for (rule, rank), item in self._recent.items()
-            if rule not in rules and rule not in STALLS and now_ns - item[0] < LINGER_NS
+        wall, now = run.taken_wall, {(finding.rule, finding.rank): finding for finding in holding}
+        ceased = {rule for rule, _ in now} | STALLS
+        held = {
+            key: item
+            for key, item in self._held.items()
+            if key[0] not in ceased and wall - item[0] < LINGER_SECONDS
         }
-        self._recent = before | now
-        return tuple(sorted((finding for _, finding in self._recent.values()), key=BY_SEVERITY))
+        for key, finding in now.items():
+            dated = replace(finding, came=self._came(key, now, wall))
+            held[key] = _steady(self._held.get(key), dated, wall)
+        self._held = held
+        found = tuple(finding for _, finding in held.values())
+        if not run.ended and all(rank.alive for rank in run.ranks):
+            self._while_whole = found
+            return _by_severity(found)
+        self._while_whole = tuple(replace(f, gone=f.gone or wall) for f in self._while_whole)
+        if run.ended:
+            rules = {finding.rule for finding in found}
+            found = (
+                *(replace(finding, gone=wall) for finding in found),
+                *(finding for finding in self._while_whole if finding.rule not in rules),
+            )
+        return _by_severity(found)
+
+    def _came(self, key: _Key, now: Container[_Key], wall: float) -> float:
+        """When *key* was first shown; of a rule that left another rank for it, when that one was."""
+        if key in self._held:
+            return self._held[key][1].came
+        left = [
+            one.came
+            for other, (_, one) in self._held.items()
+            if other[0] == key[0] and other not in now
+        ]
+        return min(left, default=wall)
+
+
+def _steady(
+    shown: tuple[float, Finding] | None, now: Finding, wall: float
+) -> tuple[float, Finding]:
+    """*now*, with the severity that is *shown* where that is higher and held a moment ago."""
+    if shown is None or shown[1].severity.order >= now.severity.order:
+        return wall, now
+    if wall - shown[0] >= LINGER_SECONDS:
+        return wall, now
+    return shown[0], replace(now, severity=shown[1].severity)
+
+
+def _by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=BY_SEVERITY))

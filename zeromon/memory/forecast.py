@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from zeromon.levels import OOM
 from zeromon.snapshot import DeviceMemory, HostMemory, Pool, Risk, RiskCause, StepSummary
@@ -35,6 +35,10 @@ _LEAST_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no tre
 _LEAST_OF_NOISE = 4.0
 _LEAST_OF_CAPACITY = 0.001
 _MOST_WINDOWS_AHEAD = 4  # a trend is extrapolated over at most four times its window
+_GOES_ON = 2.0
+"""Growth that would level off within so many times its rise so far is none."""
+_ONSET_STEPS, _ONSET_NOISE = 3.0, 6.0
+"""How far, in steps of growth or in deviations, a sample of a trend lies from its line at most."""
 _SPIKE_WINDOW = 512
 _SPIKE_LEAST = 64
 _SPIKE_STEPS = HORIZON_STEPS
@@ -58,7 +62,13 @@ class Growth:
     slope_high: float
     now_bytes: float
     """The level at the end of the trend, bytes."""
+    noise: float
+    """The deviation of the samples from it, bytes."""
     window: int
+    since_step: int
+    """The first step from which on the use follows the trend."""
+    grown_bytes: float
+    """Since then."""
 
     def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
         """Returns the (expected, soonest, latest) number of steps until *capacity_bytes*."""
@@ -80,8 +90,31 @@ def growth(samples: Samples, capacity_bytes: int) -> Growth | None:
         if trend is not None:
             left = trend.steps_left(capacity_bytes)[0]
             if left <= _MOST_WINDOWS_AHEAD * window:
-                candidates.append((left, trend))
+                candidates.append((left, replace(trend, **_onset(samples, trend))))
     return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
+
+
+def steady_growth(samples: Samples) -> Growth | None:
+    """Returns the trend of the longest window with one, however far the capacity is; None without."""
+    for window in reversed(_WINDOWS):
+        if len(samples) >= window:
+            part = samples[-window:]
+            rise = part[-1][1] - part[0][1]
+            trend = _growth_in(part, round(part[-1][1] + _GOES_ON * rise))
+            if trend is not None:
+                return replace(trend, **_onset(samples, trend))
+    return None
+
+
+def _onset(samples: Samples, trend: Growth) -> dict[str, Any]:
+    """Returns where *trend*, prolonged to the steps before its window, begins."""
+    end, first = samples[-1][0], samples[0]
+    for step, used in reversed(samples):
+        expected = trend.now_bytes + trend.slope * (step - end)
+        if abs(used - expected) > max(_ONSET_STEPS * trend.slope, _ONSET_NOISE * trend.noise):
+            break
+        first = step, used
+    return {"since_step": first[0], "grown_bytes": max(0.0, samples[-1][1] - first[1])}
 
 
 def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
@@ -120,7 +153,10 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
         slope_low=slopes[tenth],
         slope_high=max(slopes[-1 - tenth], slope),
         now_bytes=middle + max(0.0, crest),
+        noise=noise,
         window=len(samples),
+        since_step=samples[0][0],
+        grown_bytes=rise,
     )
 
 
@@ -255,22 +291,34 @@ def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
     trend = growth(settled, capacity_bytes)
     if trend is not None:
         grown = _growing(risk, RiskCause.GROWTH, trend, capacity_bytes)
-        return grown if grown.ratio >= risk.ratio else risk
+        return grown if grown.ratio >= risk.ratio else _grown(risk, trend)
+    if (trend := steady_growth(settled)) is not None:
+        return _grown(risk, trend)
     spiked = spike_risk(spike_probability(settled, capacity_bytes))
     return replace(risk, ratio=spiked, cause=RiskCause.SPIKE) if spiked > risk.ratio else risk
+
+
+def _grown(risk: Risk, trend: Growth) -> Risk:
+    """Returns *risk* with what *trend* says of the past: the capacity is not foretold."""
+    return replace(
+        risk,
+        cause=RiskCause.GROWTH,
+        growth_bytes_per_step=trend.slope,
+        since_step=trend.since_step,
+        grown_bytes=round(trend.grown_bytes),
+    )
 
 
 def _growing(risk: Risk, cause: RiskCause, trend: Growth, capacity_bytes: int) -> Risk:
     """Returns *risk* as that of *trend*, until *capacity_bytes*."""
     expected, soonest, latest = trend.steps_left(capacity_bytes)
     return replace(
-        risk,
+        _grown(risk, trend),
         ratio=growth_risk(expected),
         cause=cause,
         steps_left=expected,
         steps_soonest=soonest,
         steps_latest=latest if latest != math.inf else None,
-        growth_bytes_per_step=trend.slope,
     )
 
 
@@ -318,6 +366,10 @@ class MemoryUse(Protocol):
     """The memory of one rank over its last steps; :class:`~zeromon.snapshot.RankSnapshot` conforms."""
 
     @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
     def alive(self) -> bool:
         """Whether the process of the rank runs."""
 
@@ -363,7 +415,21 @@ def host_risk(ranks: Sequence[MemoryUse]) -> Risk | None:
     held = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in living]
     common = sorted(set.intersection(*(set(steps) for steps in held)))
     sums = [(step, sum(steps[step] for steps in held)) for step in common]
-    return forecast(Pool.HOST, sums, capacity)
+    risk = forecast(Pool.HOST, sums, capacity)
+    if risk is None or risk.growth_bytes_per_step is None:
+        return risk
+    since = [step for step in common if step >= risk.since_step]
+    grown = {
+        one.rank: steps[since[-1]] - steps[since[0]]
+        for one, steps in zip(living, held, strict=True)
+    }
+    most = max(grown.values())
+    growing = tuple(number for number, nbytes in grown.items() if nbytes >= _MAIN_SHARE * most)
+    return replace(risk, growing_ranks=growing if len(growing) < len(living) else ())
+
+
+_MAIN_SHARE = 0.5
+"""A rank that grows by less than this share of the one that grows most is not called growing."""
 
 
 def device_capacity(rank: MemoryUse) -> int:

@@ -77,6 +77,10 @@ class Finding:
     remedy: Remedy | None = None
     share: float | None = None
     """The waiting time that it is about as a share of a step, less what a lack of CPUs may explain."""
+    came: float = 0.0
+    """When it was first shown, seconds since the epoch; 0 where unknown."""
+    gone: float | None = None
+    """When it ceased to hold, or its run ended; None while it stands."""
 
     @property
     def order(self) -> tuple[int, bool, int]:

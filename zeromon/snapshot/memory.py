@@ -142,6 +142,12 @@ class Risk:
     steps_latest: float | None = None
     """The interval that the trend supports; None: no end."""
     growth_bytes_per_step: float | None = None
+    since_step: int = 0
+    """The first step of the growth; 0 without any."""
+    grown_bytes: int = 0
+    """Since that step."""
+    growing_ranks: tuple[int, ...] = ()
+    """The ranks whose use of the host grows; () where all do, and on a device."""
     used_bytes: int = -1
     capacity_bytes: int = -1
 

@@ -9,10 +9,9 @@ never tests which of them it has: what they can do differently is a member of th
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.playback import Playback
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
@@ -63,7 +62,7 @@ class Source(Protocol):
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         """The steps of the run as columns; see :func:`zeromon.storage.step_history.series`."""
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         """Every finding that the run has or had; see :func:`zeromon.storage.recorder.findings`."""
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:

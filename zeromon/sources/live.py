@@ -25,13 +25,12 @@ from zeromon.probes.listeners import listening_users
 from zeromon.probes.output import output_of
 from zeromon.ring import paths
 from zeromon.ring.signing import READ, proof_headers
-from zeromon.snapshot import RECENT_STEPS, RunSnapshot
+from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.access import host_name, is_loopback
 from zeromon.sources.base import Output
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
 from zeromon.sources.playback import Playback
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.run_store import decode
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
@@ -105,7 +104,7 @@ class LiveSource:
         text = urlencode(fields, doseq=True)
         return _decoded(self._read(self._path(f"series?{text}")), _SERIES)
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         """Reads all findings from the collector's record."""
         return _decoded(self._read(self._path("findings")), _FINDINGS)
 
@@ -178,7 +177,7 @@ _SPAN: msgspec.json.Decoder[tuple[float, float] | None] = msgspec.json.Decoder(
     tuple[float, float] | None
 )
 _SERIES = msgspec.json.Decoder(dict[str, list[int | float | None]])
-_FINDINGS = msgspec.json.Decoder(list[KnownFinding])
+_FINDINGS = msgspec.json.Decoder(list[Finding])
 _LANES = msgspec.json.Decoder(Lanes)
 _RUNS = msgspec.json.Decoder(list[LiveRun])
 

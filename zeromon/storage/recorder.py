@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ import msgspec
 from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.fold.lanes import LAG_STEPS, lanes_of, shifts_of
 from zeromon.ring import paths, slices
-from zeromon.snapshot import RECENT_STEPS, RunSnapshot, Severity
+from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
@@ -26,7 +25,7 @@ from zeromon.units import printable
 
 _RANKS_A_SECOND = 32
 """Keeping snapshots of so many ranks every second costs a collector about 0.5 % of a core."""
-_MOST_FINDINGS_BYTES = 4 << 20
+_MAX_FINDINGS_BYTES = 4 << 20
 _CANNOT = (ZeromonError, OSError, ImportError)
 
 
@@ -50,7 +49,7 @@ class Record:
         """Why writing has stopped; "" while it goes on."""
         self._folder = folder
         self._last_wall = 0.0
-        self._shown = {(known.rule, known.rank) for known in findings(folder) if known.gone is None}
+        self._shown = {(one.rule, one.rank): (_state(one), one) for one in standing(folder)}
         self._steps: step_history.Writer | None = None
         self._moments: snapshot_log.Writer | None = None
         try:
@@ -96,84 +95,53 @@ class Record:
 
     def _note_findings(self, run: RunSnapshot) -> None:
         now = {(finding.rule, finding.rank): finding for finding in run.findings}
-        if now.keys() == self._shown:
-            return
         lines = [
-            {
-                "wall": run.taken_wall, "rule": finding.rule, "rank": finding.rank,
-                "code": finding.code, "severity": finding.severity, "text": finding.text,
-            }
-            for key, finding in now.items()
-            if key not in self._shown
-        ]  # fmt: skip
-        lines += [
-            {"wall": run.taken_wall, "rule": rule, "rank": rank, "gone": True}
-            for rule, rank in self._shown - now.keys()
+            one if one.came else replace(one, came=run.taken_wall)
+            for key, one in now.items()
+            if _state(one) != self._shown.get(key, (None, None))[0]
         ]
+        lines += [
+            replace(one, gone=one.gone or run.taken_wall)
+            for key, (_, one) in self._shown.items()
+            if key not in now and one.gone is None
+        ]
+        self._shown = {key: (_state(one), one) for key, one in now.items()}
+        if not lines:
+            return
         path = _findings(self._folder)
-        with open(path, "a", opener=paths.private_opener) as file:
-            if file.tell() < _MOST_FINDINGS_BYTES:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-        self._shown = set(now)
+        with open(path, "ab", opener=paths.private_opener) as file:
+            if file.tell() < _MAX_FINDINGS_BYTES:
+                file.write(b"".join(_LINES.encode(line) + b"\n" for line in lines))
+
+
+def _state(finding: Finding) -> tuple[Severity, float | None]:
+    """What a record writes a finding anew for: the text changes every second."""
+    return finding.severity, finding.gone
 
 
 # ---- reading --------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownFinding:
-    """A finding of a run, with the time in which the run had it."""
-
-    rule: str
-    rank: int
-    code: str
-    severity: Severity
-    text: str
-    came: float
-    """When it came, seconds since the epoch."""
-    gone: float | None
-    """When it went; None: it was there when the record ended, or is there now."""
+_LINES = msgspec.json.Encoder()
+_LINE = msgspec.json.Decoder(Finding)
 
 
-def findings(folder: Path) -> list[KnownFinding]:
-    """Returns all findings of the run in *folder*, in the order in which they came."""
-    found: list[KnownFinding] = []
-    standing: dict[tuple[str, int], int] = {}
-    for line in _lines(_findings(folder)):
-        key = line.rule, line.rank
-        if line.gone and key in standing:
-            at = standing.pop(key)
-            found[at] = replace(found[at], gone=line.wall)
-        elif not line.gone and line.severity is not None:
-            standing[key] = len(found)
-            found.append(
-                KnownFinding(rule=line.rule, rank=line.rank, code=line.code, text=line.text,
-                             severity=line.severity, came=line.wall, gone=None)
-            )  # fmt: skip
-    return found
+def findings(folder: Path) -> list[Finding]:
+    """Returns all findings of the run in *folder*, in the order in which they came.
 
-
-class _Line(msgspec.Struct):
-    """A finding that came, or with less of it that it is gone."""
-
-    wall: float
-    rule: str
-    rank: int
-    code: str = ""
-    severity: Severity | None = None
-    text: str = ""
-    gone: bool = False
-
-
-_LINE = msgspec.json.Decoder(_Line)
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    """Yields the lines of a file of findings; skips what is none."""
-    with suppress(OSError), path.open(errors="replace") as file:
+    The last line about a finding is the one that counts; a broken line is skipped.
+    """
+    found: dict[tuple[str, int, float], Finding] = {}
+    with suppress(OSError), _findings(folder).open(errors="replace") as file:
         for line in file:
             with suppress(ValueError, RecursionError):
-                yield _LINE.decode(line)
+                one = _LINE.decode(line)
+                found[one.rule, one.rank, one.came] = one
+    return list(found.values())
+
+
+def standing(folder: Path) -> list[Finding]:
+    """Returns the findings that the last writer of the record in *folder* showed last."""
+    return [finding for finding in findings(folder) if finding.gone is None]
 
 
 class Past:
@@ -220,6 +188,6 @@ class Past:
         rings = [*slices.of_run(self._folder.name, self._folder, steps + LAG_STEPS)]
         return lanes_of(rings, shifts_of(rings), steps=steps, ranks=ranks)
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         """See :func:`findings`."""
         return findings(self._folder)

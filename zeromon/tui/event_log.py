@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from zeromon.readout.text import capture_text, finding_text, has_died, subject
 from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
-from zeromon.storage.recorder import KnownFinding
 from zeromon.tui.line import clean
 from zeromon.units import human_count
 
@@ -31,14 +30,14 @@ def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[LogEntry]:
     return [LogEntry(after.taken_wall, clean(text), tone) for text, tone in events]
 
 
-def opening(first: RunSnapshot, known: Iterable[KnownFinding]) -> tuple[LogEntry, ...]:
+def opening(first: RunSnapshot, known: Iterable[Finding]) -> tuple[LogEntry, ...]:
     """The entries for a first snapshot; findings with their time where the record has it."""
     recorded = _past(known)
     now = changes(None, replace(first, findings=()) if recorded else first)
     return tuple(sorted([*recorded, *now], key=lambda entry: entry.wall))
 
 
-def _past(known: Iterable[KnownFinding]) -> list[LogEntry]:
+def _past(known: Iterable[Finding]) -> list[LogEntry]:
     found, made = list(known), []
     moved = {(f.rule, f.gone) for f in found} & {(f.rule, f.came) for f in found if _moves(f)}
     for one in found:
@@ -121,7 +120,7 @@ def _of_findings(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
             yield f"{finding.code} {_no_longer(finding)}", "dim"
 
 
-def _moves(finding: Finding | KnownFinding) -> bool:
+def _moves(finding: Finding) -> bool:
     """Whether a finding may move from rank to rank without an entry.
 
     Many rules name the worst rank, which changes from snapshot to snapshot.
@@ -129,7 +128,7 @@ def _moves(finding: Finding | KnownFinding) -> bool:
     return finding.severity != Severity.CRITICAL
 
 
-def _no_longer(finding: Finding | KnownFinding) -> str:
+def _no_longer(finding: Finding) -> str:
     return f"{subject(finding.rank)}no longer: {finding.rule.replace('_', ' ')}"
 
 

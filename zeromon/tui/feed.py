@@ -8,9 +8,8 @@ from contextlib import suppress
 from textual.message import Message
 
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import StepQuery
 from zeromon.tui.messages import RunGone, SnapshotArrived, SourceFailed
@@ -45,7 +44,7 @@ class Feed:
         self._reconnect = reconnect
         self._awake = threading.Event()
         self._stopping = self._ended = False
-        self._past: tuple[KnownFinding, ...] | None = None
+        self._past: tuple[Finding, ...] | None = None
         self._span: Span | None = None
         self._series: Series | None = None
         self._slowly = -_SLOWLY_SECONDS

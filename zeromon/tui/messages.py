@@ -5,10 +5,9 @@ from typing import Literal
 
 from textual.message import Message
 
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.base import Output
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.tui.playhead import Playhead, Span
 from zeromon.tui.runs import RunChoice
@@ -25,7 +24,7 @@ class SnapshotArrived(Message):
     """The first and the last recorded moment."""
     series: Series | None
     """Steps of the whole run, where charts show it."""
-    past: tuple[KnownFinding, ...] | None
+    past: tuple[Finding, ...] | None
     """The findings in the record; None until they are read."""
     head: Playhead
     """Where it was read; the application drops messages about a run that it has left."""

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from zeromon.snapshot import RunSnapshot
-from zeromon.storage.recorder import KnownFinding
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.storage.step_history import Series
 from zeromon.tui.event_log import LogEntry, changes, opening
 from zeromon.tui.messages import SnapshotArrived
@@ -23,7 +22,7 @@ class ObservedRun:
     """The first and the last recorded moment."""
     series: Series | None
     """Steps of the whole run, where they are shown."""
-    past: tuple[KnownFinding, ...] | None
+    past: tuple[Finding, ...] | None
     """The findings in the record; None until they are read."""
     first: RunSnapshot
     """The snapshot with which the log of events begins."""

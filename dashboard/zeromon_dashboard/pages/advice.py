@@ -7,7 +7,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from zeromon.readout.text import finding_text
-from zeromon.storage.recorder import KnownFinding
+from zeromon.snapshot import Finding
 from zeromon.units import human_seconds
 from zeromon_dashboard.page import Known, Page, Parts, clock
 from zeromon_dashboard.url_state import Route
@@ -37,15 +37,15 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
     ]
 
 
-def by_rule(findings: Sequence[KnownFinding]) -> list[list[KnownFinding]]:
+def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings of the same rule together; the rule that ended last is first."""
-    found: dict[str, list[KnownFinding]] = {}
+    found: dict[str, list[Finding]] = {}
     for one in findings:
         found.setdefault(one.code or one.rule, []).append(one)
     return sorted(found.values(), key=lambda same: -max(one.gone or 0.0 for one in same))
 
 
-def _earlier(same: Sequence[KnownFinding]) -> Any:
+def _earlier(same: Sequence[Finding]) -> Any:
     """One line: how often, how long in all, on which ranks, and what the last one said."""
     last = max(same, key=lambda one: one.gone or 0.0)
     spent = sum((one.gone or one.came) - one.came for one in same)

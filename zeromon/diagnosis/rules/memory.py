@@ -25,31 +25,50 @@ from zeromon.units import human_bytes, human_count
 
 @rule("ZM201")
 def oom_risk(run: RunSnapshot) -> Iterable[Match]:
-    """A memory is nearly full, or will be. Of the host reported once, for the rank that holds most."""
+    """A memory is nearly full, will be, or grows without end. Of the host reported once."""
     reported_host = False
     for rank in sorted(run.ranks, key=lambda r: -r.rss_bytes):
         for risk in rank.risks:
             of_host = risk.pool == Pool.HOST
-            if risk.ratio < OOM.warning or not rank.alive or (of_host and reported_host):
+            if of_host and (reported_host or rank.rank not in (risk.growing_ranks or (rank.rank,))):
+                continue
+            severity = OOM.severity(risk.ratio) or _severity_of_growth(rank, risk)
+            if severity is None:
                 continue
             reported_host = reported_host or of_host
             yield Match(
                 risk_text(risk, rank) + _what_grows(risk, rank),
                 rank.rank,
                 _keep_less() if risk.cause == RiskCause.GROWTH else _climb(run, rank, risk),
-                OOM.severity(risk.ratio),
+                severity,
             )
 
 
+_LEAST_GROWN = 0.10
+"""Growth that is less than this share of what is in use now may be that of caches."""
+_SOON_SECONDS = 1800.0
+"""Growth that would fill a memory in this time, at its rate, is a warning."""
+
+
+def _severity_of_growth(rank: RankSnapshot, risk: Risk) -> Severity | None:
+    """How urgent a steady growth is that is too young for a forecast; None for growth that is small."""
+    rate = risk.growth_bytes_per_step
+    if (
+        risk.cause != RiskCause.GROWTH
+        or not rate
+        or risk.grown_bytes < _LEAST_GROWN * risk.used_bytes
+    ):
+        return None
+    left = (risk.capacity_bytes - risk.used_bytes) / rate * (rank.step_seconds or 0.0)
+    return Severity.WARNING if left < _SOON_SECONDS else Severity.INFO
+
+
 def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
-    """The role that grows, where the census shows one; "" without a trend."""
+    """That no model state grows, where a census shows it; "" without a trend."""
     if risk.cause != RiskCause.GROWTH or not rank.roles:
         return ""
-    most = max(rank.roles, key=lambda row: row.grown_bytes)
-    grown = risk.growth_bytes_per_step or 0.0
-    if most.grown_bytes > 4 * grown:
-        name = most.role.replace("_", " ")
-        return f"; what grows is {name}, {human_bytes(most.grown_bytes)} so far"
+    if max(row.grown_bytes for row in rank.roles) > risk.grown_bytes / 2:
+        return ""  # the text names the role
     return "; parameters, gradients and optimizer state do not grow: something else is kept"
 
 

@@ -5,12 +5,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from zeromon.snapshot import RECENT_STEPS, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot import RECENT_STEPS, Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import history_of, key_of, series_of, whole_series_of
 from zeromon.sources.prometheus.rank_details import MOST_WANTED
 from zeromon.sources.prometheus.reader import Reader, together
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import NAMES, Series, step_of
 from zeromon.storage.step_query import StepQuery
 
@@ -42,7 +41,7 @@ class History:
         self.first: float | None = None
         """When the run was seen first, seconds since the epoch; None while not looked up."""
         self._cached: dict[tuple[int, ...], _CachedSeries] = {}
-        self._findings: tuple[float, list[KnownFinding]] | None = None
+        self._findings: tuple[float, list[Finding]] | None = None
         self._points: dict[int, deque[StepSummary]] = {}
         self._filled: set[int] = set()
 
@@ -178,7 +177,7 @@ class History:
 
     # ---- findings --------------------------------------------------------------------------------
 
-    def findings(self, latest: RunSnapshot | None) -> list[KnownFinding]:
+    def findings(self, latest: RunSnapshot | None) -> list[Finding]:
         """Returns when each finding came and went, to a hundredth of the span; read once a minute."""
         now = time.monotonic()
         if self._findings is None or now - self._findings[0] > _FINDINGS_SECONDS:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.ring.paths import is_run_id
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.base import Output
 from zeromon.sources.playback import Playback
@@ -27,7 +27,6 @@ from zeromon.sources.prometheus.history import History
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.rank_details import Details, Wanted
 from zeromon.sources.prometheus.reader import MANY, Reader, Reading
-from zeromon.storage.recorder import KnownFinding
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 from zeromon.units import human_count, human_seconds, printable
@@ -89,7 +88,7 @@ class PrometheusSource:
         with self._lock:
             return self._history.series(query, self._latest)
 
-    def findings(self) -> list[KnownFinding]:
+    def findings(self) -> list[Finding]:
         """Returns when each finding came and went; see :meth:`History.findings`."""
         with self._lock:
             return self._history.findings(self._latest)

@@ -8,7 +8,6 @@ from zeromon.errors import RuleNotFound
 from zeromon.snapshot import Finding, Hang, HangKind, RankSnapshot, Severity, Straggler
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
-from zeromon.storage.recorder import KnownFinding
 
 
 def findings_of(
@@ -81,7 +80,7 @@ def stragglers_of(
     )  # fmt: skip
 
 
-def history_of(lines: Sequence[Line], step: float) -> list[KnownFinding]:
+def history_of(lines: Sequence[Line], step: float) -> list[Finding]:
     """When each finding appeared and disappeared, to the resolution of *step* seconds.
 
     A finding that holds at the newest moment has not disappeared.
@@ -93,7 +92,7 @@ def history_of(lines: Sequence[Line], step: float) -> list[KnownFinding]:
         for came, gone in _spans([at for at, _ in line.values], 1.5 * step):
             one = _finding(rule, severity)
             found.append(
-                KnownFinding(rule=rule, rank=-1, code=one.code, severity=one.severity, text=one.text,
+                Finding(rule=rule, rank=-1, code=one.code, severity=one.severity, text=one.text,
                              came=came, gone=None if gone >= newest else gone + step)
             )  # fmt: skip
     return sorted(found, key=lambda known: (known.came, known.rule))
