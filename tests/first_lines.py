@@ -20,7 +20,7 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     assert f" {judged.health} " in plain(status_text.head(shown))
     assert judged.cause in plain(status_text.risk(shown))
     assert judged.text in list(plain_view.lines(None, shown, 0, DisplayOptions()))
-    assert render(shown).splitlines()[1] == f"  verdict   {judged.text}"
+    assert render(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health
     assert parts["cause"]["children"] == judged.cause

@@ -50,9 +50,20 @@ def _order(rank: RankSnapshot) -> tuple[bool, float, float, float, int]:
 
 
 def nearest_oom(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, Risk] | None:
-    """The rank with the highest out-of-memory risk, and that risk; None while no risk is known."""
+    """The rank with the highest out-of-memory risk, and that risk; None while no risk is known.
+
+    Ranks share the risk of the host: a rank that grows comes before the others.
+    """
     pairs = [(rank, risk) for rank in ranks for risk in rank.risks]
-    return max(pairs, key=lambda pair: pair[1].ratio, default=None)
+    return max(
+        pairs,
+        key=lambda pair: (
+            pair[1].ratio,
+            pair[1].growth_bytes_per_step or 0.0,
+            pair[0].rank in pair[1].growing_ranks,
+        ),
+        default=None,
+    )
 
 
 def oom_ratio(rank: RankSnapshot) -> float | None:
@@ -72,8 +83,8 @@ _LOST_PEER = (
 )  # fmt: skip
 """What gloo, NCCL and TCPStore say when another rank is gone, in lower case."""
 _PEER_LOST = "peer_lost"
-HOST_OOM = "host_oom"
-"""The cause of :data:`KILLED_FOR_MEMORY`, as :func:`death_cause` has it."""
+HOST_OOM, DEVICE_OOM = "host_oom", "device_oom"
+"""The causes of a death by memory, as :func:`death_cause` has them."""
 
 
 def death_roles(failed: Sequence[RankSnapshot], *, elsewhere: bool = False) -> dict[int, DeathRole]:
@@ -111,7 +122,7 @@ def death_cause(rank: RankSnapshot) -> str:
     if rank.ended == "exception":
         if _lost_peer(rank):
             return _PEER_LOST
-        return "device_oom" if "OutOfMemoryError" in rank.exception else "exception"
+        return DEVICE_OOM if "OutOfMemoryError" in rank.exception else "exception"
     if rank.ended == KILLED_FOR_MEMORY:
         return HOST_OOM
     return rank.ended if " without " not in rank.ended else "unknown"

@@ -128,7 +128,7 @@ def _head(run: RunSnapshot) -> str:
         )
     return (
         f"<h1>{escape(run.run)}</h1><p class='verdict' style='color:{colour}'>"
-        f"{escape(run_state(run))}; {escape(judged.text)}</p><p class='facts'>{'<br>'.join(facts)}</p>"
+        f"{escape(judged.text)}</p><p class='facts'>{'<br>'.join(facts)}</p>"
     )
 
 

@@ -136,7 +136,7 @@ def test_growth_names_the_role_that_grows_or_says_that_none_does() -> None:
     )
     for grown, words in (
         (0, "something else is kept"),
-        (64 << 20, "what grows is optimizer state"),
+        (64 << 20, "optimizer state grows 1.0 MiB per step"),
     ):
         one = rank(0, risks=(risk,), roles=(replace(kept, grown_bytes=grown),))
         (told,) = [f for f in advise(run(one)) if f.rule == "oom_risk"]

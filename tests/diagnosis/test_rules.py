@@ -31,7 +31,7 @@ from evidence import (
 
 import zeromon
 from zeromon.diagnosis import engine
-from zeromon.diagnosis.engine import LINGER_NS, FindingDebouncer, advise
+from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
 from zeromon.diagnosis.pages import pages
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
@@ -522,32 +522,69 @@ def test_what_is_on_already_is_not_advised() -> None:
 
 # ---- without flapping -----------------------------------------------------------------------------
 
-FINDING = Finding(rule="data_wait", severity="info", text="x", rank=0)
+FINDING = Finding(rule="data_wait", severity=Severity.INFO, text="x", rank=0)
+
+
+def at(second: float, *, alive: bool = True, ended: bool = False) -> RunSnapshot:
+    """A run of one rank at *second*."""
+    return replace(run(one(alive=alive)), taken_wall=second, ended=ended)
+
+
+def texts(memory: FindingMemory, of: RunSnapshot, *holding: Finding) -> list[tuple[str, int]]:
+    return [(finding.text, finding.rank) for finding in memory.shown(of, holding)]
 
 
 def test_a_finding_comes_at_once_and_goes_when_it_has_not_held_for_a_while() -> None:
-    settled = FindingDebouncer()
-    assert settled.shown([FINDING], 0) == (FINDING,)
-    assert settled.shown([], LINGER_NS - 1) == (FINDING,)
-    newer = replace(FINDING, text="y")
-    assert settled.shown([newer], LINGER_NS) == (newer,)
-    assert settled.shown([], 2 * LINGER_NS - 1) == (newer,)
-    assert settled.shown([], 2 * LINGER_NS) == ()
+    memory, newer = FindingMemory(), replace(FINDING, text="y")
+    assert texts(memory, at(1), FINDING) == [("x", 0)]
+    assert texts(memory, at(LINGER_SECONDS)) == [("x", 0)]
+    assert memory.shown(at(LINGER_SECONDS + 1), [newer]) == (replace(newer, came=1),)
+    assert texts(memory, at(2 * LINGER_SECONDS)) == [("y", 0)]
+    assert texts(memory, at(2 * LINGER_SECONDS + 1)) == []
 
 
 def test_one_at_the_edge_of_its_rule_does_not_flap() -> None:
-    settled = FindingDebouncer()
-    shown = [settled.shown([FINDING] if n % 3 == 0 else [], n * 10**9) for n in range(60)]
-    assert all(found == (FINDING,) for found in shown)
+    memory = FindingMemory()
+    shown = [texts(memory, at(n), *[FINDING] * (n % 3 == 0)) for n in range(60)]
+    assert all(found == [("x", 0)] for found in shown)
+
+
+def test_a_severity_at_its_edge_does_not_flap() -> None:
+    memory, grave = FindingMemory(), replace(FINDING, severity=Severity.WARNING)
+    shown = [memory.shown(at(n), [grave if n % 3 == 0 else FINDING])[0] for n in range(60)]
+    assert {finding.severity for finding in shown} == {Severity.WARNING}
+    calm = [memory.shown(at(60 + n), [FINDING])[0].severity for n in range(10)]
+    assert (calm[0], calm[-1]) == (Severity.WARNING, Severity.INFO)
 
 
 def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
     """The worst rank changes from second to second; of two that hold at once both are shown."""
-    settled, other = FindingDebouncer(), replace(FINDING, rank=1)
-    assert settled.shown([FINDING], 0) == (FINDING,)
-    assert settled.shown([other], 10**9) == (other,)
-    assert settled.shown([], 2 * 10**9) == (other,)
-    assert settled.shown([FINDING, other], 3 * 10**9) == (FINDING, other)
+    memory, other = FindingMemory(), replace(FINDING, rank=1)
+    assert texts(memory, at(1), FINDING) == [("x", 0)]
+    assert memory.shown(at(2), [other]) == (replace(other, came=1),)
+    assert texts(memory, at(3)) == [("x", 1)]
+    assert texts(memory, at(4), FINDING, other) == [("x", 0), ("x", 1)]
+
+
+def test_what_stood_while_all_ranks_lived_stays_after_the_end() -> None:
+    """What came after the first death is a consequence, and is over with the run."""
+    memory = FindingMemory()
+    stuck = Finding(rule="collective_in_flight", severity=Severity.CRITICAL, text="hangs", rank=1)
+    later = Finding(rule="exposed_communication", severity=Severity.INFO, text="later")
+    died = Finding(rule="rank_died", severity=Severity.CRITICAL, text="SIGTERM", rank=0)
+    memory.shown(at(5), [stuck])
+    assert memory.shown(at(9, alive=False), [later])[0].rule == "exposed_communication"
+    found = memory.shown(at(30, alive=False, ended=True), [died])
+    assert [(one.rule, one.came, one.gone) for one in found] == [
+        ("rank_died", 30, 30), ("collective_in_flight", 5, 9),
+    ]  # fmt: skip
+
+
+def test_a_restarted_collector_goes_on_from_what_stood() -> None:
+    stuck = Finding(rule="stalled", severity=Severity.CRITICAL, text="x", rank=1, came=5.0)
+    assert FindingMemory([stuck]).shown(at(8), [replace(stuck, came=0.0)]) == (stuck,)
+    ended = FindingMemory([stuck]).shown(at(20, alive=False, ended=True), [])
+    assert ended == (replace(stuck, gone=20.0),)
 
 
 def healthy() -> RunSnapshot:

@@ -9,10 +9,11 @@ import pytest
 from builders import rank, run
 from first_lines import first_lines
 
-from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.readout.verdict import Health, verdict
 from zeromon.snapshot import (
     DETACHED,
+    KILLED_FOR_MEMORY,
     Finding,
     Hang,
     Pressure,
@@ -35,11 +36,30 @@ def _two(first: dict[str, Any] | None = None, **facts: Any) -> RunSnapshot:
     return run(*ranks, **facts)
 
 
-def _risk(ratio: float) -> Risk:
+def _risk(ratio: float, pool: str = "device") -> Risk:
     return Risk(
-        pool="device", ratio=ratio, cause="growth", used_bytes=95, capacity_bytes=100,
-        steps_left=40, growth_bytes_per_step=1,
+        pool=pool, ratio=ratio, cause="growth", used_bytes=95 << 20, capacity_bytes=100 << 20,
+        steps_left=40, growth_bytes_per_step=1 << 20, since_step=9, grown_bytes=60 << 20,
+        growing_ranks=(0,) if pool == "host" else (),
     )  # fmt: skip
+
+
+def _advised(shown: RunSnapshot) -> RunSnapshot:
+    return replace(shown, findings=advise(shown))
+
+
+def _ended(live: RunSnapshot, *deaths: dict[str, Any]) -> RunSnapshot:
+    """*live* after the end, as a collector shows it: its ranks finished, or ended as *deaths* say."""
+    memory = FindingMemory()
+    memory.shown(live, advise(live))
+    ends = deaths or ({"ended": "finished"},) * len(live.ranks)
+    ranks = (replace(r, alive=False, **end) for r, end in zip(live.ranks, ends, strict=True))
+    over = replace(live, ended=True, ranks=tuple(ranks), hangs=())
+    return replace(over, findings=memory.shown(over, advise(over)))
+
+
+_SIGTERM = {"failed": True, "ended": "SIGTERM"}
+_OOM_KILL = {"failed": True, "ended": KILLED_FOR_MEMORY}
 
 
 _HANG = Hang(
@@ -50,6 +70,10 @@ _LATE = _found("ZM309", "straggler", Severity.WARNING, "rank 1 is late", share=0
 _EXPOSED = _found(
     "ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45
 )
+_STRAGGLER = Straggler(
+    rank=1, late_seconds=0.05, share=0.5, since_step=1, phase="forward", longer_seconds=0.05
+)
+_NAN = _found("ZM409", "not_finite", Severity.CRITICAL, "the loss is NaN since step 25", rank=1)
 _DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}
 
 
@@ -86,8 +110,35 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "poor overlap": (
         _two(findings=(_EXPOSED, replace(_LATE, share=0.06))), Health.SLOW, "exposed is 45.0 %",
     ),
-    "leak": (_two({"risks": (_risk(0.6),)}), Health.AT_RISK, "rank 0 runs out of device memory"),
-    "at the limit": (_two({"risks": (_risk(0.95),)}), Health.AT_RISK, "rank 0 runs out"),
+    "leak": (
+        _advised(_two({"risks": (_risk(0.6),)})), Health.AT_RISK,
+        "rank 0 runs out of device memory at about step 60, in 4 s: use grows 1.0 MiB per step",
+    ),
+    "leak of one rank on the host": (
+        _advised(run(*(rank(n, risks=(_risk(0.6, "host"),)) for n in (0, 1)))), Health.AT_RISK,
+        "host memory at about step 60, in 4 s: use of rank 0 grows 1.0 MiB per step since step 9",
+    ),
+    "at the limit": (
+        _advised(_two({"risks": (_risk(0.95),)})), Health.AT_RISK, "rank 0 runs out",
+    ),
+    "leak, then finished": (
+        _ended(_two({"risks": (_risk(0.6),)})), Health.FINISHED,
+        "use grew 1.0 MiB per step since step 9",
+    ),
+    "leak, then killed for memory": (
+        _ended(_two({"risks": (_risk(0.9, "host"),)}), _OOM_KILL, _SIGTERM), Health.DEAD,
+        "host memory: use of rank 0 grew 1.0 MiB per step since step 9, to 95.0 MiB in use by all "
+        "ranks, 5.0 MiB available; it was to be full at about step 60; rank 0: killed by the kernel",
+    ),
+    "straggler, then finished": (
+        _ended(_two(stragglers=(_STRAGGLER,))), Health.FINISHED, "rank 1",
+    ),
+    "hang, then stopped": (
+        _ended(replace(_two(), hangs=(_HANG,)), _SIGTERM, _SIGTERM), Health.STOPPED, "all_reduce",
+    ),
+    "wrong results, then stopped": (
+        _two({**_DEAD, **_SIGTERM}, ended=True, findings=(_NAN,)), Health.STOPPED, "NaN",
+    ),
     "stall": (
         _two(findings=(_found("ZM014", "stalled", Severity.CRITICAL, "no step for 60 s"),)),
         Health.STALLED, "no step for 60 s",
@@ -104,7 +155,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     ),
     "Ctrl-C": (
         _two({**_DEAD, "ended": "exception", "exception": "KeyboardInterrupt: "}, ended=True),
-        Health.STOPPED, "stopped by Ctrl-C",
+        Health.STOPPED, "of a step",
     ),
     "restart": (_two(attempt=2), Health.HEALTHY, "of a step"),
     "finished": (_two(ended=True), Health.FINISHED, "of a step"),
@@ -129,7 +180,7 @@ def test_every_view_begins_with_the_same_verdict(name: str) -> None:
 
 
 def test_a_run_in_danger_has_the_colour_of_danger() -> None:
-    almost, near = (verdict(_two({"risks": (_risk(ratio),)})) for ratio in (0.95, 0.6))
+    almost, near = (verdict(_advised(_two({"risks": (_risk(ratio),)}))) for ratio in (0.95, 0.6))
     assert (almost.severity, near.severity) == (Severity.CRITICAL, Severity.WARNING)
     assert verdict(_two()).severity is None
     green = {health for health in Health if health.severity is None}
@@ -137,8 +188,7 @@ def test_a_run_in_danger_has_the_colour_of_danger() -> None:
 
 
 def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
-    nan = _found("ZM409", "not_finite", Severity.CRITICAL, "the loss is NaN since step 25", rank=1)
-    judged = verdict(_two(ended=True, findings=(nan,)))
+    judged = verdict(_two(ended=True, findings=(_NAN,)))
     assert (judged.health, judged.severity) == (Health.FINISHED, Severity.CRITICAL)
     assert judged.cause == "rank 1: the loss is NaN since step 25"
 

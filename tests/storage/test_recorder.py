@@ -20,12 +20,12 @@ from recordings import RINGS
 
 from zeromon.collector.http import start_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError
-from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
+from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource
 from zeromon.sources.recorded import StoreSource
 from zeromon.sources.replay import ReplaySource
 from zeromon.storage import snapshot_log
-from zeromon.storage.recorder import Past, Record, findings
+from zeromon.storage.recorder import Past, Record, findings, standing
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import MAGIC, at, index, segments, span, without_steps
 from zeromon.storage.step_history import Writer, row_of, series, step_of
@@ -207,20 +207,23 @@ def test_killed_at_fifty_moments_the_newest_are_all_there(tmp_path: Path) -> Non
 # ---- the record -----------------------------------------------------------------------------------
 
 
-def finding(rule: str, rank: int = -1) -> Finding:
-    return Finding(rule=rule, severity="warning", text=f"{rule} <b>\n", rank=rank, code="ZM1")
+def finding(rule: str, rank: int = -1, came: float = DAY + 1) -> Finding:
+    return Finding(
+        rule=rule, severity=Severity.WARNING, text=f"{rule} <b>\n", rank=rank, code="ZM1", came=came
+    )
 
 
 def test_a_record_says_when_findings_came_and_went(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    shown = [(), ("a",), ("a", "b"), ("b",), ("b", "a"), ("a", "b")]
-    for second, rules in enumerate(shown):
-        record.see(snapshot(second, findings=tuple(map(finding, rules))))
-    again = Record(tmp_path)  # a collector that was started anew does not tell them twice
-    again.see(snapshot(9, findings=(finding("a"), finding("b"))))
-    again.see(snapshot(10, findings=(finding("a"),), ended=True))
-    told = [(known.rule, known.came - DAY, known.gone) for known in findings(tmp_path)]
-    assert told == [("a", 1, DAY + 3), ("b", 2, DAY + 10), ("a", 4, None)]
+    a, b, anew = finding("a"), finding("b", came=DAY + 2), finding("a", came=DAY + 4)
+    for second, shown in enumerate([(), (a,), (a, b), (b,), (b, anew), (anew, b)]):
+        record.see(snapshot(second, findings=shown))
+    again = Record(tmp_path)  # a collector that was started anew does not write them twice
+    again.see(snapshot(9, findings=(anew, b)))
+    again.see(snapshot(10, findings=(replace(anew, gone=DAY + 10),), ended=True))
+    known = [(one.rule, one.came - DAY, (one.gone or DAY) - DAY) for one in findings(tmp_path)]
+    assert known == [("a", 1, 3), ("b", 2, 10), ("a", 4, 10)]
+    assert standing(tmp_path) == []
     assert findings(tmp_path)[0].text == "a <b>\n"
 
 
@@ -444,7 +447,7 @@ def test_the_store_lists_its_runs_without_reading_their_pictures(store: Store) -
     (only,) = store.manifests()
     assert (only.run, only.strategy, only.steps, only.ended) == ("train-1", "fsdp2", 20, True)
     assert (only.memory_bytes, only.exposed_ratio) == (40 << 30, pytest.approx(0.1))
-    assert only.verdict == "finished after 20 steps"
+    assert only.verdict == "finished after 20 steps; exposed communication 10.0 % of a step"
     content = snapshot.read_bytes()
     snapshot.write_text("not read")
     assert store.manifests() == [only]

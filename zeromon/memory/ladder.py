@@ -26,6 +26,8 @@ RECOMPUTED = 0.5
 
 _LEAST_SHARE = 0.005
 """A rung that frees less than this share of the memory in use is left out."""
+_LEAST_OF_NEED = 0.05
+"""So is one that frees less than this share of what must become free."""
 
 _TILED_SHARE = 1 / 3
 """The share of the gathered parameters from which a single linear layer is worth cutting in tiles."""
@@ -75,7 +77,7 @@ def ladder(
         except PlanError:  # the framework refuses it
             continue
         frees = _peak(before, places) - _peak(after, places)
-        if frees < _LEAST_SHARE * held:
+        if frees < max(_LEAST_SHARE * held, _LEAST_OF_NEED * (need_bytes or 0.0)):
             continue
         bound = _is_bound(setup, change.after)
         exact = exact and not bound

@@ -7,7 +7,7 @@ beyond the arithmetic of the ZeRO paper are shown with their cause; bytes withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from zeromon.errors import PlanError
 from zeromon.memory.predict import During, MemoryBreakdown, Term, predict
 from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.snapshot import Cause, Device, ExpectedRow, RankSnapshot, RoleRow, Unattributed
+from zeromon.snapshot import Cause, Device, ExpectedRow, Pool, RankSnapshot, RoleRow, Unattributed
 
 _MOST = 1 << 60
 _NEARLY_EACH = 0.9
@@ -288,6 +288,7 @@ def micro_batch(rank: RankSnapshot) -> int | None:
 def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
     """Memory that no role accounts for, by name; what needs an unknown figure is left out.
 
+    - ``kept`` (device or host): what each step left behind, since the growth of :attr:`Risk.since_step`.
     - ``activation_temp`` (device): most bytes allocated in the last steps, less the roles at their peak.
     - ``reserved_unallocated`` (device): the caching allocator's own slack.
     - ``non_torch`` (device): what the process holds beyond the reserved bytes: context, NCCL. Where
@@ -302,7 +303,7 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
         peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_LAST:])])
         if roles:
             nbytes = max(0, peak - roles - gathered)
-            rows.append(Unattributed(kind="activation_temp", place="device", nbytes=nbytes))
+            rows += _apart(rank, Pool.DEVICE, "activation_temp", nbytes)
         used = _held_bytes(rank.device_stats)
         if memory.reserved_bytes >= 0:
             slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
@@ -312,8 +313,24 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
             rows.append(Unattributed(kind="non_torch", place="device", nbytes=others))
     held = sum(row.host_bytes for row in rank.roles)
     if held and rank.rss_bytes >= 0:
-        rows.append(Unattributed(kind="other", place="host", nbytes=max(0, rank.rss_bytes - held)))
+        rows += _apart(rank, Pool.HOST, "other", max(0, rank.rss_bytes - held))
     return tuple(rows)
+
+
+def _apart(rank: RankSnapshot, pool: Pool, kind: str, nbytes: int) -> Iterator[Unattributed]:
+    """*nbytes* of *kind* in *pool*, and apart from them what has grown there step by step."""
+    kept = min(nbytes, kept_bytes(rank, pool))
+    if kept:
+        yield Unattributed(kind="kept", place=pool, nbytes=kept)
+    yield Unattributed(kind=kind, place=pool, nbytes=nbytes - kept)
+
+
+def kept_bytes(rank: RankSnapshot, pool: Pool) -> int:
+    """What *rank* holds more of *pool* than when the growth there began; 0 without growth."""
+    since = next((r.since_step for r in rank.risks if r.pool == pool and r.since_step), 0)
+    steps = [step for step in rank.recent if step.step >= since] if since else []
+    used = [s.rss_bytes if pool == Pool.HOST else s.allocated_bytes for s in steps]
+    return max(0, used[-1] - used[0]) if used and used[0] >= 0 else 0
 
 
 def _held_bytes(device: Device | None) -> int | None:

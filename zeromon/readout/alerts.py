@@ -199,7 +199,7 @@ class Alerts:
             one = self._standing[situation]
             one.is_open, one.since, one.told = False, None, now
         wrong = run.ended and judged.severity is Severity.CRITICAL
-        state = judged.text if wrong else run_state(run)
+        state = judged.text if run.ended else run_state(run)
         what = "" if wrong else f"{', '.join(over)}: over after {roughly(now - since)}"
         word = judged.health if run.ended else "over"
         lines = (state, what, *self._where(run, since), *self._last_words(run))

@@ -106,9 +106,7 @@ STALLS = frozenset(("collective_in_flight", "stalled"))
 
 
 def stall_finding(run: RunSnapshot) -> Finding | None:
-    """The finding that says that *run* makes no progress; None while it does, or a pause is expected."""
-    if run.ended:
-        return None
+    """The finding that *run* made no progress last; None where it did, or a pause is expected."""
     critical = (f for f in run.findings if f.severity is Severity.CRITICAL)
     return next((f for f in critical if f.rule in STALLS), None)
 
@@ -313,6 +311,7 @@ def host_evidence(rank: RankSnapshot) -> str:
 
 
 UNATTRIBUTED_NAMES = {
+    "kept": "kept by each step",
     "activation_temp": "activation + temp",
     "reserved_unallocated": "reserved, unallocated",
     "non_torch": "non-torch",

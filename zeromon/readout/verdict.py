@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from zeromon.focus import first_failed, nearest_oom
-from zeromon.levels import OOM, Severity
+from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, nearest_oom
+from zeromon.levels import Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
@@ -78,14 +78,19 @@ class Verdict:
     severity: Severity | None
     """Whose colour it has; critical for a memory that is nearly full. None: all is well."""
     cause: str
-    """One sentence."""
+    """One sentence: what threatens the run, or of an ended one, what threatened it last."""
     short: str = ""
     """The same for a narrow view; "" where there is no shorter one."""
+    outcome: str = ""
+    """How a run ended that did not die: ``stopped by SIGTERM after step 49``; "" for any other."""
 
     @property
     def text(self) -> str:
-        """``slow: rank 1 is late ...``."""
-        return f"{self.health}: {self.cause}"
+        """``slow: rank 1 is late ...``, once it ended ``rank 1 is late ...; finished after 90 steps``."""
+        if not self.outcome:
+            return f"{self.health}: {self.cause}"
+        parts = [self.cause, self.outcome]
+        return "; ".join(reversed(parts) if self.severity is Severity.INFO else parts)
 
 
 def exposed_severity(run: RunSnapshot) -> Severity | None:
@@ -99,57 +104,71 @@ def beside(health: Health, run: RunSnapshot) -> str:
 
 
 def verdict(run: RunSnapshot) -> Verdict:
-    """How *run* is, by what threatens it most."""
-    health, cause = _ended_or_still(run)
-    if health is Health.FINISHED and (wrong := _severe(run, Severity.CRITICAL)):
-        return Verdict(health, Severity.CRITICAL, finding_text(wrong[0]))
-    if health is not None:
-        return Verdict(health, health.severity, cause)
-    return _at_risk(run) or _lost_time(run) or _well(run)
-
-
-def _ended_or_still(run: RunSnapshot) -> tuple[Health | None, str]:
-    """The verdict on a run that is over, makes no progress or is not seen; None for any other."""
+    """How *run* is, by what threatens it most; how an ended one was, by what threatened it last."""
     if not run.ranks:
-        return Health.UNKNOWN, run.note or "no rank has reported yet"
+        return _plain(Health.UNKNOWN, run.note or "no rank has reported yet")
     if has_died(run):
         alive = not run.ended and any(rank.alive for rank in run.ranks)
-        return Health.DYING if alive else Health.DEAD, _death(run)
-    if any(rank.failed for rank in run.ranks):
-        return Health.STOPPED, run_state(run)
-    expected = [hang for hang in run.hangs if hang.pause]
-    if run.hangs and not expected:
-        return Health.STALLED, hang_headline(run, run.hangs[0])
-    if (stalled := stall_finding(run)) is not None:
-        return Health.STALLED, finding_text(stalled)
+        return _plain(Health.DYING if alive else Health.DEAD, _death(run))
+    is_stopped = any(rank.failed for rank in run.ranks)
     if all(rank.silent for rank in run.ranks) and not run.ended:
-        return Health.UNKNOWN, silent_text(run, run.ranks)
-    if run.detached:
-        return Health.NOT_WATCHED, "what the ranks do now is not known; figures are the last ones"
-    if run.ended:
-        return Health.FINISHED, _largest_wait(run)
-    return None, ""
+        return _plain(Health.UNKNOWN, silent_text(run, run.ranks))
+    threat = _stalled(run) or _at_risk(run) or _lost_time(run)
+    if run.detached and not is_stopped and (threat is None or threat.health is not Health.STALLED):
+        known = "what the ranks do now is not known; figures are the last ones"
+        return _plain(Health.NOT_WATCHED, known)
+    if is_stopped or run.ended:
+        health = Health.STOPPED if is_stopped else Health.FINISHED
+        last = threat or _plain(health, _largest_wait(run))
+        return replace(last, health=health, outcome=run_state(run))
+    return threat or _well(run)
+
+
+def _plain(health: Health, cause: str) -> Verdict:
+    return Verdict(health, health.severity, cause)
+
+
+def _stalled(run: RunSnapshot) -> Verdict | None:
+    """The collective that hangs, else the ranks without progress; None where a pause is expected."""
+    hang = next((hang for hang in run.hangs if hang.seconds), None)
+    if hang is not None and not hang.pause:
+        return _plain(Health.STALLED, hang_headline(run, hang))
+    found = stall_finding(run)
+    return _plain(Health.STALLED, finding_text(found)) if found is not None else None
 
 
 def _death(run: RunSnapshot) -> str:
-    """What the first rank died of."""
+    """What the first rank died of, after what led to it."""
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)
     failed = [rank for rank in run.ranks if rank.failed]
-    first = first_failed(failed).rank if failed else -1
+    first = first_failed(failed) if failed else None
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
     # its own cause; else a death on another node, before what else is wrong there
-    severe.sort(key=lambda finding: (finding.rank != first, finding.rule != "rank_died"))
-    return finding_text(severe[0]) if severe else run_state(run)
+    severe.sort(key=lambda f: (f.rule != "rank_died", first is None or f.rank != first.rank))
+    text = finding_text(severe[0]) if severe else run_state(run)
+    led = _stalled(run) if not any(hang.dead for hang in run.hangs) else None  # else it followed
+    if first is not None and death_cause(first) in (HOST_OOM, DEVICE_OOM):
+        led = _memory_risk(run)
+    return f"{led.cause}; {text}" if led is not None and led.cause != text else text
+
+
+def _memory_risk(run: RunSnapshot) -> Verdict | None:
+    """The memory that runs out; None while none does."""
+    found = next((f for f in run.findings if f.rule == "oom_risk"), None)
+    if found is None or found.severity is Severity.INFO:
+        return None
+    worst = nearest_oom([rank for rank in run.ranks if rank.rank == found.rank])
+    if worst is None:
+        return Verdict(Health.AT_RISK, found.severity, finding_text(found))
+    texts = risk_headline(*worst), risk_headline(*worst, short=True)
+    return Verdict(Health.AT_RISK, found.severity, *texts)
 
 
 def _at_risk(run: RunSnapshot) -> Verdict | None:
-    worst = nearest_oom(run.ranks)
-    severity = OOM.severity(worst[1].ratio) if worst is not None else None
-    if worst is not None and severity is not None:
-        texts = risk_headline(*worst), risk_headline(*worst, short=True)
-        return Verdict(Health.AT_RISK, severity, *texts)
+    if (risk := _memory_risk(run)) is not None:
+        return risk
     silent = [rank for rank in run.ranks if rank.silent]
     if silent:
         return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
@@ -167,7 +186,7 @@ def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
 
 def _lost_time(run: RunSnapshot) -> Verdict | None:
     """What steps wait for: of an expected pause that, else the finding about the largest share."""
-    if run.hangs:
+    if any(hang.pause for hang in run.hangs):
         return Verdict(Health.SLOW, Severity.WARNING, hang_headline(run, run.hangs[0]))
     found = [
         f for f in run.findings

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.remedy import ladder_lines
@@ -13,6 +14,7 @@ from zeromon.snapshot import (
     DeathRole,
     Pool,
     RankSnapshot,
+    RiskCause,
     RunSnapshot,
     StepSummary,
 )
@@ -116,14 +118,18 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
 
 
 def _ladder(run: RunSnapshot, rank: RankSnapshot) -> list[str]:
-    """The OOM ladder where the memory of *rank* ran out."""
+    """The OOM ladder where the memory of *rank* ran out; none where it only grew too far."""
     oom = rank.out_of_memory
+    pool = Pool.HOST if oom is None else Pool.DEVICE
     if oom is None and rank.ended != KILLED_FOR_MEMORY:
         return []
+    if any(risk.pool == pool and risk.cause == RiskCause.GROWTH for risk in rank.risks):
+        return []  # a smaller model would only die later
+    limit = rank.host.limit_bytes if rank.host is not None else -1
+    need = (1 - SAFE_LEVEL) * limit if limit > 0 else None
     if oom is not None:
-        rungs = of_risk(run, Pool.DEVICE, oom.requested_bytes - max(0, oom.free_bytes))
-    else:
-        rungs = of_risk(run, Pool.HOST, None)
+        need = oom.requested_bytes - max(0, oom.free_bytes)
+    rungs = of_risk(run, pool, need)
     return ["what frees memory, cheapest first:", *ladder_lines(rungs)] if rungs else []
 
 

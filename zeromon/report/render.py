@@ -52,7 +52,8 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | No
 def head(run: RunSnapshot, about: About) -> str:
     """What the run is: its state, verdict, command, ranks and duration."""
     first = run.ranks[0] if run.ranks else None
-    lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {verdict(run).text}"]
+    judged = verdict(run)
+    lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
     if about.tags:
         lines.append(_wrapped(f"tags      {printable(', '.join(about.tags))}"))
     if about.note:

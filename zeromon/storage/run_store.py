@@ -93,6 +93,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
     seconds = [each for rank in run.ranks if (each := mean_step_seconds(rank)) is not None]
     reserved = [rank.memory.reserved_bytes for rank in run.ranks if rank.memory is not None]
     severities = {finding.severity for finding in run.findings}
+    judged = verdict(run)
     return Manifest(
         run=run.run,
         node=run.node,
@@ -100,7 +101,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         started_wall=run.started_wall,
         taken_wall=run.taken_wall,
         ended=run.ended,
-        verdict=run_state(run),
+        verdict=judged.text if run.ended else run_state(run),
         strategy=first.strategy if first else "",
         device=first.device if first else "",
         ranks=len(run.ranks),
@@ -110,7 +111,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
-        health=verdict(run).health,
+        health=judged.health,
     )
 
 
