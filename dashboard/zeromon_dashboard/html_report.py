@@ -15,7 +15,7 @@ from zeromon.compare.text import course_title
 from zeromon.focus import first_counted
 from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text, run_state
+from zeromon.readout.text import finding_text
 from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.traces.allocations import DeviceMemory

@@ -435,7 +435,7 @@ def test_the_danger_in_one_sentence() -> None:
     text = plain(status_text.risk(run_shown))
     assert text == (
         " ▲ rank 3 runs out of device memory at about step 308, in 64 s: "
-        "unsharded params grow 113.8 MiB a step"
+        "unsharded params grow 113.8 MiB per step"
     )
     short = plain(status_text.risk(run_shown, 80))
     assert (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from zeromon.cli.output import dashboard, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.probes.process import start_ticks
 from zeromon.report.render import render
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
@@ -148,7 +150,25 @@ def over_time(run: RunSnapshot) -> list[StepRange]:
     return step_ranges(Store().history(run.run))
 
 
+_ENDING_SECONDS = 10.0
+"""How long a collector may take to see that the processes of a run are gone."""
+
+
 def newest_snapshot(name: str | None) -> RunSnapshot:
+    """The newest snapshot of a run, from wherever; of one that has just ended, how it ended."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while _is_ending(run := _newest(name)) and time.monotonic() < deadline:
+        time.sleep(0.25)
+    return run
+
+
+def _is_ending(run: RunSnapshot) -> bool:
+    """Whether the ranks of a run of this node are gone, and its collector still follows it."""
+    is_here = run.node == socket.gethostname() and not (run.ended or run.origin)
+    return is_here and bool(run.ranks) and all(start_ticks(r.pid) is None for r in run.ranks)
+
+
+def _newest(name: str | None) -> RunSnapshot:
     """The newest snapshot of a run: from a collector, from orphaned rings, or from the store."""
     snapshots = [*_live(name), *_orphans(name)]
     try:

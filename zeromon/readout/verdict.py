@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """``slow: rank 1 is late ...``, once it ended ``rank 1 is late ...; finished after 90 steps``."""
+        """``slow: rank 1 is late ...``, or ``rank 1 is late ...; finished after 90 steps``."""
         if not self.outcome:
             return f"{self.health}: {self.cause}"
         parts = [self.cause, self.outcome]
