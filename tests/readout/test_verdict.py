@@ -71,7 +71,7 @@ _EXPOSED = _found(
     "ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45
 )
 _STRAGGLER = Straggler(
-    rank=1, late_seconds=0.05, share=0.5, since_step=1, phase="forward", longer_seconds=0.05
+    rank=1, late_seconds=0.05, share=0.5, since_step=1, phases=("forward",), longer_seconds=0.05
 )
 _NAN = _found("ZM409", "not_finite", Severity.CRITICAL, "the loss is NaN since step 25", rank=1)
 _DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}
