@@ -27,7 +27,7 @@ RECOMPUTED = 0.5
 _LEAST_SHARE = 0.005
 """A rung that frees less than this share of the memory in use is left out."""
 _LEAST_OF_NEED = 0.05
-"""So is one that frees less than this share of what must become free."""
+"""Of a run that died or is about to, so is one that frees less than this share of what it needs."""
 
 _TILED_SHARE = 1 / 3
 """The share of the gathered parameters from which a single linear layer is worth cutting in tiles."""
@@ -56,11 +56,15 @@ _Step = Callable[[Setup], _Change | None]
 
 
 def ladder(
-    setup: Setup, need_bytes: float | None, places: tuple[str, ...] = ("device",)
+    setup: Setup,
+    need_bytes: float | None,
+    places: tuple[str, ...] = ("device",),
+    least_bytes: float = 0.0,
 ) -> tuple[Rung, ...]:
     """Returns the rungs that free memory in *places*, in order.
 
     *need_bytes*: how many bytes must become free; None where unknown, and then no rung is called enough.
+    *least_bytes*: a rung that frees less is left out.
     """
     rungs: list[Rung] = []
     freed, exact, before = 0, True, row(setup, setup.plan)
@@ -77,7 +81,7 @@ def ladder(
         except PlanError:  # the framework refuses it
             continue
         frees = _peak(before, places) - _peak(after, places)
-        if frees < max(_LEAST_SHARE * held, _LEAST_OF_NEED * (need_bytes or 0.0)):
+        if frees < max(_LEAST_SHARE * held, least_bytes):
             continue
         bound = _is_bound(setup, change.after)
         exact = exact and not bound
@@ -103,7 +107,7 @@ def of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tuple[Run
         return ()
     on_cpu = all(rank.memory is None for rank in run.ranks)
     places = ("device",) if pool == Pool.DEVICE else ("host", "device") if on_cpu else ("host",)
-    return ladder(setup, need_bytes, places)
+    return ladder(setup, need_bytes, places, _LEAST_OF_NEED * (need_bytes or 0.0))
 
 
 def _peak(of: Row, places: tuple[str, ...]) -> int:
