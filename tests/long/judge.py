@@ -44,6 +44,11 @@ class Judged:
     reason: str = ""
 
 
+_RANK = r"\branks? [\d, and]*{rank}\b(?! (waits?|is waiting)\b)"
+_ANY = r"\branks? \d"
+"""Of two ranks whose calls differ, each can be called the one that deviates."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What must be said of a kind of fault, as regular expressions without case."""
@@ -51,7 +56,7 @@ class Expected:
     live: str
     after: str = ""
     """Of the report; as live where empty."""
-    live_rank: str = r"\branks? [\d, and]*{rank}\b"
+    live_rank: str = _RANK
     """How the rank is named; "" where none has to be."""
     after_rank: str = ""
     """Of the report; as live where empty."""
@@ -65,7 +70,6 @@ class Expected:
     """What may not be said at any time."""
 
 
-_RANK = r"\branks? [\d, and]*{rank}\b"
 _LATE = r"\blate\b|others wait|waits? .*for (it|rank)|behind"
 _MISSING = r"missing|never called|not called|not heard|hung|stuck|stalled|does not end"
 _MISMATCH = r"mismatch|different (operation|collective|order)"
@@ -87,21 +91,22 @@ EXPECTED = {
     ),
     "checkpoint": Expected(r"checkpoint|torch\.save|\bsav(e|es|ing)\b", deadline=14),
     "stall_all": Expected(
-        r"stall|no step|hung|asleep|sleep", r"stall|no step|hung", live_rank="", is_broken=True,
-        deadline=15,
+        r"stall|no step|hung|asleep|sleep", r"stall|no step|hung", live_rank="", deadline=19,
+        is_broken=True,
     ),
-    "stall_loader": Expected(
-        r"DataLoader|batch|data.?wait|loader", is_broken=True, deadline=15
-    ),
+    "stall_loader": Expected(r"DataLoader|batch|data.?wait|loader", deadline=19, is_broken=True),
     "stall_workers": Expected(
-        r"worker|DataLoader|batch|data.?wait|loader", is_broken=True, deadline=15
+        r"worker|DataLoader|batch|data.?wait|loader", deadline=19, is_broken=True
     ),
-    "skipped": Expected(_DIVERGED, is_broken=True, deadline=15),
-    "extra": Expected(_DIVERGED, is_broken=True, deadline=15),
-    "size": Expected(r"mismatched sizes?|sizes? (differ|mismatch)", is_broken=True, deadline=15),
-    "operation": Expected(_DIVERGED, is_broken=True, deadline=15),
+    "skipped": Expected(_DIVERGED, live_rank=_ANY, deadline=15, is_broken=True),
+    "extra": Expected(_DIVERGED, live_rank=_ANY, deadline=15, is_broken=True),
+    "size": Expected(
+        r"mismatched sizes?|sizes? (differ|mismatch)", live_rank=_ANY, deadline=15, is_broken=True
+    ),
+    "operation": Expected(_DIVERGED, live_rank=_ANY, deadline=15, is_broken=True),
     "uneven": Expected(
-        rf"{_DIVERGED}|fewer|left the loop|uneven|batches", is_broken=True, deadline=15
+        rf"{_DIVERGED}|fewer|left the loop|uneven|batches", live_rank=_ANY, deadline=15,
+        is_broken=True,
     ),
     "sleeps": Expected(_MISSING, is_broken=True, deadline=15),
     "leak": Expected(r"grow|leak|runs? out"),
@@ -130,6 +135,9 @@ EXPECTED = {
 """Kind of fault -> what must be said of it. Live, a restart is no death."""
 
 _GREEN = re.compile(r"(?:^|verdict\s+)(healthy|slow|running|starting|finished|unknown)\b", re.I)
+_GROUP = re.compile(r" ?\(ranks [^)]*\)")
+"""The members of a group; naming them accuses none."""
+_HANGS = re.compile(r"(?:^|verdict\s+)stalled|does not end|\bhung\b|stuck", re.I)
 _STILL_RUNS = re.compile(r"^run \S+: (running|starting|stalled)\b")
 _STOPPED = re.compile(r"stopped by \w+", re.I)
 _ACCUSED = (
@@ -152,6 +160,7 @@ _SINCE = re.compile(r"since step ([\d,]+)")
 
 def judge(case: Case, text: str, *, is_live: bool) -> Judged:
     """Returns how right *text* is about *case*."""
+    text = _GROUP.sub("", text)
     if not is_live and (alive := _STILL_RUNS.search(text)):
         return Judged(Mark.WRONG, f"says {alive[1]!r} after the end")
     if case.is_healthy:
@@ -170,6 +179,8 @@ def judge(case: Case, text: str, *, is_live: bool) -> Judged:
         return _with_step(case, text)
     if names_cause:
         return Judged(Mark.PARTLY, f"rank {case.rank} is not named")
+    if expected.is_broken and _HANGS.search(text):
+        return Judged(Mark.PARTLY, "hangs, without the cause")
     if expected.is_broken and is_live and _GREEN.search(text):
         return Judged(Mark.WRONG, f"{_word(text)!r} over a broken run")
     if rank and names_rank and not _ABOUT_ALL.search(text):
@@ -191,16 +202,19 @@ def _pattern(case: Case, pattern: str) -> str:
     return pattern.replace("{rank}", str(case.rank))
 
 
+_OF_ALL = ("stall_all", "stall_workers", "leak")
+
+
 def _accused(case: Case, expected: Expected, text: str) -> str:
     """The words that accuse a rank that did nothing; "" where none are."""
-    if case.rank == ALL_RANKS and case.kind in ("stall_all", "stall_workers", "leak"):
+    if expected.live_rank == _ANY or (case.rank == ALL_RANKS and case.kind in _OF_ALL):
         return ""  # any of them may be named
     for rank in range(RANKS):
         if rank == case.rank:
             continue
         for pattern in _ACCUSED:
             accused = re.search(pattern.replace("{rank}", str(rank)), text)
-            if accused and not (case.kind == "extra" and "call" in accused[0]):
+            if accused:
                 return accused[0]
     return ""
 

@@ -45,7 +45,7 @@ from zeromon.storage.run_store import decode  # noqa: E402
 
 LASTS_SECONDS = 10.0
 """How long a run that ends by itself goes on after its fault."""
-HANG_SECONDS = 18.0
+HANG_SECONDS = 21.0
 """After so long a run that hangs is ended by SIGTERM, as its user would."""
 PATIENCE_SECONDS = 150.0
 """No case takes longer, unless something is wrong with the case."""

@@ -87,6 +87,8 @@ LATE = "slow: rank 1 is late by 80 ms per step (time between phases) since step 
         ("stall_all", "healthy: no memory is running out", Mark.WRONG),
         ("sleeps", "stalled: all_reduce does not end: 1 wait, rank 1 missing", Mark.RIGHT),
         ("sleeps", "stalled: all_reduce does not end: 1 wait, rank 0 missing", Mark.WRONG),
+        ("sleeps", "stalled: all_reduce in dp (ranks 0, 1) does not end", Mark.PARTLY),
+        ("sleeps", "stalled: all_reduce does not end: rank 1 waits", Mark.PARTLY),
         ("skipped", "stalled: mismatched operations: rank 0: a; rank 1: b", Mark.RIGHT),
         ("exception", "dead: rank 1: exception after step 40", Mark.RIGHT),
         ("killed", "dead: rank 1: SIGKILL after step 40", Mark.RIGHT),
