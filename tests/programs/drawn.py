@@ -103,7 +103,9 @@ class Fault:
         """Writes when the fault came, once."""
         if not self._is_marked:
             self._is_marked = True
-            Path(OPTIONS.marks, f"fault.{RANK}").write_text(str(time.time()))
+            mark = Path(OPTIONS.marks, f"fault.{RANK}")
+            if not mark.exists():  # an earlier attempt wrote it
+                mark.write_text(str(time.time()))
 
     def begin_step(self) -> None:
         """Before each step of the optimizer."""
