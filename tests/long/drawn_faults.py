@@ -16,10 +16,12 @@ SEED = 20261125
 FAULT_COUNT = 200
 HEALTHY_COUNT = 40
 
-TORCH = ("ddp", "ddp_unused", "zero1", "fsdp1", "fsdp2")
-STRATEGIES = (*TORCH, "zero2", "zero3", "trainer")
-"""`ddp_unused`: find_unused_parameters. `zero1`: ZeroRedundancyOptimizer. `zero2`, `zero3`: DeepSpeed.
-`trainer`: HF Trainer with its defaults."""
+_DDP = ("ddp", "ddp_unused", "ddp_static", "ddp_hook", "ddp_frozen", "zero1")
+STRATEGIES = (*_DDP, "fsdp1", "fsdp2", "zero2", "zero3", "trainer")
+"""`ddp_unused`: find_unused_parameters. `ddp_static`: a static graph whose gradients are views of the
+buckets. `ddp_hook`: a communication hook. `ddp_frozen`: half of the layers frozen. `zero1`:
+ZeroRedundancyOptimizer. `zero2`, `zero3`: DeepSpeed. `trainer`: HF Trainer with its defaults."""
+EARLY_SHARE = 0.2
 LOADINGS = ("none", "loader", "workers")
 """Batches made in the loop, by a DataLoader without workers, by one with two workers."""
 LOADS = ("loop", "loops", "nice", "bursts")
@@ -79,6 +81,8 @@ class Kind:
     is_hang: bool = False
     """Whether the run stays until somebody ends it."""
     weight: int = 1
+    can_be_early: bool = False
+    """Whether it may come in one of the first three steps."""
 
 
 _EVERYWHERE = (ALL_RANKS,)
@@ -86,6 +90,7 @@ _LATE = (0.08, 0.12, 0.16, 0.2)
 
 FAULTS = {
     "late_forward": Kind("{amount} s late in each forward", amounts=_LATE, weight=2),
+    "late_backward": Kind("{amount} s late in each backward", amounts=_LATE),
     "late_between": Kind("{amount} s late between steps", amounts=_LATE, weight=2),
     "late_loader": Kind(
         "{amount} s late in each batch of its loader", loadings=("loader",), amounts=_LATE
@@ -104,10 +109,14 @@ FAULTS = {
         ranks=(0, 1, ALL_RANKS),
         is_hang=True,
     ),
-    "skipped": Kind("does not call an all_reduce that the others call", is_hang=True),
-    "extra": Kind("calls an all_reduce that the others do not", is_hang=True),
-    "size": Kind("reduces 1,000 elements where the others reduce 4,000", is_hang=True),
-    "operation": Kind("broadcasts where the others reduce", is_hang=True),
+    "skipped": Kind(
+        "does not call an all_reduce that the others call", can_be_early=True, is_hang=True
+    ),
+    "extra": Kind("calls an all_reduce that the others do not", can_be_early=True, is_hang=True),
+    "size": Kind(
+        "reduces 1,000 elements where the others reduce 4,000", can_be_early=True, is_hang=True
+    ),
+    "operation": Kind("broadcasts where the others reduce", can_be_early=True, is_hang=True),
     "uneven": Kind(
         "has {amount} batches more than the others",
         strategies=STRATEGIES[:-1],
@@ -115,17 +124,17 @@ FAULTS = {
         accumulations=(1,),
         is_hang=True,
     ),
-    "sleeps": Kind("sleeps for ever", is_hang=True, weight=2),
+    "sleeps": Kind("sleeps for ever", can_be_early=True, is_hang=True, weight=2),
     "leak": Kind(
         "keeps {amount} MiB per step, no limit", amounts=(12, 24), ranks=(0, 1, ALL_RANKS)
     ),
     "leak_limited": Kind(
         "keeps {amount} MiB per step, in a cgroup with a limit", amounts=(6, 10), ranks=(0, 1)
     ),
-    "exception": Kind("raises ValueError", weight=2),
-    "killed": Kind("is killed by SIGKILL"),
-    "exit_zero": Kind("calls sys.exit(0)"),
-    "return_early": Kind("returns while the others train"),
+    "exception": Kind("raises ValueError", can_be_early=True, weight=2),
+    "killed": Kind("is killed by SIGKILL", can_be_early=True),
+    "exit_zero": Kind("calls sys.exit(0)", can_be_early=True),
+    "return_early": Kind("returns while the others train", can_be_early=True),
     "nan": Kind("has a loss of NaN"),
     "python": Kind(
         "{amount} s of own Python code per step",
@@ -200,11 +209,12 @@ def _case(
     if strategy == "trainer" and loading == "none":
         loading = "loader"  # a Trainer always has a DataLoader
     accumulation = source.choice(kind.accumulations)
-    latest = 40 if accumulation > 1 or strategy not in ("ddp", "ddp_unused", "zero1") else 60
+    latest = 40 if accumulation > 1 or strategy not in _DDP else 60
+    is_early = kind.can_be_early and source.random() < EARLY_SHARE
     return Case(
         number, name, strategy, loading, accumulation,
         rank=source.choice(kind.ranks),
-        step=source.randrange(25, latest),
+        step=source.randrange(1, 4) if is_early else source.randrange(25, latest),
         amount=source.choice(kind.amounts),
         restarts=kind.restarts,
         load=load,

@@ -84,6 +84,7 @@ _SLOW_OR_WELL = r"^(healthy|slow|starting|finished)\b"
 
 EXPECTED = {
     "late_forward": Expected(_LATE),
+    "late_backward": Expected(_LATE),
     "late_between": Expected(_LATE),
     "late_loader": Expected(_LATE),
     "hiccup": Expected(

@@ -3,7 +3,8 @@
 Steps take about 70 ms on a slow core. The fault comes with step --step on rank --rank (-1: on all);
 then its time is in the file fault.RANK of the folder --marks. The run ends --seconds later.
 
-late_forward, late_between, late_loader    sleeps --amount s in each forward, step, batch
+late_forward, late_backward    sleeps --amount s in each of them
+late_between, late_loader    sleeps --amount s before each step, in each batch
 hiccup            sleeps --amount s in every 12th step
 checkpoint        saves for --amount s in every 20th step, while the others wait in a barrier
 stall_all, sleeps sleeps for ever; stall_all: all ranks
@@ -164,10 +165,12 @@ class Fault:
         elif self.kind == "return_early":
             self.has_left = True
 
-    def forward(self) -> None:
+    def forward(self, hidden: torch.Tensor) -> None:
         """In the middle of each forward."""
         if self.kind == "late_forward" and self.is_on:
             time.sleep(OPTIONS.amount)
+        elif self.kind == "late_backward" and self.is_on and hidden.requires_grad:
+            hidden.register_hook(lambda _: time.sleep(OPTIONS.amount))
 
     def loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that the model returns."""
@@ -267,8 +270,8 @@ class Network(nn.Module):
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = inputs.to(self.head.weight.dtype)
         for number, layer in enumerate(self.layers):
-            if number == BLOCKS // 2 and self.training:
-                FAULT.forward()
+            if number == BLOCKS - 2 and self.training:
+                FAULT.forward(hidden)
             hidden = layer(hidden)
         loss = nn.functional.cross_entropy(self.head(hidden).float(), labels)
         return {"loss": FAULT.loss(loss)}
@@ -315,10 +318,22 @@ def parallel(model: nn.Module) -> Any:
         return FullyShardedDataParallel(
             model, auto_wrap_policy=wrap, device_id=torch.device("cpu"), use_orig_params=True
         )
-    is_unused = OPTIONS.strategy == "ddp_unused"
-    return nn.parallel.DistributedDataParallel(
-        model, bucket_cap_mb=2, find_unused_parameters=is_unused
+    if OPTIONS.strategy == "ddp_frozen":
+        for layer in model.layers[: BLOCKS // 2]:  # type: ignore[index]
+            layer.requires_grad_(False)
+    is_static = OPTIONS.strategy == "ddp_static"
+    wrapped = nn.parallel.DistributedDataParallel(
+        model,
+        bucket_cap_mb=2,
+        find_unused_parameters=OPTIONS.strategy == "ddp_unused",
+        static_graph=is_static,
+        gradient_as_bucket_view=is_static,
     )
+    if OPTIONS.strategy == "ddp_hook":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        wrapped.register_comm_hook(None, bf16_compress_hook)
+    return wrapped
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
