@@ -15,7 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zeromon.snapshot import CTRL_C, KILLED_FOR_MEMORY, DeathRole, RankSnapshot, Risk
+from zeromon.snapshot import (
+    CTRL_C,
+    KILLED_FOR_MEMORY,
+    DeathRole,
+    Hang,
+    HangKind,
+    RankSnapshot,
+    Risk,
+)
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""
@@ -87,26 +95,80 @@ HOST_OOM, DEVICE_OOM = "host_oom", "device_oom"
 """The causes of a death by memory, as :func:`death_cause` has them."""
 
 
-def death_roles(failed: Sequence[RankSnapshot], *, elsewhere: bool = False) -> dict[int, DeathRole]:
-    """Rank -> what its end has to do with that of the run; *elsewhere*: another node has the culprit.
+_FOLLOWS_NS = 5_000_000_000
+"""A rank that dies so much later than the first is taken for its victim."""
 
-    A launcher sends SIGTERM to the other ranks when one fails, and a backend raises an error where a
-    peer is gone: such ranks are victims. What follows a Ctrl-C is part of the stop.
+
+def death_roles(
+    ranks: Sequence[RankSnapshot], *, elsewhere: bool = False, hangs: Sequence[Hang] = ()
+) -> dict[int, DeathRole]:
+    """Role of each failed rank, and of one that left without an error while others needed it.
+
+    The first deviation in time is the cause. A launcher sends SIGTERM to the other ranks when one fails,
+    a backend raises where a peer is gone or has never come: such ranks are victims. What follows a
+    Ctrl-C is part of the stop. *elsewhere*: another node has the culprit.
     """
-    own = [rank for rank in failed if not rank.stopped and not _lost_peer(rank)]
+    failed = [rank for rank in ranks if rank.failed]
     asked = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
+    blamed = _blamed(ranks, failed, hangs)
     if asked is not None:
-        own = [rank for rank in own if rank.last_event_ns < asked]
-    culprits = {rank.rank for rank in own}
-    if not own and not elsewhere:
+        blamed = [rank for rank in blamed if rank.last_event_ns < asked]
+    if not blamed and not elsewhere:
         if asked is not None or all(rank.stopped for rank in failed):
             return {rank.rank: DeathRole.STOPPED for rank in failed}
         lost = [rank for rank in failed if not rank.stopped]
-        culprits = {min(lost, key=lambda rank: rank.last_event_ns).rank}  # as far as is known
-    return {
-        rank.rank: DeathRole.CULPRIT if rank.rank in culprits else DeathRole.VICTIM
-        for rank in failed
-    }
+        blamed = [min(lost, key=lambda rank: rank.last_event_ns)]  # as far as is known
+    roles = {rank.rank: DeathRole.VICTIM for rank in failed}
+    return roles | {rank.rank: DeathRole.CULPRIT for rank in blamed}
+
+
+def _blamed(
+    ranks: Sequence[RankSnapshot], failed: Sequence[RankSnapshot], hangs: Sequence[Hang]
+) -> list[RankSnapshot]:
+    """The ranks that ended the run, by what is known of each; [] where that is of none."""
+    if all(rank.stopped for rank in failed):
+        return []
+    absent = {
+        rank for hang in hangs
+        if hang.seconds and not HangKind(hang.kind).is_mismatch
+        for rank in hang.missing or hang.dead
+    }  # fmt: skip
+    if absent:
+        return [rank for rank in ranks if rank.rank in absent and not rank.alive]
+    own = [
+        rank for rank in failed
+        if not rank.stopped and not _lost_peer(rank) and not _waits_for_absent(rank, ranks)
+    ]  # fmt: skip
+    first = min((rank.last_event_ns for rank in own), default=0)
+    own = [rank for rank in own if rank.last_event_ns <= first + _FOLLOWS_NS]
+    return own or [
+        rank for rank in ranks
+        if has_left(rank) and any(_needs(other, rank) or _lost_peer(other) for other in failed)
+        and rank.last_event_ns <= max(other.last_event_ns for other in failed)
+    ]  # fmt: skip
+
+
+def has_left(rank: RankSnapshot) -> bool:
+    """Whether *rank* has ended without an error."""
+    return not (rank.alive or rank.failed or rank.detached or rank.silent)
+
+
+def _waits_for_absent(rank: RankSnapshot, ranks: Sequence[RankSnapshot]) -> bool:
+    """Whether *rank* died in a collective of a rank that had ended before and never called it."""
+    return any(
+        not other.alive and other.last_event_ns < rank.last_event_ns and _needs(rank, other)
+        for other in ranks
+    )
+
+
+def _needs(rank: RankSnapshot, other: RankSnapshot) -> bool:
+    """Whether *rank* is in a collective that *other*, a member of its group, has not called."""
+    reached = {group.group_id: group.sequence for group in other.groups}
+    return any(
+        reached.get(entry.group_id, entry.sequence) < entry.sequence
+        for entry in rank.in_flight
+        if entry.sequence >= 0
+    )
 
 
 def _lost_peer(rank: RankSnapshot) -> bool:
@@ -128,18 +190,21 @@ def death_cause(rank: RankSnapshot) -> str:
     return rank.ended if " without " not in rank.ended else "unknown"
 
 
-def first_failed(failed: Sequence[RankSnapshot]) -> RankSnapshot:
-    """The rank that failed first, by its last event: a culprit before all others.
+def first_failed(
+    ranks: Sequence[RankSnapshot], hangs: Sequence[Hang] = ()
+) -> RankSnapshot | None:
+    """The rank that ended the run, by its last event: a culprit before all others; None without one.
 
     Of a run that was stopped, one that the stop itself ended.
     """
-    roles = death_roles(failed)
+    roles = death_roles(ranks, hangs=hangs)
     return min(
-        failed,
+        (rank for rank in ranks if rank.rank in roles),
         key=lambda rank: (
             roles[rank.rank] is not DeathRole.CULPRIT,
             roles[rank.rank] is DeathRole.STOPPED and rank.stopped != CTRL_C,
             not rank.stopped,
             rank.last_event_ns,
         ),
+        default=None,
     )

@@ -237,7 +237,12 @@ def peer_updates(
             if group.group_id in about:
                 groups.append(group if group.group_id not in named else replace(group, ranks=()))
                 named.add(group.group_id)
-        updates.append(msgspec.structs.replace(peer, in_flight=inside, groups=tuple(groups)))
+        last = peer.last_event_ns - shift
+        updates.append(
+            msgspec.structs.replace(
+                peer, in_flight=inside, groups=tuple(groups), last_event_ns=last
+            )
+        )
     return updates
 
 

@@ -139,6 +139,8 @@ def as_peer_rank(rank: RankSnapshot, node: str) -> PeerRank:
         in_flight=rank.in_flight,
         groups=rank.groups,
         pause=rank.pause,
+        stopped=rank.stopped,
+        last_event_ns=rank.last_event_ns,
     )
 
 

@@ -4,22 +4,39 @@ A collective hangs when a rank has been in it for longer than a limit. A member 
 progress in the group has not reached the sequence number of the collective. Members on nodes that do not
 report are listed apart. Sends and receives have numbers below zero, which a rank counts for itself: the
 record does not name the peer.
+
+After the end a hang is judged as it was when the ranks were stopped. Where members called different
+things, the first difference of their last calls is the cause, however much later a call stuck.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from zeromon.levels import HANG_SECONDS
-from zeromon.snapshot import GroupProgress, Hang, HangKind, InFlight, RankSnapshot, RunSnapshot
+from zeromon.snapshot import (
+    CallHistory,
+    GroupProgress,
+    Hang,
+    HangKind,
+    InFlight,
+    MemberCall,
+    RankSnapshot,
+    RunSnapshot,
+)
 
 LEAST_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10
 """A collective in flight for less than so many median steps is no hang."""
+_GONE_NS = 3_000_000_000
+"""A heartbeat is a second old at most: a rank whose last event is older had ended before."""
 
 _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 """Operations for which every member moves as many bytes."""
+
+RecentCalls = Callable[[str], Sequence[CallHistory]]
+"""Group -> the last calls of its members."""
 
 
 def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
@@ -34,6 +51,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = True
     failed: bool = False
     """Whether the process ended otherwise than by finishing."""
+    stopped: str = ""
+    """By what a person or the launcher stopped it."""
+    last_event_ns: int = 0
+    """0 where it is unknown."""
     step_seconds: float | None = None
     in_flight: tuple[InFlight, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
@@ -44,24 +65,60 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 AnyRank = Member | RankSnapshot
 
 
-def hangs_of(members: Sequence[AnyRank], now_ns: int) -> tuple[Hang, ...]:
-    """The collectives that hang among *members*, whose times are by one clock at *now_ns*."""
+def no_calls(_: str) -> Sequence[CallHistory]:
+    """:data:`RecentCalls` where no history is known."""
+    return ()
+
+
+def hangs_of(
+    members: Sequence[AnyRank], now_ns: int, recent: RecentCalls = no_calls
+) -> tuple[Hang, ...]:
+    """The collectives that hang among *members*, whose times are by one clock at *now_ns*.
+
+    Of ranks that have ended, those that hung when they ended.
+    """
+    moment = _moment(members, now_ns)
+    living = {rank.rank for rank in members if _is_alive_at(rank, moment, now_ns)}
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
     for rank in members:
-        if rank.alive:
-            for entry in rank.in_flight:
-                group = (
-                    entry.group_id if entry.sequence >= 0 else f"{entry.group_id} of {rank.rank}"
-                )
-                stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
+        for entry in rank.in_flight if rank.rank in living else ():
+            group = entry.group_id if entry.sequence >= 0 else f"{entry.group_id} of {rank.rank}"
+            stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
     hanging = []
     for inside in stuck.values():
-        oldest = min(inside.values(), key=lambda e: e.issued_ns)
+        hang = _hang(members, living, inside, moment)
         limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
-        if now_ns - oldest.issued_ns > limit:
-            hanging.append(_hang(members, now_ns, inside, oldest))
+        if hang.kind == HangKind.LEFT_MEMBER:  # nobody has to be waited for
+            limit = _GONE_NS
+        if hang.seconds * 1e9 > limit:
+            hanging.append(hang)
     hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
-    return (*hanging, *_broken_off(members))
+    hanging = [since_difference(hang, recent) for hang in hanging]
+    return (*hanging, *_broken_off(members, {hang.group_id for hang in hanging}, recent))
+
+
+def _moment(members: Sequence[AnyRank], now_ns: int) -> int:
+    """When the ranks are looked at: when they were stopped, else now, or when the last one ended."""
+    stops = [rank.last_event_ns for rank in members if rank.stopped]
+    if stops:
+        return min(stops)
+    if any(rank.alive or not rank.last_event_ns for rank in members):
+        return now_ns
+    return max((rank.last_event_ns for rank in members), default=now_ns)
+
+
+def _is_alive_at(rank: AnyRank, moment: int, now_ns: int) -> bool:
+    """Whether *rank* lived at *moment*; one that finished by itself did not."""
+    if rank.alive or moment == now_ns or not (rank.failed or rank.stopped):
+        return rank.alive
+    return rank.last_event_ns >= moment - _GONE_NS
+
+
+def has_left(rank: AnyRank) -> bool:
+    """Whether *rank* has ended without an error."""
+    return isinstance(rank, RankSnapshot) and not (
+        rank.alive or rank.failed or rank.detached or rank.silent
+    )
 
 
 def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
@@ -72,47 +129,93 @@ def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
     return list(first.values())
 
 
-def _broken_off(ranks: Sequence[AnyRank]) -> list[Hang]:
-    """Collectives that a backend ended with an error because members called different things.
+def _broken_off(
+    ranks: Sequence[AnyRank], hanging: Iterable[str], recent: RecentCalls
+) -> list[Hang]:
+    """Collectives of other groups than *hanging* that a backend ended with an error.
 
-    When a member has died, the last calls of all members in the group are compared.
+    Their members called different things. Only a death that nobody asked for is explained so.
     """
-    groups: dict[str, dict[int, GroupProgress]] = {}
-    for rank in ranks:
-        for group in rank.groups:
-            groups.setdefault(group.group_id, {})[rank.rank] = group
-    failed = {rank.rank for rank in ranks if rank.failed}
+    failed = {rank.rank for rank in ranks if rank.failed and not rank.stopped}
+    names = dict.fromkeys(group.group_id for rank in ranks for group in rank.groups)
     broken = []
-    for members in groups.values():
+    for name in names if failed else ():
+        members = {rank.rank: of for rank in ranks if (of := _progress(rank, name)) is not None}
+        if name in hanging or not failed.intersection(members):
+            continue
         newest = max(group.sequence for group in members.values())
-        last = {r: g for r, g in members.items() if g.sequence == newest and g.op != "none"}
-        calls = {rank: (group.op, group.nbytes) for rank, group in last.items()}
-        kind = _kind(calls, [], [], [])
-        if failed.intersection(last) and kind.is_mismatch:
-            first = last[min(last)]
-            broken.append(
-                Hang(
-                    kind=kind,
-                    op=first.op,
-                    group=first.label,
-                    group_id=first.group_id,
-                    sequence=first.sequence,
-                    nbytes=first.nbytes,
-                    seconds=0.0,
-                    waiting=tuple(sorted(last)),
-                    missing=(),
-                    dead=(),
-                    elsewhere=(),
-                    calls=_in_calls(calls),
-                    dim=first.dim,
-                    members=first.ranks,
-                )
+        last = [_call_of(r, g) for r, g in members.items() if g.sequence == newest]
+        kind, calls = _difference(recent(name)) or (_mismatch(last), last)
+        if kind is None or not failed.intersection(call.rank for call in calls):
+            continue
+        group = members[min(members)]
+        broken.append(
+            Hang(
+                kind=kind,
+                op=calls[0].op,
+                group=group.label,
+                group_id=name,
+                sequence=calls[0].sequence if calls[0].sequence >= 0 else newest,
+                nbytes=calls[0].nbytes,
+                seconds=0.0,
+                waiting=tuple(sorted(call.rank for call in calls)),
+                missing=(),
+                dead=(),
+                elsewhere=(),
+                calls=tuple(calls),
+                dim=group.dim,
+                members=group.ranks,
             )
+        )
     return broken
 
 
-def _in_calls(calls: dict[int, tuple[str, int]]) -> tuple[str, ...]:
-    return tuple(f"rank {r}: {op} of {n:,} B" for r, (op, n) in sorted(calls.items()))
+def _difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCall]] | None:
+    """The first number under which members called different things, and these calls.
+
+    Calls before it must agree, or it may not be the first. Some ranks name other units in each step, so
+    a difference of units counts only where more calls agree than follow.
+    """
+    by_number: dict[int, list[MemberCall]] = {}
+    for history in sorted(recent, key=lambda history: history.rank):
+        for call in _with_repeats(history.calls):
+            by_number.setdefault(call.sequence, []).append(call)
+    shared = [calls for _, calls in sorted(by_number.items()) if len(calls) > 1]
+    for agreed, calls in enumerate(shared):
+        kind = _mismatch(calls, of_units=True)
+        if kind is not None:
+            is_first = agreed > 0 or calls[0].sequence == 1
+            is_lasting = kind is not HangKind.MISMATCHED_UNITS or agreed >= len(shared) - agreed
+            if not is_first or not is_lasting:
+                return None
+            if any(history.in_cpp for history in recent):
+                calls = [replace(call, sequence=-1) for call in calls]
+            return kind, calls
+    return None
+
+
+def _with_repeats(calls: Iterable[MemberCall]) -> Iterator[MemberCall]:
+    """*calls*, each with whether its phase repeats it: a second forward gathers its units again."""
+    phase, called = "", set[tuple[str, str]]()
+    for call in calls:
+        if call.phase != phase:
+            phase, called = call.phase, set()
+        key = call.op, call.unit
+        yield replace(call, is_repeated=bool(call.unit) and key in called)
+        called.add(key)
+
+
+def _mismatch(calls: Sequence[MemberCall], *, of_units: bool = False) -> HangKind | None:
+    """In what *calls* of one number differ; None where they agree, as far as is known."""
+    known = [call for call in calls if call.op != "none"]
+    ops = {call.op for call in known}
+    if len(ops) > 1:
+        return HangKind.MISMATCHED_OPERATIONS
+    if ops <= _SAME_SIZE and len({call.nbytes for call in known if call.nbytes >= 0}) > 1:
+        return HangKind.MISMATCHED_SIZES
+    if of_units and len({call.unit for call in known if call.unit}) > 1:
+        return HangKind.MISMATCHED_UNITS
+    return None
 
 
 def _step_ns(members: Sequence[AnyRank], inside: Iterable[int]) -> float:
@@ -122,49 +225,76 @@ def _step_ns(members: Sequence[AnyRank], inside: Iterable[int]) -> float:
 
 
 def _hang(
-    ranks: Sequence[AnyRank], now_ns: int, inside: dict[int, InFlight], oldest: InFlight
+    ranks: Sequence[AnyRank], living: set[int], inside: dict[int, InFlight], moment: int
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
+    oldest = min(inside.values(), key=lambda entry: entry.issued_ns)
     group = _group(ranks, oldest.group_id)
-    members = sorted(inside)
-    if group is not None and oldest.sequence >= 0:
-        members = list(group.ranks)
-    calls = {member: (entry.op, entry.nbytes) for member, entry in inside.items()}
+    alone = oldest.sequence < 0
+    members = sorted(inside) if group is None or alone else list(group.ranks)
+    calls = {member: _call_in(member, entry) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
+        rank = by_rank.get(member)
         if member in inside:
             continue
-        rank = by_rank.get(member)
         if rank is None:
             elsewhere.append(member)
-        elif not rank.alive:
+        elif member not in living:
             dead.append(member)
         else:
             progress = _progress(rank, oldest.group_id)
-            reached = -1 if progress is None else progress.sequence
-            if reached < oldest.sequence:
+            if progress is None or progress.sequence < oldest.sequence:
                 missing.append(member)
-            elif progress and reached == oldest.sequence and progress.op != "none":
-                # it has left its call of this number, which may have been another operation
-                calls[member] = (progress.op, progress.nbytes)
-    alone = oldest.sequence < 0
+            else:  # it has left its call of this number, which may have been another operation
+                calls[member] = _present_call(rank, progress)
+    kind = HangKind.NO_PEER if alone else _kind(calls.values(), missing, dead, elsewhere)
+    if kind == HangKind.DEAD_MEMBER and all(has_left(by_rank[rank]) for rank in dead):
+        kind = HangKind.LEFT_MEMBER
     return Hang(
-        kind=HangKind.NO_PEER if alone else _kind(calls, missing, dead, elsewhere),
+        kind=kind,
         op=oldest.op,
         group=oldest.group,
         group_id=oldest.group_id,
         sequence=oldest.sequence,
         nbytes=oldest.nbytes,
-        seconds=(now_ns - oldest.issued_ns) / 1e9,
+        seconds=max(0, moment - oldest.issued_ns) / 1e9,
         waiting=tuple(sorted(inside)),
         missing=tuple(missing),
         dead=tuple(dead),
         elsewhere=tuple(elsewhere),
-        calls=_in_calls(calls),
+        calls=tuple(calls[member] for member in sorted(calls)),
         pause="" if dead or elsewhere else _pause([by_rank[rank] for rank in missing]),
         dim=group.dim if group is not None else "",
         members=group.ranks if group is not None else (),
     )
+
+
+def since_difference(hang: Hang, recent: RecentCalls) -> Hang:
+    """*hang*, and where its members had called different things before, that as its cause."""
+    first = _difference(recent(hang.group_id)) if hang.sequence >= 0 else None
+    return replace(hang, kind=first[0], calls=tuple(first[1])) if first is not None else hang
+
+
+def _call_in(member: int, entry: InFlight) -> MemberCall:
+    return MemberCall(
+        rank=member, sequence=entry.sequence, op=entry.op, nbytes=entry.nbytes, unit=entry.unit,
+        phase=entry.phase,
+    )  # fmt: skip
+
+
+def _call_of(member: int, group: GroupProgress) -> MemberCall:
+    return MemberCall(
+        rank=member, sequence=group.sequence, op=group.op, nbytes=group.nbytes, unit=group.unit,
+        phase=group.phase,
+    )  # fmt: skip
+
+
+def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
+    """What *rank* is in, in a group; else its newest call there."""
+    own = [entry for entry in rank.in_flight if entry.group_id == progress.group_id]
+    own = [entry for entry in own if entry.sequence >= 0]
+    return _call_in(rank.rank, own[0]) if own else _call_of(rank.rank, progress)
 
 
 def _pause(missing: Sequence[AnyRank]) -> str:
@@ -185,20 +315,20 @@ def _progress(rank: AnyRank, group_id: str) -> GroupProgress | None:
 
 
 def _kind(
-    calls: dict[int, tuple[str, int]], missing: list[int], dead: list[int], elsewhere: list[int]
+    calls: Iterable[MemberCall], missing: list[int], dead: list[int], elsewhere: list[int]
 ) -> HangKind:
-    ops = {op for op, _ in calls.values()}
-    if len(ops) > 1:
-        return HangKind.MISMATCHED_OPERATIONS
-    if ops <= _SAME_SIZE and len({nbytes for _, nbytes in calls.values()}) > 1:
-        return HangKind.MISMATCHED_SIZES
+    calls = list(calls)
+    if len({call.sequence for call in calls}) > 1:
+        return HangKind.MISMATCHED_NUMBERS
+    if (mismatch := _mismatch(calls)) is not None:
+        return mismatch
     if dead:
         return HangKind.DEAD_MEMBER
     if missing:
         return HangKind.MISSING_MEMBER
     if elsewhere:
         return HangKind.UNSEEN_MEMBERS
-    return HangKind.ALL_INSIDE
+    return HangKind.ALL_INSIDE if all(call.op != "none" for call in calls) else HangKind.UNKNOWN
 
 
 def _deadlocks(hanging: list[Hang]) -> list[Hang]:

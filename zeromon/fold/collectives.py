@@ -71,7 +71,7 @@ def fold_call(state: RankState, call: Call, record: Raw) -> None:
         else:
             _fold_done(state, call, record)
     elif call.is_issue:  # kept to show a hang
-        call.of_group.in_flight[record[4]] = record
+        call.of_group.inferred[record[4]] = record
     else:
         _fold_failed(call, record)
 
@@ -84,8 +84,8 @@ def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     totals.nbytes += nbytes
     if dtype in _QUANTIZED and call.op in _QUANTIZED_OPS:
         totals.quantized_bytes += nbytes
-    if sequence > of_group.issued[4]:
-        of_group.issued = record
+    if sequence > 0:  # groups do not number sends and receives
+        of_group.recent.append(record)
     if nbytes != row.bucket_of:
         row.bucket_of, row.bucket = nbytes, size_bucket(nbytes)
     row.sizes[row.bucket] += 1
@@ -115,7 +115,10 @@ def _fold_failed(call: Call, record: Raw) -> None:
     of_group, sequence = call.of_group, record[6]
     if sequence > of_group.ended:
         of_group.ended = sequence
-    of_group.in_flight.pop(sequence, None)
+    if record[2] >> 24 & _INFERRED:
+        of_group.inferred.pop(sequence, None)
+    elif sequence in of_group.in_flight:
+        of_group.failed = of_group.in_flight.pop(sequence)
 
 
 def _fold_done(state: RankState, call: Call, record: Raw) -> None:
@@ -145,7 +148,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     window = state.window
     window.timed += 1
     window.ended.append(record)
-    if sequence > 0:  # groups do not number sends and receives
+    if sequence > 0:
         step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
         # a stream's waits are on the clock of the device, which runs behind the host's calls
         waits_from = issued_ns if call.on_device else t_ns - blocked_ns
@@ -196,6 +199,9 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     state.window.collectives += e.calls
     if e.why == Untimed.IN_CPP:
         state.in_cpp += e.calls
+    if e.why != Untimed.CONTROL_STEP:
+        by_reducer = e.why == Untimed.REDUCER and e.op is not Op.NONE
+        state.group_calls[e.group].reduced = e if by_reducer else None
     if e.op is Op.NONE:
         state.unattributed[e.group] = state.unattributed.get(e.group, 0) + e.calls
         return
@@ -240,6 +246,10 @@ def _fold_stall(state: RankState, e: Stall) -> None:
 
 @folds(GroupSequence)
 def _fold_group_sequence(state: RankState, e: GroupSequence) -> None:
+    before, seen = state.sequences.get(e.group, (0, 0))
+    if e.sequence - e.seen > before - seen:
+        of_group = state.group_calls[e.group]
+        of_group.before_cpp = of_group.last[4]
     state.sequences[e.group] = (e.sequence, e.seen)
 
 
@@ -248,6 +258,7 @@ def in_flight(state: RankState, *, background: bool) -> list[Issued]:
     records: list[Raw] = []
     for of_group in state.group_calls.values():
         records += of_group.in_flight.values()
+        records += of_group.inferred.values()
         if background:
             records += of_group.background.values()
     return [event for record in records if isinstance(event := decode(record), Issued)]
@@ -257,12 +268,12 @@ def forget_ended(state: RankState, step_start_ns: int) -> None:
     """Drops collectives that cannot be in flight any more.
 
     A collective that nobody waited for sends no DONE. It has ended when its step is over and a later
-    collective of its group has ended, because a group runs in order. One inferred in a control step
-    ended with that step.
+    collective of its group has ended, because a group runs in order. One that was inferred ended with
+    its step.
     """
     for of_group in state.group_calls.values():
+        of_group.inferred.clear()
         for flying in (of_group.in_flight, of_group.background):
             for sequence, record in list(flying.items()):
-                is_over = record[1] < step_start_ns and sequence <= of_group.ended
-                if is_over or record[2] >> 24 & _INFERRED:
+                if record[1] < step_start_ns and sequence <= of_group.ended:
                     del flying[sequence]

@@ -15,9 +15,9 @@ from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
-    OP,
     Activity,
     Bucket,
+    Counted,
     Exit,
     HostSample,
     MemoryPeak,
@@ -87,6 +87,8 @@ class Arrival:
         self.row = row
 
 
+KEPT_CALLS: Final = 256
+"""Last collectives that are kept in each group, to find the first that ranks called differently."""
 _NONE_ISSUED: Final[Raw] = (0, 0, 0, 0, -1, 0, 0, 0)
 
 
@@ -94,19 +96,31 @@ _NONE_ISSUED: Final[Raw] = (0, 0, 0, 0, -1, 0, 0, 0)
 class GroupCalls:
     """How far a rank has come in one group, by the group's sequence numbers."""
 
-    issued: Raw = _NONE_ISSUED
-    """The record of the last collective that was issued; its sequence number is -1 before the first."""
+    recent: deque[Raw] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    """The records of the last collectives that Python issued, without sends and receives."""
     ended: int = 0
     """The sequence number of the last collective that ended."""
     in_flight: dict[int, Raw] = field(default_factory=dict)
     """Sequence number -> the record with which a collective was issued that has not ended."""
     background: dict[int, Raw] = field(default_factory=dict)
     """The same of other threads than that of training."""
+    inferred: dict[int, Raw] = field(default_factory=dict)
+    """The same as torch's Flight Recorder lists it; 0: the newest call of a control step."""
+    failed: Raw = _NONE_ISSUED
+    """The record with which the last collective that raised was issued."""
+    before_cpp: int = -1
+    """Number of the newest call of Python when C++ was last seen to issue a collective."""
+    reduced: Counted | None = None
+    """What DDP's reducer issued last."""
+    step_from: int = -1
+    """The group's own number when the step before the last one ended."""
+    step_until: int = -1
+    """The same of the last step."""
 
-    def last(self) -> tuple[int, Op, int]:
-        """Sequence number, operation and bytes of the last collective that was issued."""
-        _, _, word, nbytes, sequence, *_ = self.issued
-        return sequence, OP[word >> 8 & 255], nbytes
+    @property
+    def last(self) -> Raw:
+        """The record of the last collective that Python issued; its number is -1 before the first."""
+        return self.recent[-1] if self.recent else _NONE_ISSUED
 
 
 NO_CALLS = GroupCalls()

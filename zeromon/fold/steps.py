@@ -142,6 +142,9 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
         state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
         state.step_end_ns = e.t_ns
+        for group, (sequence, _) in state.sequences.items():
+            of_group = state.group_calls[group]
+            of_group.step_from, of_group.step_until = of_group.step_until, sequence
         state.timed_steps += not summary.idle
         state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
         _pair_control_step(state)

@@ -7,20 +7,20 @@ import statistics
 from itertools import islice
 from typing import Any
 
-from zeromon.fold.collectives import in_flight
 from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
+from zeromon.fold.group_progress import in_flight_rows, progress_row
 from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals, startup_parts
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row
 from zeromon.fold.saved_totals import PathTotals
-from zeromon.fold.state import NO_CALLS, RankState, group_id, group_label, group_size, recent_busbw
+from zeromon.fold.state import RankState, group_label, group_size, recent_busbw
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.fold.units import unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Flag, Op, Path, Phase
+from zeromon.ring.events import Op, Path, Phase
 from zeromon.ring.model_metadata import (
     ModelMetadata,
     compiled_metadata,
@@ -39,10 +39,8 @@ from zeromon.snapshot import (
     DeviceMemory,
     EngineRow,
     GatherRow,
-    GroupProgress,
     Halt,
     HostMemory,
-    InFlight,
     OutOfMemory,
     RankCapture,
     RankSnapshot,
@@ -57,7 +55,6 @@ from zeromon.snapshot.step import settled
 from zeromon.stats.bandwidth import overlap_ratio
 
 _WINDOW = 20
-_INFERRED = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
 _LONGEST_FRAME = 240
 
 
@@ -143,7 +140,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         overlap_ratio=overlap_ratio(communication, exposed),
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
-        in_flight=_in_flight_rows(state) if is_watched else (),
+        in_flight=in_flight_rows(state) if is_watched else (),
         units=unit_rows(state),
         memory=_device_memory(state),
         rss_bytes=state.host.rss_bytes if state.host else -1,
@@ -184,7 +181,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         ),
         transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
         roles=roles,
-        groups=tuple(_group_row(state, group, dims[group]) for group in sorted(state.groups)),
+        groups=tuple(progress_row(state, group, dims[group]) for group in sorted(state.groups)),
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
@@ -399,43 +396,6 @@ def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
     )
 
 
-def _in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
-    """The oldest collectives in flight.
-
-    The Flight Recorder numbers collectives as the group does, and the hooks of a launched rank number
-    those from Python. Where C++ has issued some, only the group's numbers can be compared between ranks.
-    """
-    # where training stands still, it may wait for a thread that waits for other ranks
-    entries = in_flight(state, background=bool(state.meta.get("stack")))
-    inferred = {e.group for e in entries if e.flags & _INFERRED}
-    hooked = {e.group for e in entries if not e.flags & _INFERRED}
-    by_group = {group for group in inferred if group not in hooked or _from_cpp(state, group)}
-    counted = [e for e in entries if bool(e.flags & _INFERRED) == (e.group in by_group)]
-    oldest = sorted(counted, key=lambda e: e.t_ns)[:16]
-    return tuple(
-        InFlight(
-            op=e.op.label,
-            group=group_label(state, e.group),
-            sequence=e.sequence + (0 if e.flags & _INFERRED else _from_cpp(state, e.group)),
-            unit=state.units.get(e.unit, ""),
-            phase=e.phase.label,
-            nbytes=e.nbytes,
-            issued_ns=e.t_ns,
-            group_id=group_id(state, e.group),
-        )
-        for e in oldest
-    )
-
-
-def _from_cpp(state: RankState, group: int) -> int:
-    """Returns how many collectives of *group* the hooks have not counted: C++ issued them.
-
-    The hooks of an attached agent number as the group does, so nothing is to be added there.
-    """
-    sequence, seen = state.sequences.get(group, (0, 0))
-    return 0 if state.meta.get("attached") else max(0, sequence - seen)
-
-
 def _stack(state: RankState) -> tuple[str, ...]:
     """The Python stack of the training thread while it is stuck; the agent clears it afterwards."""
     lines = state.meta.get("stack", ())
@@ -462,23 +422,6 @@ def _pause(state: RankState, observed: Observed) -> str:
     pause = expected_pause(_stack(state), evaluating=state.meta.get("evaluating") is True)
     starts = state.steps == 0 and not state.meta.get("attached")
     return pause or (STARTS if starts else "")
-
-
-def _group_row(state: RankState, group: int, dim: str) -> GroupProgress:
-    sequence, op, nbytes = state.group_calls.get(group, NO_CALLS).last()
-    sequence += _from_cpp(state, group) if sequence >= 0 else 0
-    counted = state.sequences.get(group, (-1, 0))[0]
-    if counted > sequence:  # steps with idle hooks report only the group's own count
-        sequence, op, nbytes = counted, Op.NONE, 0
-    return GroupProgress(
-        group_id=group_id(state, group),
-        label=group_label(state, group),
-        ranks=tuple(state.groups[group].get("ranks", ())),
-        sequence=sequence,
-        op=op.label,
-        nbytes=nbytes,
-        dim=dim,
-    )
 
 
 def _device_memory(state: RankState) -> DeviceMemory | None:

@@ -268,6 +268,11 @@ def in_graphs_ratio(rank: RankSnapshot) -> float:
 _IN_CPP = "inside graphs or other C++, untimed"
 
 
+def exit_text(rank: RankSnapshot) -> str:
+    """``exit code 0`` of a rank that ended without an error, else how it ended."""
+    return "exit code 0" if rank.ended == "finished" else rank.ended
+
+
 def state_text(rank: RankSnapshot) -> str:
     """How a rank ended, else its phase: for a table cell."""
     phase = "running" if rank.phase == "other" else rank.phase or "up"

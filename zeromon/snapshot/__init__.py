@@ -8,6 +8,7 @@ from zeromon.snapshot.attempt import Attempt, Death, DeathRole
 from zeromon.snapshot.capture import Capture, CaptureState, RankCapture, TraceCheck
 from zeromon.snapshot.cluster import Fleet, FleetNode, Health, NodeView, RemoteRank, Spread
 from zeromon.snapshot.communication import (
+    CallHistory,
     CollectiveRow,
     CollectiveStatsRow,
     Dimension,
@@ -17,6 +18,7 @@ from zeromon.snapshot.communication import (
     HangKind,
     InFlight,
     Links,
+    MemberCall,
     SizeRow,
     Straggler,
     UnitRow,

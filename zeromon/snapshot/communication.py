@@ -12,7 +12,10 @@ class HangKind(TextEnum):
 
     MISMATCHED_OPERATIONS = "mismatched operations"
     MISMATCHED_SIZES = "mismatched sizes"
+    MISMATCHED_UNITS = "mismatched units"
+    MISMATCHED_NUMBERS = "mismatched numbers of calls"
     DEAD_MEMBER = "a member is dead"
+    LEFT_MEMBER = "a member has left"
     MISSING_MEMBER = "a member has not come"
     UNSEEN_MEMBERS = "members on other nodes are not seen"
     ALL_INSIDE = "all members are in it"
@@ -28,7 +31,7 @@ class HangKind(TextEnum):
     @property
     def is_mismatch(self) -> bool:
         """Whether the members called different things."""
-        return self in (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES)
+        return self.name.startswith("MISMATCHED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +169,38 @@ class GroupProgress:
     op: str = "none"
     """What that was, ``none`` where it is not known."""
     nbytes: int = 0
+    unit: str = ""
+    phase: str = ""
     dim: str = ""
     """The name of its dimension (``tp``)."""
+    step_sequence: int = -1
+    """The number when the last step ended; -1 where that step issued none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberCall:
+    """A collective that one rank called."""
+
+    rank: int
+    sequence: int
+    """Of the group; -1 where it is unknown."""
+    op: str = "none"
+    nbytes: int = -1
+    """-1 where it is unknown."""
+    unit: str = ""
+    phase: str = ""
+    is_repeated: bool = False
+    """Whether the same phase had called the same operation of the same unit before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHistory:
+    """The last collectives that a rank called from Python in one group, the oldest first."""
+
+    rank: int
+    calls: tuple[MemberCall, ...]
+    in_cpp: int
+    """Collectives of the group that C++ issued: with any, the numbers are not those of the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +220,11 @@ class Hang:
     missing: tuple[int, ...]
     """Members that live and have not called it."""
     dead: tuple[int, ...]
+    """Members that had ended before, also without an error."""
     elsewhere: tuple[int, ...]
     """Members on other nodes."""
-    calls: tuple[str, ...]
-    """What each rank in it has called."""
+    calls: tuple[MemberCall, ...]
+    """What members called where they first differed; what each is in where they agree."""
     pause: str = ""
     """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
     dim: str = ""
