@@ -23,6 +23,7 @@ from zeromon.snapshot import (
     HangKind,
     RankSnapshot,
     Risk,
+    RunSnapshot,
 )
 
 SETTLED_STEPS = 10
@@ -148,6 +149,12 @@ def _blamed(
     ]  # fmt: skip
 
 
+def roles_of(run: RunSnapshot) -> dict[int, DeathRole]:
+    """:func:`death_roles` of all ranks of *run* that are seen from here."""
+    elsewhere = any(rank.failed for rank in run.away)
+    return death_roles(run.ranks, elsewhere=elsewhere, hangs=run.hangs)
+
+
 def has_left(rank: RankSnapshot) -> bool:
     """Whether *rank* has ended without an error."""
     return not (rank.alive or rank.failed or rank.detached or rank.silent)
@@ -181,6 +188,8 @@ def death_cause(rank: RankSnapshot) -> str:
     """How a failed rank ended, as a short text of few values: the label of a metric."""
     if rank.stopped == CTRL_C:
         return "SIGINT"
+    if not rank.failed:
+        return "left"
     if rank.ended == "exception":
         if _lost_peer(rank):
             return _PEER_LOST
@@ -190,9 +199,7 @@ def death_cause(rank: RankSnapshot) -> str:
     return rank.ended if " without " not in rank.ended else "unknown"
 
 
-def first_failed(
-    ranks: Sequence[RankSnapshot], hangs: Sequence[Hang] = ()
-) -> RankSnapshot | None:
+def first_failed(ranks: Sequence[RankSnapshot], hangs: Sequence[Hang] = ()) -> RankSnapshot | None:
     """The rank that ended the run, by its last event: a culprit before all others; None without one.
 
     Of a run that was stopped, one that the stop itself ended.

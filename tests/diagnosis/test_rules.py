@@ -90,6 +90,7 @@ def test_every_rule_with_a_remedy_is_here() -> None:
         "distant_node",
         "events_dropped", "exposed_communication", "history_stopped", "no_step", "node_silent",
         "nodes_apart", "not_finite", "own_code", "poor_overlap", "rank_died", "restarted", "stalled",
+            "steps_apart",
         "straggler", "unknown_version", "untimed_collectives",
     }  # fmt: skip
     # test_engine.py, test_strategy_rules.py, test_training_rules.py

@@ -117,7 +117,7 @@ def test_no_pair_of_thresholds_stands_twice(level: levels.Level) -> None:
 
 
 SENTENCES = (
-    "does not end", "has not ended for", " memory runs out at about ", " memory at about step ",
+    "is stuck", "has not ended for", " memory runs out at about ", " memory at about step ",
     "the others wait ", "has not reported for",
     "not seen for", "died: rank", "stopped by ", "finished after", "running, step ",
     "; cost: ", "predicted: ", " shorter", " less a rank", "up to -", "between phases",

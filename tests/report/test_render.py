@@ -35,7 +35,9 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     """The rank that was killed, not the ones that torchrun then ended, whoever wrote last."""
     stopped = rank(0, failed=True, ended="SIGTERM", alive=False, last_event_ns=1)
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
-    assert run_state(run(stopped, killed)) == "died: rank 1 (and 1 more), SIGKILL, after step 20"
+    assert (
+        run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
+    )
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
     by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"

@@ -53,6 +53,7 @@ class RankFollower:
         self.settled = False
         """Whether the process is dead and nothing more about its end can become known."""
         self._dead_polls = 0
+        self._halt = Halt.NONE
         self._newest_row_ns = 0
         """Start of the newest step that :meth:`new_rows` returned."""
         self._disk_reader = DiskReader(header.pid)
@@ -150,13 +151,14 @@ class RankFollower:
         return _UNEXPLAINED, True
 
     def halted(self, now_ns: int) -> Halt:
-        """Returns why the process runs no Python; *now_ns*: CLOCK_MONOTONIC."""
-        if not self.alive or self.state.exit is not None:
+        """Returns why the process runs no Python at *now_ns*, or ran none when it ended."""
+        if self.state.exit is not None:
             return Halt.NONE
-        halt, last_ns = halt_of(self.state.pid), self.state.last_event_ns
-        if halt is Halt.NONE and last_ns and now_ns - last_ns > _UNRESPONSIVE_NS:
-            return Halt.UNRESPONSIVE
-        return halt
+        if self.alive:
+            self._halt, last_ns = halt_of(self.state.pid), self.state.last_event_ns
+            if self._halt is Halt.NONE and last_ns and now_ns - last_ns > _UNRESPONSIVE_NS:
+                self._halt = Halt.UNRESPONSIVE
+        return self._halt
 
     def vitals(self, reader: HostReader) -> Vitals:
         """Returns the figures of the rank that the run-wide checks need before the snapshot."""

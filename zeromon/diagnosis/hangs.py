@@ -14,10 +14,12 @@ from dataclasses import replace
 
 import msgspec
 
+from zeromon.focus import has_left
 from zeromon.levels import HANG_SECONDS
 from zeromon.snapshot import (
     CallHistory,
     GroupProgress,
+    Halt,
     Hang,
     HangKind,
     InFlight,
@@ -111,14 +113,8 @@ def _is_alive_at(rank: AnyRank, moment: int, now_ns: int) -> bool:
     """Whether *rank* lived at *moment*; one that finished by itself did not."""
     if rank.alive or moment == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
-    return rank.last_event_ns >= moment - _GONE_NS
-
-
-def has_left(rank: AnyRank) -> bool:
-    """Whether *rank* has ended without an error."""
-    return isinstance(rank, RankSnapshot) and not (
-        rank.alive or rank.failed or rank.detached or rank.silent
-    )
+    was_halted = isinstance(rank, RankSnapshot) and rank.halted is not Halt.NONE
+    return was_halted or rank.last_event_ns >= moment - _GONE_NS
 
 
 def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
@@ -249,7 +245,7 @@ def _hang(
             else:  # it has left its call of this number, which may have been another operation
                 calls[member] = _present_call(rank, progress)
     kind = HangKind.NO_PEER if alone else _kind(calls.values(), missing, dead, elsewhere)
-    if kind == HangKind.DEAD_MEMBER and all(has_left(by_rank[rank]) for rank in dead):
+    if kind == HangKind.DEAD_MEMBER and all(map(_has_left, map(by_rank.get, dead))):
         kind = HangKind.LEFT_MEMBER
     return Hang(
         kind=kind,
@@ -295,6 +291,10 @@ def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
     own = [entry for entry in rank.in_flight if entry.group_id == progress.group_id]
     own = [entry for entry in own if entry.sequence >= 0]
     return _call_in(rank.rank, own[0]) if own else _call_of(rank.rank, progress)
+
+
+def _has_left(rank: AnyRank | None) -> bool:
+    return isinstance(rank, RankSnapshot) and has_left(rank)
 
 
 def _pause(missing: Sequence[AnyRank]) -> str:

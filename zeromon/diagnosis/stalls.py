@@ -27,11 +27,14 @@ def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     """The stalled ranks of *run*, the longest stall first.
 
     Where one rank is stalled, the others that make no progress count, too: ranks end a step at nearly,
-    and not exactly, the same time.
+    and not exactly, the same time. Of a run that has ended, those that were stalled when it was stopped.
     """
     now = run.taken_ns
-    quiet = [Stall(rank, _still(rank, now)) for rank in run.ranks if _is_quiet(rank, now)]
-    if run.ended or not any(map(_is_long, quiet)):
+    if run.ended:
+        now = max((rank.last_event_ns for rank in run.ranks), default=now)
+    present = [rank for rank in run.ranks if (rank.failed if run.ended else rank.alive)]
+    quiet = [Stall(rank, _still(rank, now)) for rank in present if _is_quiet(rank, now)]
+    if not any(map(_is_long, quiet)):
         return ()
     stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
     return tuple(sorted(stalled, key=lambda stall: (-stall.seconds, stall.rank.rank)))
@@ -42,9 +45,8 @@ def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
 
     The agent looks once a second, so what it said may be older than the rank's newest event.
     """
-    if not rank.alive or now_ns - rank.progress_ns < _LOOK_NS:
-        return False
-    return bool(rank.stack) or rank.halted is not Halt.NONE
+    is_still = now_ns - rank.progress_ns >= _LOOK_NS
+    return is_still and (bool(rank.stack) or rank.halted is not Halt.NONE)
 
 
 def _still(rank: RankSnapshot, now_ns: int) -> float:

@@ -153,5 +153,3 @@ def _listed_as(hooked: Issued, listed: dict[int, Issued]) -> int | None:
     after = {n: e.t_ns - hooked.t_ns for n, e in listed.items()}
     near = {n: gap for n, gap in after.items() if -_CLOCK_SLACK_NS <= gap < _CALL_NS}
     return min(near, key=lambda number: abs(near[number]), default=None)
-
-

@@ -20,7 +20,7 @@ from zeromon.fold.state import RankState, group_label, group_size, recent_busbw
 from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
 from zeromon.fold.units import unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Op, Path, Phase
+from zeromon.ring.events import Path, Phase
 from zeromon.ring.model_metadata import (
     ModelMetadata,
     compiled_metadata,

@@ -42,7 +42,7 @@ def _waiting(run: RunSnapshot, hang: Hang) -> str:
     count = len(hang.waiting) if run.fleet is None else run.fleet.waiting
     if count > MAX_LISTED_MEMBERS or not hang.waiting:
         return f"{human_count(count)} ranks wait"
-    return f"{_numbers(hang.waiting)} wait{'s' * (count == 1)}"
+    return f"{numbered(hang.waiting)} wait{'s' * (count == 1)}"
 
 
 def _blame(run: RunSnapshot, hang: Hang) -> str:
@@ -50,7 +50,7 @@ def _blame(run: RunSnapshot, hang: Hang) -> str:
     if hang.missing:
         verb = "has" if len(hang.missing) == 1 else "have"
         place = _place(run, hang.missing[0])
-        return f"{_numbers(hang.missing)} {verb} not called it{place and f' ({place})'}"
+        return f"{numbered(hang.missing)} {verb} not called it{place and f' ({place})'}"
     if hang.dead:
         return " and ".join(_absence(run, rank, "is") for rank in hang.dead[:MAX_LISTED_MEMBERS])
     silent = [node.node for node in run.nodes if node.silent]
@@ -63,7 +63,7 @@ def _blame_after(run: RunSnapshot, hang: Hang) -> str:
         return _mismatch_text(run, hang)
     if hang.missing:
         place = _place(run, hang.missing[0]).removeprefix("at ")
-        return f"{_numbers(hang.missing)} never called {hang.op}{place and f' ({place})'}"
+        return f"{numbered(hang.missing)} never called {hang.op}{place and f' ({place})'}"
     if hang.dead:
         return " and ".join(_absence(run, rank, "was") for rank in hang.dead[:MAX_LISTED_MEMBERS])
     return f"{hang.op} in {_short_group(hang)}, {hang.kind}"
@@ -91,7 +91,7 @@ def _place(run: RunSnapshot, number: int) -> str:
     return f"{waits}at {script_frame(rank.stack).rpartition('/')[2].partition(' in ')[0]}"
 
 
-def _numbers(ranks: Sequence[int]) -> str:
+def numbered(ranks: Sequence[int]) -> str:
     """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``."""
     more = len(ranks) - MAX_LISTED_MEMBERS
     listed = ", ".join(map(str, ranks[:MAX_LISTED_MEMBERS]))
@@ -120,7 +120,7 @@ def _calls_text(run: RunSnapshot, hang: Hang) -> str:
     callers: dict[str, list[int]] = {}
     for call in calls:
         callers.setdefault(_call_text(call, varies), []).append(call.rank)
-    told = [f"{_numbers(ranks)} called {text}" for text, ranks in callers.items()]
+    told = [f"{numbered(ranks)} called {text}" for text, ranks in callers.items()]
     return ", ".join(told[:MAX_LISTED_MEMBERS]) + _ahead(run, calls)
 
 
@@ -140,13 +140,13 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     known = sorted({steps[call.rank] for call in calls if call.rank in steps})
     if len(known) > 1:
         return f"; they have ended {' and '.join(map(human_count, known))} steps"
-    in_step = any(call.phase in ("forward", "backward", "optimizer") for call in calls)
+    in_step = any(call.phase not in ("", "other") for call in calls)
     forward = [call.rank for call in calls if call.phase == "forward" and call.is_repeated]
     outside = [call.rank for call in calls if call.phase == "other"]
     if forward and len(forward) < len(calls):
-        return f"; {_numbers(forward)} {_are(forward)} one forward ahead"
+        return f"; {numbered(forward)} {_are(forward)} one forward ahead"
     if outside and in_step:
-        return f"; {_numbers(outside)} {_are(outside)} outside of a step"
+        return f"; {numbered(outside)} {_are(outside)} outside of a step"
     return ""
 
 
@@ -212,7 +212,9 @@ def _of_nccl(ras: Ras | None, hang: Hang) -> Iterator[str]:
 
     def ranks(places: Iterable[int]) -> str:
         found = [hang.members[p] if p < len(hang.members) else p for p in places]
-        return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MAX_LISTED_RANKS]))}"
+        return (
+            f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MAX_LISTED_RANKS]))}"
+        )
 
     for places, what in (
         (own.dead, "NCCL gives up"),

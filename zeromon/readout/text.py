@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from zeromon.focus import death_roles, first_failed
+from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
@@ -56,15 +56,10 @@ def run_state(run: RunSnapshot) -> str:
 def _state(run: RunSnapshot) -> str:
     if not run.ranks:
         return run.note or "no rank has reported yet"
-    failed = [rank for rank in run.ranks if rank.failed]
     steps = max(rank.step for rank in run.ranks)
-    if failed:
-        first = first_failed(failed)
-        if first.stopped:
-            return f"stopped by {first.stopped} after step {first.step}"
-        count = len(failed) if run.fleet is None else run.fleet.failed
-        others = f" (and {count - 1} more)" if count > 1 else ""
-        return f"died: rank {first.rank}{others}, {first.ended}, after step {first.step}"
+    first = first_failed(run.ranks, run.hangs)
+    if first is not None:
+        return _end_text(run, first)
     if all(rank.silent for rank in run.ranks):
         return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
     if run.detached:
@@ -75,6 +70,26 @@ def _state(run: RunSnapshot) -> str:
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
     return f"running, step {human_count(steps)}"
+
+
+def _end_text(run: RunSnapshot, first: RankSnapshot) -> str:
+    """How the run was stopped, or which rank ended it and how many died of that."""
+    roles = roles_of(run)
+    if roles[first.rank] is DeathRole.STOPPED:
+        return f"stopped by {first.stopped} after step {first.step}"
+    culprits = sum(role is DeathRole.CULPRIT for role in roles.values())
+    victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
+    more = f" (and {culprits - 1} more)" if culprits > 1 else ""
+    died_of_it = ""
+    if run.fleet is not None and run.fleet.failed > culprits:
+        died_of_it = f"; {human_count(run.fleet.failed - culprits)} died of it"
+    elif victims:
+        named = f"rank {victims[0]}" if len(victims) == 1 else f"{len(victims)} ranks"
+        died_of_it = f"; {named} died of it"
+    if has_left(first):
+        how = f"left after step {first.step} ({exit_text(first)})"
+        return f"died: rank {first.rank}{more} {how}{died_of_it}"
+    return f"died: rank {first.rank}{more}, {first.ended}, after step {first.step}{died_of_it}"
 
 
 def joined_text(run: RunSnapshot) -> str:
@@ -94,11 +109,9 @@ def notes_of(run: RunSnapshot) -> list[str]:
 
 def has_died(run: RunSnapshot) -> bool:
     """Whether a rank failed, and not because somebody stopped the run."""
-    failed = [rank for rank in run.ranks if rank.failed]
-    if not failed:
+    if not any(rank.failed for rank in run.ranks):
         return run.fleet is not None and run.fleet.failed > 0
-    elsewhere = any(rank.failed for rank in run.away)
-    return DeathRole.STOPPED not in death_roles(failed, elsewhere=elsewhere).values()
+    return DeathRole.STOPPED not in roles_of(run).values()
 
 
 STALLS = frozenset(("collective_in_flight", "stalled"))
@@ -269,8 +282,8 @@ _IN_CPP = "inside graphs or other C++, untimed"
 
 
 def exit_text(rank: RankSnapshot) -> str:
-    """``exit code 0`` of a rank that ended without an error, else how it ended."""
-    return "exit code 0" if rank.ended == "finished" else rank.ended
+    """How a rank ended that left without an error; the kernel may not tell the exit code."""
+    return "exit code 0" if rank.ended == "finished" else "without an error"
 
 
 def state_text(rank: RankSnapshot) -> str:

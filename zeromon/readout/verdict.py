@@ -142,8 +142,7 @@ def _death(run: RunSnapshot) -> str:
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)
-    failed = [rank for rank in run.ranks if rank.failed]
-    first = first_failed(failed) if failed else None
+    first = first_failed(run.ranks, run.hangs)
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
     # its own cause; else a death on another node, before what else is wrong there
     severe.sort(key=lambda f: (f.rule != "rank_died", first is None or f.rank != first.rank))

@@ -1,15 +1,24 @@
 """Ranks that died, collectives that hang, nodes that are lost. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from zeromon.diagnosis.drift import widest_drift
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
 from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
-from zeromon.focus import death_roles, first_failed
+from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
-from zeromon.readout.hang import hang_text
-from zeromon.readout.text import death_text, doing, host_evidence, node_lost, script_frame
+from zeromon.readout.hang import hang_text, numbered
+from zeromon.readout.text import (
+    death_text,
+    doing,
+    exit_text,
+    host_evidence,
+    node_lost,
+    roughly,
+    script_frame,
+)
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -29,20 +38,31 @@ _MOST_STALLED = 4
 @rule("ZM001", severity=Severity.CRITICAL)
 def rank_died(run: RunSnapshot) -> Iterable[Match]:
     """A rank ended abnormally, and its user did not stop the run with Ctrl-C."""
+    roles = roles_of(run)
+    first = first_failed(run.ranks, run.hangs)
+    for rank in run.ranks if first is not None and first.stopped != CTRL_C else ():
+        if (role := roles.get(rank.rank)) is not None:
+            yield Match(_end_of(rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
     away = [rank for rank in run.away if rank.failed]
-    failed = [rank for rank in run.ranks if rank.failed]
-    roles = death_roles(failed, elsewhere=bool(away))
-    for rank in failed:
-        role = roles[rank.rank]
-        if role is DeathRole.STOPPED and first_failed(failed).stopped == CTRL_C:
-            continue
-        why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
-        text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
-        if role is DeathRole.VICTIM:
-            text += "; another rank had failed"
-        yield Match(text, rank.rank, severity=_SEVERITY_OF_DEATH[role])
     for other in away:
         yield Match(f"{other.ended} on node {other.node}, {other.doing}", other.rank)
+
+
+def _end_of(rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
+    """How *rank* ended, and what that has to do with the ends of the others."""
+    if has_left(rank):
+        others = [other for other, role in roles.items() if role is DeathRole.VICTIM]
+        return f"left after step {rank.step} ({exit_text(rank)}) while {numbered(others)} trained"
+    why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
+    text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
+    if roles[rank.rank] is not DeathRole.VICTIM:
+        return text
+    culprits = [other for other, role in roles.items() if role is DeathRole.CULPRIT]
+    return (
+        f"{text}; it died of {numbered(culprits)}"
+        if culprits
+        else f"{text}; another rank had failed"
+    )
 
 
 _SEVERITY_OF_DEATH = {
@@ -133,6 +153,20 @@ def collective_mismatch(run: RunSnapshot) -> Iterable[Match]:
             yield Match(hang_text(run, hang), _blamed(hang))
 
 
+@rule("ZM016", severity=Severity.CRITICAL)
+def steps_apart(run: RunSnapshot) -> Iterable[Match]:
+    """Ranks have ended different numbers of steps in the same collectives."""
+    drift = widest_drift(run)
+    if drift is not None:
+        ahead, behind = drift.ahead, drift.behind
+        yield Match(
+            f"{human_count(ahead.step - behind.step)} steps ahead of rank {behind.rank} in the same "
+            f"collectives ({human_count(ahead.step)} against {human_count(behind.step)}): gradients of "
+            "different steps are mixed",
+            ahead.rank,
+        )
+
+
 @rule("ZM013", severity=Severity.CRITICAL)
 def stalled(run: RunSnapshot) -> Iterable[Match]:
     """No step ends any more, and no collective that hangs says why."""
@@ -141,22 +175,25 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     found = stalls(run)
     if not found:
         return
-    ended = any(stall.rank.recent for stall in found)
+    step = max(stall.rank.step for stall in found) + 1
     lasts = f"no step has ended for {found[0].seconds:.0f} s"
-    if not ended:
+    if run.ended:
+        lasts = f"stalled at step {human_count(step)} for {roughly(found[0].seconds)}"
+    elif not any(stall.rank.recent for stall in found):
         lasts = f"no step has ended since the start, {found[0].seconds:.0f} s ago"
-    ranks = [f"rank {s.rank.rank} {_stalled_at(s)}" for s in found[:_MOST_STALLED]]
+    verb = "was" if run.ended else "is"
+    ranks = [f"rank {s.rank.rank} {_stalled_at(s, verb)}" for s in found[:_MOST_STALLED]]
     if len(found) > _MOST_STALLED:
         ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
     worst, severity = worst_stall(found)
     yield Match(f"{lasts}: {'; '.join(ranks)}", worst.rank.rank, severity=severity)
 
 
-def _stalled_at(stall: Stall) -> str:
+def _stalled_at(stall: Stall, verb: str) -> str:
     rank = stall.rank
     if rank.pause and rank.stack and rank.pause != STARTS:
         return f"{rank.pause} (at {script_frame(rank.stack)})"
-    return f"is {doing(rank)}"
+    return f"{verb} {doing(rank)}"
 
 
 def _blamed(hang: Hang) -> int:

@@ -8,7 +8,7 @@ others only where they mean something and are bounded (never an FQN). What is un
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from zeromon.focus import death_cause, death_roles
+from zeromon.focus import death_cause, roles_of
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
@@ -162,9 +162,8 @@ def _findings(run: RunSnapshot) -> RankRows:
 
 
 def _death(run: RunSnapshot) -> RankRows:
-    failed = [one for one in run.ranks if one.failed]
-    roles = death_roles(failed, elsewhere=any(a.failed for a in run.away)) if failed else {}
-    return lambda rank: (((death_cause(rank), roles[rank.rank]), 1),) if rank.failed else ()
+    roles = roles_of(run)
+    return lambda rank: (((death_cause(rank), role), 1),) if (role := roles.get(rank.rank)) else ()
 
 
 def _engines(read: Callable[[EngineRow], float | None]) -> Rows:
@@ -255,7 +254,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: int(r.failed)), lasting=True),
     Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
          (), _one(lambda r: int(r.detached)), lasting=True),
-    Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause, and its role: culprit (failed by itself), victim (ended because another rank had failed) or stopped (by a person or a scheduler).",
+    Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause (left: without an error, while others needed it), and its role: culprit (ended the run), victim (ended because of another rank) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
     Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, not watched, unknown), of which exactly one is 1.",
          ("health",), _first(_health), lasting=True),

@@ -1,0 +1,359 @@
+"""Ranks whose programs call different things, played: what is said while it lasts and after.
+
+`play` is a backend in small: a call ends when both ranks have called the same operation and size under
+its number, and the ranks stick at the first number where they have not. Every kind is judged while it
+lasts, after the launcher was stopped, and from the rings alone, which do not say how a process ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from builders import run
+
+from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.hangs import hangs_of
+from zeromon.focus import roles_of
+from zeromon.fold.fold import fold
+from zeromon.fold.group_progress import call_histories
+from zeromon.fold.observed import Observed
+from zeromon.fold.state import RankState
+from zeromon.fold.summarize import summarize
+from zeromon.readout.hang import hang_headline, hang_text
+from zeromon.readout.text import run_state
+from zeromon.ring.events import (
+    Done,
+    Exit,
+    ExitKind,
+    Flag,
+    GroupSequence,
+    Heartbeat,
+    Issued,
+    Op,
+    Phase,
+    StepMark,
+)
+from zeromon.snapshot import CallHistory, DeathRole, HangKind, RunSnapshot
+
+MS, SECOND = 1_000_000, 1_000_000_000
+UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+class Call(NamedTuple):
+    """A collective of one rank."""
+
+    op: Op
+    nbytes: int
+    unit: str = ""
+    phase: Phase = Phase.OTHER
+
+
+STEP = None
+"""The end of a step, in a program."""
+Program = Sequence[Call | None]
+
+
+def gathers(*units: str, phase: Phase = Phase.FORWARD, nbytes: int = 4096) -> list[Call]:
+    return [Call(Op.ALL_GATHER, nbytes, unit, phase) for unit in units]
+
+
+UNITS = ("0", "1", "2")
+FORWARD = gathers(*UNITS)
+BACKWARD = [
+    *gathers(*reversed(UNITS), phase=Phase.BACKWARD),
+    Call(Op.REDUCE_SCATTER, 12288, "bucket 0", Phase.BACKWARD),
+]
+TRAINS = [*FORWARD, *BACKWARD, STEP]
+VOTE, BARRIER = Call(Op.ALL_REDUCE, 28), Call(Op.BARRIER, 0)
+
+
+class Played(NamedTuple):
+    """Two ranks that have stuck, or of which one has no more to call."""
+
+    states: list[RankState]
+    stuck_ns: int
+
+
+def play(*programs: Program, steps: int = 20) -> Played:
+    """Runs *steps* common steps, then the program of each rank, until a call cannot end."""
+    plans = [[*TRAINS * steps, *program] for program in programs]
+    states = [RankState(rank=number, pid=number + 1) for number in range(len(plans))]
+    for state in states:
+        state.groups[1] = {"label": "world", "size": len(plans), "ranks": [*range(len(plans))]}
+        state.meta["world_size"] = len(plans)
+    now, number, step = SECOND, 1, 0
+    while True:
+        ends = [plan.pop(0) if plan and plan[0] is STEP else 0 for plan in plans]
+        if STEP in ends:
+            step += 1
+            for state in states:
+                fold(state, GroupSequence(now, 1, number - 1, number - 1))
+                fold(state, StepMark(now, 0, step, now - 7 * MS, 1))
+            continue
+        calls = [plan[0] if plan else None for plan in plans]
+        for state, call in zip(states, calls, strict=True):
+            if call is not None:
+                fold(state, _issued(state, call, number, now))
+        if None in calls or len({(c.op, c.nbytes) for c in calls if c}) > 1:
+            return Played(states, now)
+        now += MS
+        for state, plan in zip(states, plans, strict=True):
+            fold(state, _done(state, plan.pop(0), number, now))  # type: ignore[arg-type]
+        number += 1
+
+
+def _unit(state: RankState, name: str) -> int:
+    if not name:
+        return 0
+    known = {unit: number for number, unit in state.units.items()}
+    number = known.get(name, len(known) + 1)
+    state.units[number] = name
+    return number
+
+
+def _issued(state: RankState, call: Call, number: int, now: int) -> Issued:
+    unit = _unit(state, call.unit)
+    return Issued(now, call.op, call.phase, 0, 1, unit, call.nbytes, number, 1)
+
+
+def _done(state: RankState, call: Call, number: int, now: int, flags: int = 0) -> Done:
+    unit = _unit(state, call.unit)
+    flags |= Flag.END_KNOWN
+    return Done(now, call.op, call.phase, flags, 1, unit, call.nbytes, now - MS, MS, number)
+
+
+def judged(
+    played: Played, ends: Sequence[str], *, after_s: float = 30.0, over: bool = False,
+    left_at_ns: int | None = None,
+) -> RunSnapshot:  # fmt: skip
+    """The run *after_s* seconds after it stuck; *ends*: how each rank ended, "" while it lives."""
+    now = played.stuck_ns + round(after_s * SECOND)
+    ranks = []
+    for state, ended in zip(played.states, ends, strict=True):
+        last = left_at_ns if ended == "finished" and left_at_ns is not None else now
+        fold(state, Heartbeat(last, 0, state.phase, state.step))
+        state.meta["stack"] = (
+            [] if ended == "finished" else [f"/home/me/t.py:3{state.rank} in main"]
+        )
+        failed = ended not in ("", "finished")
+        ranks.append(summarize(state, Observed(alive=not ended, ended=ended, failed=failed)))
+
+    def recent(group: str) -> list[CallHistory]:
+        return [history for state in played.states for history in call_histories(state, group)]
+
+    whole = run(*ranks, ended=over, taken_ns=now + (100 * SECOND if over else 0))
+    object.__setattr__(whole, "hangs", hangs_of(ranks, whole.taken_ns, recent))
+    return whole
+
+
+MOMENTS: dict[str, Any] = {
+    "live": {"ends": ("", "")},
+    "stopped": {"ends": ("SIGTERM", "SIGTERM"), "over": True},
+    "rings": {"ends": (UNEXPLAINED, UNEXPLAINED), "over": True},
+}
+ONE_FORWARD = [*FORWARD, *FORWARD, *BACKWARD]
+MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
+    "skip": (
+        [VOTE, *TRAINS], TRAINS, HangKind.MISMATCHED_OPERATIONS,
+        "rank 0 called all_reduce (28 B), rank 1 called all_gather of 0 (4,096 B) in forward",
+    ),
+    "extra call": (
+        [*gathers("0", nbytes=9), *TRAINS], TRAINS, HangKind.MISMATCHED_SIZES,
+        "rank 0 called all_gather (9 B), rank 1 called all_gather (4,096 B)",
+    ),
+    "different operation": (
+        [Call(Op.BROADCAST, 28)], [VOTE], HangKind.MISMATCHED_OPERATIONS,
+        "rank 0 called broadcast (28 B), rank 1 called all_reduce (28 B)",
+    ),
+    "different size": (
+        [VOTE], [Call(Op.ALL_REDUCE, 64)], HangKind.MISMATCHED_SIZES,
+        "rank 0 called all_reduce (28 B), rank 1 called all_reduce (64 B)",
+    ),
+    "different unit of equal size": (
+        [*gathers("0", "3", "out"), *BACKWARD], [*gathers("0", "out"), *BACKWARD],
+        HangKind.MISMATCHED_UNITS,
+        "since #142: rank 0 called all_gather of 3 (4,096 B), rank 1 called all_gather of out (4,096 B)",
+    ),
+    "one forward ahead": (
+        ONE_FORWARD, TRAINS, HangKind.MISMATCHED_UNITS,
+        "since #144: rank 0 called all_gather of 0 (4,096 B) in forward, rank 1 called all_gather of 2 "
+        "(4,096 B) in backward; rank 0 is one forward ahead",
+    ),
+    "uneven batches": (
+        [BARRIER], TRAINS, HangKind.MISMATCHED_OPERATIONS,
+        "rank 0 called barrier (0 B), rank 1 called all_gather of 0 (4,096 B) in forward; rank 0 is "
+        "outside of a step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_the_first_difference_is_found(kind: str, moment: str) -> None:
+    first, second, expected, words = MISMATCHES[kind]
+    snapshot = judged(play(first, second), **MOMENTS[moment])
+    (hang,) = snapshot.hangs
+    assert hang.kind is expected
+    assert round(hang.seconds) == 30
+    headline = hang_headline(snapshot, hang)
+    assert words in headline
+    assert headline.startswith("hung at step 21 for 30 s: " if moment != "live" else str(expected))
+    assert any(f.code == "ZM002" and f.severity == "critical" for f in advise(snapshot))
+
+
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_the_first_difference_is_found_after_a_death(kind: str) -> None:
+    """gloo raises on one rank at once and aborts the other: nothing hangs, and no number need agree."""
+    first, second, expected, words = MISMATCHES[kind]
+    played = play(first, second)
+    raised = played.states[1]
+    record = raised.group_calls[1].last
+    call = Call(Op(record[2] >> 8 & 255), record[3])
+    fold(raised, _done(raised, call, record[4], played.stuck_ns + MS, Flag.FAILED))
+    raised.texts[1] = LOST
+    fold(raised, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
+    snapshot = judged(played, ("SIGABRT", "exception"), after_s=0.1, over=True)
+    (hang,) = snapshot.hangs
+    assert (hang.kind, hang.seconds) == (expected, 0.0)
+    assert words.partition(": ")[2 if words.startswith("since") else 0] in hang_text(snapshot, hang)
+    assert any(f.code == "ZM003" and f.severity == "critical" for f in advise(snapshot))
+
+
+def test_a_number_may_differ_by_one_where_the_ranks_died() -> None:
+    """One rank has gone on to its next call when the other aborts in the one before."""
+    played = play(MISMATCHES["one forward ahead"][0], TRAINS)
+    ahead = played.states[0]
+    last = ahead.group_calls[1].last[4]
+    later = Call(Op.ALL_GATHER, 777, "1", Phase.FORWARD)
+    fold(ahead, _issued(ahead, later, last + 1, played.stuck_ns + MS))
+    snapshot = judged(played, ("SIGABRT", "SIGABRT"), after_s=0.1, over=True)
+    (hang,) = snapshot.hangs
+    assert "rank 0 is one forward ahead" in hang_headline(snapshot, hang)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_never_calls_is_named_with_its_line(moment: str) -> None:
+    snapshot = judged(play([VOTE], []), **MOMENTS[moment])
+    (hang,) = snapshot.hangs
+    assert (hang.kind, hang.waiting, hang.missing) == (HangKind.MISSING_MEMBER, (0,), (1,))
+    assert hang_headline(snapshot, hang) == (
+        "all_reduce in world is stuck: rank 0 waits, rank 1 has not called it (at t.py:31)"
+        if moment == "live"
+        else "hung at step 21 for 30 s: rank 1 never called all_reduce (t.py:31)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (
+            ("", "finished"),
+            "all_reduce in world is stuck: rank 0 waits, rank 1 has left after step 20",
+        ),
+        (("SIGTERM", "finished"), "hung at step 21 for 30 s: rank 1 had left after step 20"),
+        ((UNEXPLAINED, "finished"), "hung at step 21 for 30 s: rank 1 had left after step 20"),
+    ],
+)
+def test_a_member_that_left_is_named(ends: tuple[str, str], words: str) -> None:
+    played = play([VOTE], [])
+    snapshot = judged(
+        played, ends, over=all(ends), left_at_ns=played.stuck_ns - MS,
+    )  # fmt: skip
+    (hang,) = snapshot.hangs
+    assert (hang.kind, hang.dead) == (HangKind.LEFT_MEMBER, (1,))
+    assert hang_headline(snapshot, hang) == f"{words} (exit code 0)"
+    if ends[0] == UNEXPLAINED:
+        assert roles_of(snapshot) == {0: DeathRole.VICTIM, 1: DeathRole.CULPRIT}
+
+
+def test_it_is_not_waited_for_a_member_that_left() -> None:
+    played = play([VOTE], [])
+    early = judged(played, ("", "finished"), after_s=4, left_at_ns=played.stuck_ns - MS)
+    assert [hang.kind for hang in early.hangs] == [HangKind.LEFT_MEMBER]
+    played = play([VOTE], [])
+    assert judged(played, ("", ""), after_s=4).hangs == ()
+
+
+def lost_peer(played: Played, number: int) -> None:
+    """A rank whose connection was closed, in C++: no hook has seen the call."""
+    state = played.states[number]
+    state.texts[1] = LOST
+    fold(state, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
+
+
+def test_a_rank_that_leaves_while_others_train_is_the_cause() -> None:
+    played = play([], [])
+    lost_peer(played, 1)
+    snapshot = judged(
+        played, ("finished", "exception"), after_s=0.1, over=True, left_at_ns=played.stuck_ns
+    )
+    assert roles_of(snapshot) == {0: DeathRole.CULPRIT, 1: DeathRole.VICTIM}
+    assert run_state(snapshot) == "died: rank 0 left after step 20 (exit code 0); rank 1 died of it"
+    told = {f.rank: (f.severity, f.text) for f in advise(snapshot) if f.code == "ZM001"}
+    assert told[0] == ("critical", "left after step 20 (exit code 0) while rank 1 trained")
+    assert told[1][0] == "info"
+    assert told[1][1].endswith("it died of rank 0")
+
+
+def test_a_rank_that_ends_a_little_earlier_is_not_accused() -> None:
+    played = play([], [])
+    ended = judged(played, ("finished", "finished"), over=True, left_at_ns=played.stuck_ns)
+    assert (roles_of(ended), ended.hangs) == ({}, ())
+    played = play([], [])
+    ends = judged(played, ("finished", ""), after_s=60, left_at_ns=played.stuck_ns)
+    assert (roles_of(ends), ends.hangs) == ({}, ())
+    played = play([], [])
+    fails = judged(played, ("finished", "exit code 1"), over=True, left_at_ns=played.stuck_ns)
+    assert roles_of(fails) == {1: DeathRole.CULPRIT}
+
+
+@pytest.mark.parametrize("other", ["SIGTERM", "SIGABRT", "SIGKILL"])
+def test_the_first_death_is_the_cause_and_the_later_its_consequence(other: str) -> None:
+    """The launcher kills what does not end by itself; a backend aborts where a peer is gone."""
+    played = play([VOTE], [])
+    snapshot = judged(played, ("", "SIGKILL"), after_s=0)
+    fold(played.states[0], Heartbeat(played.stuck_ns + 9 * SECOND, 0, Phase.OTHER, 20))
+    late = summarize(played.states[0], Observed(alive=False, ended=other, failed=True))
+    dead = run(late, snapshot.ranks[1], ended=True)
+    assert roles_of(dead) == {0: DeathRole.VICTIM, 1: DeathRole.CULPRIT}
+    assert run_state(dead) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
+
+
+def test_a_timeout_blames_the_rank_that_never_called() -> None:
+    """The waiting rank raises after half an hour, and the launcher stops the other."""
+    played = play([VOTE], [])
+    waits = played.states[0]
+    record, now = waits.group_calls[1].last, played.stuck_ns + 1800 * SECOND
+    fold(waits, _done(waits, VOTE, record[4], now, Flag.FAILED))
+    waits.texts[1] = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
+    fold(waits, Exit(now, ExitKind.EXCEPTION, 1))
+    snapshot = judged(played, ("exception", "SIGTERM"), after_s=1800.5, over=True)
+    (hang,) = snapshot.hangs
+    assert hang_headline(snapshot, hang) == (
+        "hung at step 21 for 30 min: rank 1 never called all_reduce (t.py:31)"
+    )
+    assert roles_of(snapshot) == {0: DeathRole.VICTIM, 1: DeathRole.CULPRIT}
+
+
+def test_ranks_that_name_their_units_differently_are_not_accused() -> None:
+    """Experts of one group are called differently on each rank, in every step."""
+    own = [*gathers("experts.0"), STEP] * 30, [*gathers("experts.1"), STEP] * 30
+    played = play([*own[0], VOTE], own[1], steps=0)
+    (hang,) = judged(played, ("", "")).hangs
+    assert hang.kind is HangKind.MISSING_MEMBER
+
+
+def test_all_inside_takes_the_number_and_the_call_of_every_member() -> None:
+    played = play([VOTE], [BARRIER])  # stuck; then both are said to be in the vote
+    one = played.states[1].group_calls[1]
+    one.in_flight.clear()
+    one.recent.pop()
+    fold(
+        played.states[1],
+        _issued(played.states[1], VOTE, played.states[0].group_calls[1].last[4], 0),
+    )
+    (hang,) = judged(played, ("", "")).hangs
+    assert hang.kind is HangKind.ALL_INSIDE
