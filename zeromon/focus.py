@@ -96,6 +96,8 @@ HOST_OOM, DEVICE_OOM = "host_oom", "device_oom"
 """The causes of a death by memory, as :func:`death_cause` has them."""
 
 
+_FIRST_ENDED = 8
+"""Ranks that ended first: only these are asked whether a later one died of them."""
 _FOLLOWS_NS = 5_000_000_000
 """A rank that dies so much later than the first is taken for its victim."""
 
@@ -136,16 +138,19 @@ def _blamed(
     }  # fmt: skip
     if absent:
         return [rank for rank in ranks if rank.rank in absent and not rank.alive]
+    ended = sorted((r for r in ranks if not r.alive), key=lambda rank: rank.last_event_ns)
     own = [
         rank for rank in failed
-        if not rank.stopped and not _lost_peer(rank) and not _waits_for_absent(rank, ranks)
+        if not rank.stopped and not _lost_peer(rank)
+        and not _waits_for_absent(rank, ended[:_FIRST_ENDED])
     ]  # fmt: skip
     first = min((rank.last_event_ns for rank in own), default=0)
     own = [rank for rank in own if rank.last_event_ns <= first + _FOLLOWS_NS]
+    last = max(rank.last_event_ns for rank in failed)
     return own or [
-        rank for rank in ranks
-        if has_left(rank) and any(_needs(other, rank) or _lost_peer(other) for other in failed)
-        and rank.last_event_ns <= max(other.last_event_ns for other in failed)
+        rank for rank in ended[:_FIRST_ENDED]
+        if has_left(rank) and rank.last_event_ns <= last
+        and any(_needs(other, rank) or _lost_peer(other) for other in failed)
     ]  # fmt: skip
 
 
@@ -160,12 +165,9 @@ def has_left(rank: RankSnapshot) -> bool:
     return not (rank.alive or rank.failed or rank.detached or rank.silent)
 
 
-def _waits_for_absent(rank: RankSnapshot, ranks: Sequence[RankSnapshot]) -> bool:
-    """Whether *rank* died in a collective of a rank that had ended before and never called it."""
-    return any(
-        not other.alive and other.last_event_ns < rank.last_event_ns and _needs(rank, other)
-        for other in ranks
-    )
+def _waits_for_absent(rank: RankSnapshot, ended: Sequence[RankSnapshot]) -> bool:
+    """Whether *rank* died in a collective of one that had *ended* before and never called it."""
+    return any(other.last_event_ns < rank.last_event_ns and _needs(rank, other) for other in ended)
 
 
 def _needs(rank: RankSnapshot, other: RankSnapshot) -> bool:
