@@ -19,7 +19,7 @@ from zeromon.collector.run_cluster import NOTE, RunCluster
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import hangs_of, since_difference
+from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
 from zeromon.errors import RingError
@@ -29,7 +29,6 @@ from zeromon.fold.checkpoint import (
     decode as decode_totals,
     encode as encode_totals,
 )
-from zeromon.fold.group_progress import call_histories
 from zeromon.fold.observed import Observed, Vitals
 from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
@@ -46,11 +45,9 @@ from zeromon.ring import paths, trials
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
-    CallHistory,
     Device,
     Energy,
     Finding,
-    Hang,
     Links,
     NodeView,
     RankSnapshot,
@@ -284,7 +281,7 @@ class RunFollower:
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
-        hangs = self._find_hangs(followers, ranks, now)
+        hangs = self.cluster.find_hangs([f.state for f in followers], ranks, now)
         leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
         run = RunSnapshot(
             run=self.run,
@@ -385,18 +382,6 @@ class RunFollower:
             self._stragglers = stragglers(
                 self._skew, ranks, _node_of(nodes), error, self._stragglers
             )
-
-    def _find_hangs(
-        self, followers: Sequence[RankFollower], ranks: Sequence[RankSnapshot], now: int
-    ) -> tuple[Hang, ...]:
-        """The hangs by the ranks of all nodes; what members called differently, by those of this one."""
-
-        def recent(group: str) -> list[CallHistory]:
-            return [history for f in followers for history in call_histories(f.state, group)]
-
-        if self.cluster.is_heard:
-            return tuple(since_difference(hang, recent) for hang in self.cluster.hangs)
-        return hangs_of(ranks, now, recent)
 
     def _job(self, followers: Sequence[RankFollower]) -> str:
         """The name that the user gave to the job, else the id that its launcher or scheduler gave."""

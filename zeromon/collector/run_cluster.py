@@ -8,10 +8,12 @@ from typing import Any
 
 from zeromon.collector.cluster import Leader, NodeInfo, PeerRank
 from zeromon.collector.cluster_client import ClusterSync, NodeList
+from zeromon.diagnosis.hangs import hangs_of, since_difference
 from zeromon.diagnosis.stragglers import ArrivalSkew
+from zeromon.fold.group_progress import call_histories
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
-from zeromon.snapshot import Hang, NodeView, RankSnapshot, RemoteRank
+from zeromon.snapshot import CallHistory, Hang, NodeView, RankSnapshot, RemoteRank
 from zeromon.units import printable
 
 NOTE, _MOST_NOTE = "nodes.note", 400
@@ -89,10 +91,17 @@ class RunCluster:
         """Whether the last reply of the leader is recent."""
         return self._sync is not None and self._sync.is_heard
 
-    @property
-    def hangs(self) -> tuple[Hang, ...]:
-        """Collectives that hang, by the ranks of all nodes."""
-        return self._sync.hangs if self._sync is not None else ()
+    def find_hangs(
+        self, states: Sequence[RankState], ranks: Sequence[RankSnapshot], now_ns: int
+    ) -> tuple[Hang, ...]:
+        """The hangs by the ranks of all nodes; what members called differently, by those of this one."""
+
+        def recent(group: str) -> list[CallHistory]:
+            return [history for state in states for history in call_histories(state, group)]
+
+        if self._sync is None or not self._sync.is_heard:
+            return hangs_of(ranks, now_ns, recent)
+        return tuple(since_difference(hang, recent) for hang in self._sync.hangs)
 
     @property
     def away(self) -> tuple[RemoteRank, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from zeromon.fold.pauses import waits_for_batch
-from zeromon.readout.text import doing, exit_text, group_text, roughly, script_frame
+from zeromon.readout.deaths import exit_text
+from zeromon.readout.text import doing, group_text, roughly, script_frame
 from zeromon.snapshot import Halt, Hang, HangKind, MemberCall, Ras, RunSnapshot
 from zeromon.units import human_count
 

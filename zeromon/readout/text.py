@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from zeromon.focus import first_failed, has_left, roles_of
+from zeromon.focus import first_failed, roles_of
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
+from zeromon.readout.deaths import end_text
 from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import (
@@ -20,7 +21,6 @@ from zeromon.snapshot import (
     Capture,
     CaptureState,
     CodeLine,
-    Death,
     DeathRole,
     ExtensionLock,
     Finding,
@@ -59,7 +59,7 @@ def _state(run: RunSnapshot) -> str:
     steps = max(rank.step for rank in run.ranks)
     first = first_failed(run.ranks, run.hangs)
     if first is not None:
-        return _end_text(run, first)
+        return end_text(run, first)
     if all(rank.silent for rank in run.ranks):
         return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
     if run.detached:
@@ -70,26 +70,6 @@ def _state(run: RunSnapshot) -> str:
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
     return f"running, step {human_count(steps)}"
-
-
-def _end_text(run: RunSnapshot, first: RankSnapshot) -> str:
-    """How the run was stopped, or which rank ended it and how many died of that."""
-    roles = roles_of(run)
-    if roles[first.rank] is DeathRole.STOPPED:
-        return f"stopped by {first.stopped} after step {first.step}"
-    culprits = sum(role is DeathRole.CULPRIT for role in roles.values())
-    victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
-    more = f" (and {culprits - 1} more)" if culprits > 1 else ""
-    died_of_it = ""
-    if run.fleet is not None and run.fleet.failed > culprits:
-        died_of_it = f"; {human_count(run.fleet.failed - culprits)} died of it"
-    elif victims:
-        named = f"rank {victims[0]}" if len(victims) == 1 else f"{len(victims)} ranks"
-        died_of_it = f"; {named} died of it"
-    if has_left(first):
-        how = f"left after step {first.step} ({exit_text(first)})"
-        return f"died: rank {first.rank}{more} {how}{died_of_it}"
-    return f"died: rank {first.rank}{more}, {first.ended}, after step {first.step}{died_of_it}"
 
 
 def joined_text(run: RunSnapshot) -> str:
@@ -281,11 +261,6 @@ def in_graphs_ratio(rank: RankSnapshot) -> float:
 _IN_CPP = "inside graphs or other C++, untimed"
 
 
-def exit_text(rank: RankSnapshot) -> str:
-    """How a rank ended that left without an error; the kernel may not tell the exit code."""
-    return "exit code 0" if rank.ended == "finished" else "without an error"
-
-
 def state_text(rank: RankSnapshot) -> str:
     """How a rank ended, else its phase: for a table cell."""
     phase = "running" if rank.phase == "other" else rank.phase or "up"
@@ -309,23 +284,6 @@ def busiest_line(rank: RankSnapshot) -> str:
         return ""
     place = max(samples, key=lambda row: row.ratio).place.removesuffix(" in <module>")
     return place.rpartition("/")[2] if place.startswith("/") else place
-
-
-def death_text(death: Death) -> str:
-    """``rank 1, exception, ValueError: boom``: how a rank of an earlier attempt ended."""
-    parts = (f"rank {death.rank}", death.ended, death.exception)
-    return ", ".join(part for part in parts if part)
-
-
-def host_evidence(rank: RankSnapshot) -> str:
-    """What the kernel counted and what the rank held when the kernel killed it for memory."""
-    host = rank.host
-    if host is None:
-        return ""
-    where = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
-    times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
-    text = f"the {where} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
-    return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
 
 
 UNATTRIBUTED_NAMES = {

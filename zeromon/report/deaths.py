@@ -5,8 +5,9 @@ from itertools import pairwise
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.deaths import death_text, host_evidence
 from zeromon.readout.remedy import ladder_lines
-from zeromon.readout.text import UNATTRIBUTED_NAMES, death_text, doing, host_evidence
+from zeromon.readout.text import UNATTRIBUTED_NAMES, doing
 from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,

@@ -9,16 +9,9 @@ from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_sta
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
+from zeromon.readout.deaths import death_text, exit_text, host_evidence
 from zeromon.readout.hang import hang_text, numbered
-from zeromon.readout.text import (
-    death_text,
-    doing,
-    exit_text,
-    host_evidence,
-    node_lost,
-    roughly,
-    script_frame,
-)
+from zeromon.readout.text import doing, node_lost, roughly, script_frame
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
