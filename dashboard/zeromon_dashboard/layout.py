@@ -11,10 +11,10 @@ import dash_mantine_components as dmc
 from dash import html
 
 from zeromon.readout.text import pause_seconds, pause_text
-from zeromon.readout.verdict import beside, verdict
+from zeromon.readout.verdict import beside, unanswered, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.run_store import About
-from zeromon.units import human_count, human_seconds
+from zeromon.units import human_count
 from zeromon_dashboard.page import Known, Page, Parts, clock
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MOST_RUNS, Route
@@ -66,16 +66,18 @@ def _head(known: Known) -> Parts:
     if known.where.at is not None:
         state, colour = f"as at {clock(run.taken_wall)}", "violet"
     elif known.trouble:
-        state, colour = f"no answer for {human_seconds(known.age)}", "red"
+        state, colour = "no answer", "red"
     elif run.ended or not known.live:
         state, colour = "recorded", "gray"
     elif (pause := pause_seconds(run)) is not None:
         state, colour = pause_text(pause), "orange"
     elif run.detached:
         state, colour = "detached", "gray"
+    elif run.ranks and not any(rank.alive for rank in run.ranks):
+        state, colour = "ending", "gray"
     else:
         state, colour = "live", "teal"
-    judged = verdict(run)
+    judged = unanswered(run, known.age) if known.trouble and not run.ended else verdict(run)
     tone = COLOURS[judged.severity]
     return {
         "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
@@ -83,7 +85,7 @@ def _head(known: Known) -> Parts:
         "facts": {"children": facts},
         "about": {"children": _about(known.about)},
         "state": {"children": state, "color": colour},
-        "verdict": {"children": beside(judged.health, run)},
+        "verdict": {"children": beside(verdict(run).health, run)},
     }
 
 

@@ -611,7 +611,10 @@ def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is
     source.dead = True
     clock.now += 7
     body = sent(feeds, where, first["cursor"])
-    assert body["props"]["state"]["children"] == "no answer for 7.00 s"
+    assert body["props"]["state"]["children"] == "no answer"
+    assert body["props"]["health"]["children"] == "unknown"
+    cause = body["props"]["cause"]["children"]
+    assert cause.startswith("no answer from its collector for 7.00 s; before: healthy")
     source.dead, source.steps = False, 40
     clock.now += 1
     body = sent(feeds, where, body["cursor"])
@@ -754,7 +757,7 @@ def test_the_list_of_runs_says_which_are_live(
     found = runs_page.run_rows(Hub(store).runs())
     assert [row["run"] for row in found] == ["other", "train-1"]
     assert found[0]["state"].startswith("no longer monitored")
-    assert found[1]["state"] == "finished after 20 steps"
+    assert found[1]["state"].startswith("finished after 20 steps; exposed communication")
 
 
 def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

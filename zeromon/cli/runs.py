@@ -81,6 +81,8 @@ class Listed:
     live: bool
     health: str
     """The word of the verdict."""
+    cause: str
+    """What threatened it last; "" where nothing did."""
     state: str
     seconds: float
     """From its start to its end, or to the last snapshot."""
@@ -118,6 +120,7 @@ def _listed(store: Store, one: Manifest, *, live: bool) -> Listed:
         run=one.run,
         live=live,
         health=one.health if seen else Health.UNKNOWN,
+        cause=one.cause,
         state=one.verdict if seen else f"no longer monitored: {one.verdict}",
         seconds=max(0.0, one.taken_wall - one.started_wall),
         steps=one.steps,
@@ -132,7 +135,17 @@ def _listed(store: Store, one: Manifest, *, live: bool) -> Listed:
     )
 
 
-_COLUMNS = ("run", "verdict", "duration", "steps", "ranks", "strategy", "on disk", "tags, note")
+_COLUMNS = (
+    "run",
+    "verdict",
+    "duration",
+    "steps",
+    "ranks",
+    "strategy",
+    "on disk",
+    "cause",
+    "tags, note",
+)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -157,9 +170,13 @@ def _cells(one: Listed) -> tuple[str, ...]:
     cells = (
         one.run, f"{one.health}, running" if one.live else one.health,
         human_seconds(one.seconds), f"{one.steps:,}", f"{one.ranks}", one.strategy or "n/a",
-        human_bytes(one.record_bytes), about if len(about) <= 40 else f"{about[:39]}…",
+        human_bytes(one.record_bytes), _cut(one.cause, 60), _cut(about, 40),
     )  # fmt: skip
     return tuple(printable(cell) for cell in cells)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _note(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from zeromon.readout.text import (
 )
 from zeromon.ring.text_enum import TextEnum
 from zeromon.snapshot import Finding, HangKind, RunSnapshot
-from zeromon.units import human_ratio
+from zeromon.units import human_ratio, human_seconds
 
 
 class Health(TextEnum):
@@ -122,6 +122,19 @@ def verdict(run: RunSnapshot) -> Verdict:
         last = threat or _plain(health, _largest_wait(run))
         return replace(last, health=health, outcome=run_state(run))
     return threat or _well(run)
+
+
+def state_and_cause(run: RunSnapshot) -> str:
+    """The verdict in one line, for a list of runs: ``slow: rank 1 is late ...; running, step 105``."""
+    judged = verdict(run)
+    is_said = judged.outcome or not run.ranks or has_died(run)
+    return judged.text if is_said else f"{judged.text}; {run_state(run)}"
+
+
+def unanswered(run: RunSnapshot, seconds: float) -> Verdict:
+    """The verdict on a live run of which nothing is known for *seconds*."""
+    text = f"no answer from its collector for {human_seconds(seconds)}; before: {verdict(run).text}"
+    return Verdict(Health.UNKNOWN, Severity.WARNING, text)
 
 
 def _plain(health: Health, cause: str) -> Verdict:

@@ -20,8 +20,7 @@ import msgspec
 
 from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
-from zeromon.readout.text import run_state
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import state_and_cause, verdict
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
@@ -74,8 +73,9 @@ class Manifest:
     job: str = ""
     """See :attr:`RunSnapshot.job`."""
     health: str = ""
-    """The word of its verdict; "" where an earlier version wrote the record."""
-    format: int = 1
+    """The word of its verdict."""
+    cause: str = ""
+    """What threatened it last; "" where nothing did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         started_wall=run.started_wall,
         taken_wall=run.taken_wall,
         ended=run.ended,
-        verdict=judged.text if run.ended else run_state(run),
+        verdict=state_and_cause(run),
         strategy=first.strategy if first else "",
         device=first.device if first else "",
         ranks=len(run.ranks),
@@ -112,6 +112,7 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
         health=judged.health,
+        cause=judged.cause if judged.severity in (Severity.WARNING, Severity.CRITICAL) else "",
     )
 
 
