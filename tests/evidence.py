@@ -195,7 +195,7 @@ FIRES: dict[str, RankSnapshot] = {
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
     "whole_model_unit": one(
-        models=({**MODEL, "units": [], "kept_numel": 100 * MIB},), unsharded_peak_bytes=400 * MIB
+        models=({**MODEL, "units": [], "largest_unit_numel": 100 * MIB},), unsharded_peak_bytes=400 * MIB
     ),
     "ddp_bucket_large": one(
         row("all_reduce", "bucket 0", "backward", nbytes=40.0 * MIB, exposed_seconds=0.05, seconds=0.05),
@@ -240,7 +240,7 @@ FIRES: dict[str, RankSnapshot] = {
         recent=CPU_STEP * 30, memory=device_memory(),
         roles=(replace(role("optimizer_state", 0), host_bytes=GIB),),
     ),
-    "data_wait": one(recent=WAITING * 30),
+    "data_wait": one(recent=WAITING * 30, loader={"num_workers": 0}),
     "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 4, 120),
     "recompilations": pausing(Phase.COMPILE, 10, 900, compiled=VARIES),
     "slow_steps": pausing(

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zeromon.levels import OOM
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
     DeathRole,
     Hang,
     HangKind,
+    Pool,
     RankSnapshot,
     Risk,
     RunSnapshot,
@@ -72,6 +74,20 @@ def nearest_oom(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, Risk] | No
             pair[0].rank in pair[1].growing_ranks,
         ),
         default=None,
+    )
+
+
+def pool_of(rank: RankSnapshot, pool: Pool) -> Pool:
+    """The memory of *rank* that *pool* is: a CPU's device memory is the host's."""
+    return Pool.HOST if rank.device == "cpu" else pool
+
+
+def is_running_out(ranks: Sequence[RankSnapshot], pool: Pool) -> bool:
+    """Whether a memory of *ranks* is nearly full, or a trend leads there."""
+    return any(
+        risk.pool == pool and (risk.ratio >= OOM.warning or risk.steps_left is not None)
+        for rank in ranks
+        for risk in rank.risks
     )
 
 

@@ -601,6 +601,19 @@ SCRIPTS += [
     (LOOP.format(sync="pass").replace("(i + 1) % N == 0", "not (i + 1) % N or i == last"),
      LOOP.format(sync="pass").replace("(i + 1) % N == 0", "i or i == last"), "ZM308", "info"),
 ]  # fmt: skip
+LBFGS = """
+model = DDP(model)
+o = torch.optim.LBFGS(model.parameters())
+for i, x in enumerate(data):
+    def closure():
+        o.zero_grad()
+        loss = model(x)
+        loss.backward()
+        return loss
+    if (i + 1) % 4 == 0:
+        o.step(closure)
+"""
+SCRIPTS += [(LOOP.format(sync="pass"), LBFGS, "ZM308", "info")]
 SCRIPTS += LOADERS
 SCRIPTS += [
     (f"TrainingArguments('o', {bad})", f"TrainingArguments('o', {good})", code, severity)
@@ -624,6 +637,48 @@ def test_a_rule_fires_and_leaves_the_nearest_good_case_alone(
 ) -> None:
     assert (code, severity) in found_in(tmp_path, bad, name)
     assert (code, severity) not in found_in(tmp_path, good, name)
+
+
+@pytest.mark.parametrize(
+    ("wraps", "call"),
+    [
+        ("model = DDP(model)", "no_sync()"),
+        ("model = FSDP(model, auto_wrap_policy=p)", "no_sync()"),
+        ("fully_shard(model)", "set_requires_gradient_sync(False)"),
+    ],
+)
+def test_accumulation_is_advised_by_what_the_wrapper_has(
+    tmp_path: Path, wraps: str, call: str
+) -> None:
+    loop = LOOP.format(sync="pass").replace("model = DDP(model)", wraps)
+    (fix,) = (p.fix for p in problems_of(tmp_path, HEAD + loop, "t.py") if p.code == "ZM308")
+    assert f"model.{call}" in fix
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "fires"),
+    [
+        ("", "torchrun train.py --deepspeed ds.json", True),
+        ("", "torchrun train.py --deepspeed ds.json --bf16 true", False),
+        ("", "torchrun train.py --deepspeed ds.json --fp16 true", False),
+        ("", "accelerate launch --mixed_precision bf16 train.py --deepspeed ds.json", False),
+        ("TrainingArguments('o', bf16=True, deepspeed='ds.json')", "torchrun train.py", False),
+        ("TrainingArguments('o', bf16=True, deepspeed='ds.json')", "", False),
+        ("TrainingArguments('o', deepspeed='ds.json')", "", True),
+        ("from accelerate import Accelerator\nAccelerator(mixed_precision='bf16')", "", False),
+        ("from accelerate import Accelerator\nAccelerator(mixed_precision='no')", "", True),
+    ],
+)
+def test_the_precision_that_a_launch_adds_to_deepspeeds_file_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, command: str, fires: bool
+) -> None:
+    """accelerate and the Trainer write it into the configuration of the engine."""
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1})
+    (tmp_path / "ds.json").write_text(text)
+    (tmp_path / "train.py").write_text(HEAD + script)
+    found = check(["ds.json", "train.py"], command=command.split())
+    assert ("ZM405" in {problem.code for problem in found.problems}) is fires
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -39,6 +39,7 @@ from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.report.render import render
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT
+from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
     ConfigFormat,
     Device,
@@ -654,10 +655,18 @@ def test_overflows_name_the_learning_rate_and_clipping_where_it_is_off() -> None
     assert "gradient_clipping" not in finding.remedy.effect
 
 
-def test_an_optimizer_on_the_host_may_run_beside_the_next_batch() -> None:
-    finding = found(FIRES["cpu_optimizer_slow"], "cpu_optimizer_slow")
-    assert finding is not None and finding.remedy is not None
-    assert "ZenFlow" in finding.remedy.effect and "SuperOffload" in finding.remedy.effect
+def test_an_optimizer_on_the_host_is_relieved_by_what_its_stage_allows() -> None:
+    for stage, effect, diff in (
+        (2, "serves twice as many samples", "gradient_accumulation_steps"),
+        (3, "SuperOffload", '"ratio": 0.7'),
+    ):
+        rank = replace(
+            FIRES["cpu_optimizer_slow"],
+            strategy_fields=Strategy.parse(f"deepspeed-zero{stage}-offload"),
+        )
+        finding = found(rank, "cpu_optimizer_slow")
+        assert finding is not None and finding.remedy is not None
+        assert effect in finding.remedy.effect and diff in finding.remedy.diff
 
 
 def test_saves_that_stop_the_loop_are_written_by_a_thread() -> None:

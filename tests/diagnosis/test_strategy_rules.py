@@ -89,9 +89,9 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     )  # fmt: skip
     yield made(risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9))
     yield made(risks=(replace(FULL, cause="growth"),), memory=device_memory())
-    whole = {**model, "units": [], "kept_numel": 100 * MIB}
+    whole = {**model, "units": [], "largest_unit_numel": 100 * MIB}
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
-    yield made(recent=WAITING * 30)
+    yield made(recent=WAITING * 30, loader={"num_workers": 0})
     for pauses in ("garbage_collection", "recompilations", "slow_steps"):
         at = FIRES[pauses]
         yield made(recent=at.recent, steps=at.steps, loader=at.loader, compiled=at.compiled)

@@ -52,7 +52,7 @@ def figures(s: Sources) -> list[Figure]:
                          *_arguments(s, "per_device_train_batch_size")]),
         ("accumulation", [*_of(s, "gradient_accumulation_steps"),
                           *_arguments(s, "gradient_accumulation_steps")]),
-        ("precision", _precision(s)),
+        ("precision", precisions(s)),
         ("clipping", [*_of(s, "gradient_clipping"), *_arguments(s, "max_grad_norm")]),
         ("ZeRO stage", _of(s, ZERO, "stage", option="zero_stage")),
         *((f"offload of {what}", _of(s, ZERO, key, "device", option=f"{key}_device"))
@@ -113,7 +113,7 @@ def _arguments(s: Sources, name: str) -> Iterator[Said]:
             yield value, script.file
 
 
-def _precision(s: Sources) -> Iterator[Said]:
+def precisions(s: Sources) -> Iterator[Said]:
     """Yields the precision; the script's own wins over that of the launch file."""
     if s.deepspeed is not None:
         for name in ("bf16", "fp16"):

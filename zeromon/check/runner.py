@@ -28,7 +28,7 @@ from zeromon.check.documents import (
     parse_python,
     read_text,
 )
-from zeromon.check.figures import Figure, Sources, figures
+from zeromon.check.figures import Figure, Sources, figures, precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.pages import pages
 from zeromon.errors import CheckError
@@ -44,6 +44,8 @@ _WORDS = (
     "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig",
 )  # fmt: skip
 """A file found in a folder is parsed only if it has one of these words."""
+
+_HALF = ("bf16", "fp16", "fp8")
 
 _OF_NEOX = {"pipe_parallel_size", "model_parallel_size"}
 """Settings of GPT-NeoX, whose files mix DeepSpeed's settings with those of the model."""
@@ -141,9 +143,16 @@ class _Run:
 
     def across(self) -> None:
         """Compares the scripts with the accelerate file, where there is one."""
-        if len(self.launches) == 1:
+        file, other = self.launches[0] if len(self.launches) == 1 else (None, None)
+        if file is not None:
             for script in self.scripts:
-                self.problems += across.differences(script, *self.launches[0])
+                self.problems += across.differences(script, file, other)
+        self.apply_precision(
+            Sources(
+                command=launch.Command(launcher=""), launch=file, file=None, deepspeed=other,
+                scripts=tuple(self.scripts),
+            )
+        )  # fmt: skip
 
     def launched(self, command: launch.Command) -> list[Figure]:
         """Reads the files that *command* names, too; compares all, and returns the figures."""
@@ -172,11 +181,16 @@ class _Run:
                 self.problems += across.differences(script, now, other)
         self.problems += launch.processes(command)
         self.problems += across.of_arguments(command, self.scripts, now, other)
-        return figures(
-            Sources(
-                command=command, launch=now, file=file, deepspeed=other, scripts=tuple(self.scripts)
-            )
+        sources = Sources(
+            command=command, launch=now, file=file, deepspeed=other, scripts=tuple(self.scripts)
         )
+        self.apply_precision(sources)
+        return figures(sources)
+
+    def apply_precision(self, sources: Sources) -> None:
+        """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
+        if any(said in _HALF for said, _ in precisions(sources)):
+            self.problems = [problem for problem in self.problems if problem.code != "ZM405"]
 
     def path(self, path: str) -> None:
         """Checks a file or a folder from the command line."""

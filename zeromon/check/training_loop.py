@@ -84,9 +84,9 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
     if not wraps or engine or script.words & _SYNC_NAMES:
         return
     loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.While))]
-    inside = {loop: [n for part in loop.body for n in ast.walk(part)] for loop in loops}
+    inside = {loop: list(_in_body(loop)) for loop in loops}
     for loop in loops:
-        if any(isinstance(n, (ast.For, ast.While)) for n in inside[loop]):
+        if any(n in inside for n in inside[loop]):
             continue  # the innermost one decides
         backward = next((n for n in inside[loop] if _calls_method(n, "backward")), None)
         if backward is None:
@@ -101,9 +101,24 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
             message = f"each of {steps} backwards before a step reduces the gradients"
             if steps == _SOME:
                 message = "each backward of an accumulation reduces the gradients"
-            fix = "with model.no_sync(): in all of them but the last; costs whole gradients"
-            yield script.problem("ZM308", "info", backward, message, fix, "no_sync")
+            fsdp2 = all(
+                call.short == "fully_shard" for call in script.calls if call.short in WRAPPERS
+            )
+            name = "set_requires_gradient_sync" if fsdp2 else "no_sync"
+            call = f"model.{name}(False)" if fsdp2 else f"with model.{name}():"
+            fix = f"{call} in all of them but the last; costs whole gradients"
+            yield script.problem("ZM308", "info", backward, message, fix, name)
             return
+
+
+def _in_body(loop: ast.For | ast.While) -> Iterator[ast.AST]:
+    """Yields the nodes that *loop* runs itself: a closure may be called in an optimizer's step."""
+    waiting: list[ast.AST] = list(loop.body)
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _calls_method(node: ast.AST, name: str) -> bool:

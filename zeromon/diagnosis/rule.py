@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from zeromon.diagnosis.cpu_doubt import Waits, doubt, explained
 from zeromon.diagnosis.settings import Remaining, remaining
+from zeromon.focus import is_running_out, pool_of
 from zeromon.snapshot import Finding, Remedy, RunSnapshot, Severity
 
 
@@ -73,10 +74,17 @@ class Rule:
 
 
 def _remaining(run: RunSnapshot, match: Match) -> Remaining:
-    """The remedy of *match* without what its rank, or for the whole run the first one, has set."""
+    """The remedy of *match* without what its rank, or for the whole run the first one, has set.
+
+    None where it takes more of a memory that is running out.
+    """
     rank = next((r for r in run.ranks if match.rank in (r.rank, -1)), None)
     if match.remedy is None or rank is None:
         return Remaining(match.remedy, ())
+    if match.remedy.takes is not None and is_running_out(
+        run.ranks, pool_of(rank, match.remedy.takes)
+    ):
+        return Remaining(None, ())
     return remaining(match.remedy, rank)
 
 

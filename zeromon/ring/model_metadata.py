@@ -51,6 +51,8 @@ class ModelMetadata(TypedDict, total=False):
     """Elements of the largest weight of a linear layer that no other module shares."""
     kept_numel: int
     """Elements that stay gathered while other units compute: the root unit, or all at stage 2."""
+    largest_unit_numel: int
+    """Elements of FSDP's largest unit, which may be the root's own parameters."""
     units: list[int]
     """Elements of the largest units that are freed after use, the largest first."""
     blocks: list[int]

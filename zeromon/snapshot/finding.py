@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from zeromon.levels import Severity as Severity
 from zeromon.ring.text_enum import TextEnum
+from zeromon.snapshot.memory import Pool
 
 
 class ConfigFormat(TextEnum):
@@ -55,6 +56,8 @@ class Remedy:
     """What else is expected, in words."""
     price: str = ""
     """What the change costs, in words."""
+    takes: Pool | None = None
+    """The memory that it needs more of; on a CPU the device's is the host's."""
     rungs: tuple[Rung, ...] = ()
     """The OOM ladder: several changes in order, in place of one diff."""
     tried_seconds: float | None = None

@@ -24,7 +24,7 @@ def facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
     """
     config = getattr(_inner(module), "config", None)
     numel, widest, of_expert = 0.0, 0, _expert_share(config)
-    for owner, name, shape in _flat(handles) if handles else _parameters(module):
+    for owner, name, shape in flat_parameters(handles) if handles else _parameters(module):
         share = of_expert if _is_expert(name) else 1.0
         if share is None:
             return {}
@@ -46,7 +46,8 @@ def _parameters(module: Any) -> Iterator[tuple[Any, str, Any]]:
     yield from found.values()
 
 
-def _flat(handles: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+def flat_parameters(handles: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Yields owner, name and shape of each parameter in the flat parameters of FSDP1's *handles*."""
     for handle in handles:
         flat = handle.flat_param
         others = {id(info.prim_module): info.module for info in flat._shared_param_infos}

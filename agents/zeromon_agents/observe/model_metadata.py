@@ -49,7 +49,7 @@ def _complete(
     """Adds layers, buffers and optimizer to *sizes*; None where the model has no parameters."""
     if not sizes["numel"]:
         return None
-    sizes["blocks"] = blocks(module)
+    sizes["blocks"] = blocks(module, handles)
     sizes.update(matrices.facts(module, handles, sizes["blocks"][0]))
     sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
     sizes["recomputes"] = recomputes(module)
@@ -62,18 +62,27 @@ def _complete(
     return sizes
 
 
-def blocks(module: Any) -> list[int]:
+def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     """[layers, elements of the largest] of the longest list of layers in *module*; [0, 0] without one.
 
-    Sharded parameters count as whole ones.
+    Sharded parameters count as whole ones; those of FSDP1 by the flat parameters of its *handles*.
     """
+    flat: Counter[int] = Counter()
+    for owner, _, shape in matrices.flat_parameters(handles):
+        flat[id(owner)] += math.prod(shape)
+
+    def numel(layer: Any) -> int:
+        if flat:
+            return sum(flat[id(part)] for part in layer.modules())
+        return sum(_whole_numel(p) for p in layer.parameters())
+
     lists = [
         m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
     ]
     longest = max(lists, key=len, default=None)
     if longest is None or len(longest) < 2:
         return [0, 0]
-    return [len(longest), max(sum(_whole_numel(p) for p in m.parameters()) for m in longest)]
+    return [len(longest), max(map(numel, longest))]
 
 
 def recomputes(module: Any) -> bool:
@@ -86,7 +95,7 @@ def recomputes(module: Any) -> bool:
 
 
 def _whole_numel(param: Any) -> int:
-    """Elements of the whole parameter: a DTensor has the global shape. FSDP1 keeps no such shape."""
+    """Elements of the whole parameter: a DTensor has the global shape."""
     return math.prod(param.shape)
 
 
@@ -112,7 +121,7 @@ def _sizes(units: Iterable[int]) -> list[int]:
 
 
 def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
-    numel = trainable = shard = trainable_shard = factored = kept = of_all = 0
+    numel = trainable = shard = trainable_shard = factored = kept = of_all = largest = 0
     units = []
     for group in groups:
         unit = 0
@@ -123,6 +132,7 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
             if param.sharded_param.requires_grad:
                 trainable, trainable_shard = trainable + whole, trainable_shard + part
                 factored += factored_numel(param._orig_size)
+        largest = max(largest, unit)
         is_root = any(group is other for other in of_root)
         if is_root or getattr(group, "post_forward_mesh_info", None) is None:
             kept += unit  # gathered while others compute
@@ -137,6 +147,7 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
         "framework": "fsdp2",
         "stage": 3 if units else 2,
         "kept_numel": kept,
+        "largest_unit_numel": largest,
         "ranks": ranks * int(getattr(mesh, "replicate_mesh_size", 1)),
         "shard_ranks": ranks,
         "numel": numel,
@@ -190,6 +201,7 @@ def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
         "shard_numel": sum(parts),
         "trainable_shard_numel": sum(n for n, t in zip(parts, trains, strict=True) if t),
         "kept_numel": kept,
+        "largest_unit_numel": max(whole),
         "units": _sizes(freed),
         "param_bytes": stored.itemsize,
         "compute_bytes": compute.itemsize,

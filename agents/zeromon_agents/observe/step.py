@@ -230,14 +230,15 @@ class Steps:
         self._backward_depth -= 1
         if self._backward_depth or not self._backward_from:
             return
-        again = self._in_pipeline and self._counted
+        closure = self._optimizer_from and self.micro_steps  # L-BFGS evaluates the loss again
+        again = bool(closure) or (self._in_pipeline and self._counted)
         self.micro_steps += not again
         self._counted = True
         self._free_since = time.monotonic_ns()
         flags = _CONTINUED if again else 0
         self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
-        self._context.enter(Phase.OTHER)
+        self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
 
     # ---- pipeline -----------------------------------------------------------------------------
 

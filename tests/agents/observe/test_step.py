@@ -196,3 +196,25 @@ def test_the_batches_of_an_evaluation_with_eval_do_not_count_twice(
     model.train()
     one_step(steps, wrapped=True, loaded=True)
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 7])
+def test_a_closure_of_the_optimizer_is_one_micro_step(
+    loop: tuple[Steps, RingReader], evaluations: int
+) -> None:
+    """L-BFGS evaluates loss and gradients again and again; nothing is accumulated."""
+    steps, reader = loop
+    for _ in range(2):
+        steps.optimizer_begins(None)
+        for _ in range(evaluations):
+            steps.forward_begins()
+            steps.forward_ends()
+            steps.backward_begins()
+            steps.backward_ends()
+            assert steps._context.phase == Phase.OPTIMIZER
+        steps.optimizer_ends(None)
+    events = [decode(raw) for raw in reader.read(final=True)]
+    assert [one.micro_steps for one in events if isinstance(one, StepMark)] == [1, 1]
+    counted = [e for e in events if isinstance(e, PhaseSpan) and e.phase is Phase.BACKWARD
+               and not e.flags & Flag.CONTINUED]  # fmt: skip
+    assert len(counted) == 2

@@ -15,8 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zeromon.ring.events import Role
 from zeromon_agents.observe.census import count
-from zeromon_agents.observe.model_metadata import of_fsdp2, of_replicated
-from zeromon_agents.observe.torch_roles import Models, fsdp2_groups
+from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_replicated
+from zeromon_agents.observe.torch_roles import Models, fsdp1_handles, fsdp2_groups
 
 WIDTH = 32
 LINEAR = WIDTH * WIDTH * 4
@@ -183,3 +183,43 @@ def test_a_gathered_unit_is_seen_in_its_own_role() -> None:
     facts = of_fsdp2(model, list(fsdp2_groups(model)), [])
     assert facts is not None
     assert (facts["shard_ranks"], facts["shard_numel"]) == (4, 2 * WIDTH**2 // 4)
+
+
+@pytest.mark.fsdp2
+@pytest.mark.parametrize("reshards", [False, True])
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.usefixtures("four_ranks")
+def test_the_largest_unit_is_a_layer_where_each_is_wrapped(by_layer: bool, reshards: bool) -> None:
+    """Whether or not layers stay gathered from forward to backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = net(4)
+    for layer in model if by_layer else ():
+        fully_shard(layer, reshard_after_forward=reshards)
+    fully_shard(model)
+    for part in (*model, model) if by_layer else (model,):
+        part.unshard()
+    facts = of_fsdp2(model, list(fsdp2_groups(model)), [])
+    assert facts is not None
+    assert facts["largest_unit_numel"] == WIDTH**2 * (1 if by_layer else 4)
+    assert facts["blocks"] == [4, WIDTH**2]
+
+
+@pytest.mark.parametrize("keeps_originals", [False, True])
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.usefixtures("four_ranks")
+def test_fsdp1_knows_its_layers_whatever_it_does_to_their_parameters(
+    by_layer: bool, keeps_originals: bool
+) -> None:
+    """By default it replaces them by one flat parameter."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    model = FullyShardedDataParallel(
+        net(4), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}) if by_layer else None,
+        use_orig_params=keeps_originals, device_id=torch.device("cpu"),
+    )  # fmt: skip
+    facts = of_fsdp1(model, list(fsdp1_handles(model)), [])
+    assert facts is not None
+    assert facts["blocks"] == [4, WIDTH**2]
+    assert facts["largest_unit_numel"] == WIDTH**2 * (1 if by_layer else 4)

@@ -10,7 +10,14 @@ from zeromon.fold.communication import TINY_BYTES, tiny
 from zeromon.levels import EXPOSED, Level
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import (
+    CollectiveStatsRow,
+    ConfigFormat,
+    Pool,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+)
 from zeromon.units import human_bytes, human_count, human_ratio
 
 _MANY_TINY = 16
@@ -84,6 +91,7 @@ def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy |
         diff=larger.diff,
         **_MERGED.seconds(saved),
         price=larger.price,
+        takes=Pool.DEVICE,
     )
 
 

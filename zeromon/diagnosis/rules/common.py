@@ -1,15 +1,15 @@
 """What several rules read from a run in the same way. Pure."""
 
-import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypedDict
 
 from zeromon.diagnosis.settings import as_number, setting
-from zeromon.focus import most_exposed
+from zeromon.focus import is_running_out, most_exposed, pool_of
 from zeromon.levels import AVOIDABLE
 from zeromon.memory.whatif import shorter_by
 from zeromon.ring.events import Phase
-from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.step import settled
 
 LEAST_STEPS = 20
 """A rank with fewer steps is not judged by its medians."""
@@ -82,15 +82,25 @@ def exposed(traffic: Iterable[CollectiveStatsRow]) -> float:
 
 
 def share_of_step(rank: RankSnapshot, seconds: float) -> float:
-    """*seconds* as a share of a step."""
-    return seconds / rank.step_seconds if rank.step_seconds else 0.0
+    """*seconds*, a mean over steps, as a share of the mean step."""
+    mean = rank.step_mean_seconds or rank.step_seconds
+    return min(1.0, seconds / mean) if mean else 0.0
 
 
-def phase_seconds(rank: RankSnapshot, phase: Phase) -> float:
-    """Mean seconds of *phase* a step."""
-    last = rank.recent[-WINDOW:]
-    known = [step.phase_ns[phase] for step in last if len(step.phase_ns) > phase]
-    return statistics.fmean(known) / 1e9 if known else 0.0
+class PhaseTime(NamedTuple):
+    """What a phase takes in the last steps."""
+
+    seconds: float
+    """Mean per step."""
+    share: float
+    """Of these steps."""
+
+
+def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
+    """Mean seconds of *phase* per step, and its share of the same steps."""
+    last = [step for step in settled(rank.recent[-WINDOW:]) if len(step.phase_ns) > phase]
+    spent, whole = sum(s.phase_ns[phase] for s in last), sum(s.end_ns - s.start_ns for s in last)
+    return PhaseTime(spent / len(last) / 1e9, spent / whole) if whole else PhaseTime(0.0, 0.0)
 
 
 def unsharded_bytes(rank: RankSnapshot) -> int:
@@ -99,7 +109,12 @@ def unsharded_bytes(rank: RankSnapshot) -> int:
 
 
 def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
-    """Bytes that *rank* may still allocate: on its device, or its part of the host; -1 where unknown."""
+    """Bytes that *rank* may still allocate: on its device, or its part of the host; -1 where unknown.
+
+    0 where that memory is running out, however much of it is free now.
+    """
+    if is_running_out(run.ranks, pool_of(rank, Pool.DEVICE)):
+        return 0
     if rank.memory is not None:
         return rank.memory.headroom_bytes
     if rank.host is None or rank.host.headroom_bytes < 0:

@@ -22,7 +22,7 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.levels import AVOIDABLE
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot
+from zeromon.snapshot import ConfigFormat, Pool, Remedy, RunSnapshot
 from zeromon.units import human_bytes, human_ratio, human_seconds
 
 _SAVED_REDUCES = Gain(0.6, 1.3)
@@ -75,6 +75,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             diff=diff,
             **_SAVED_REDUCES.seconds(saved),
             price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
+            takes=None if whole else Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
     )

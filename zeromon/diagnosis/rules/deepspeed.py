@@ -8,6 +8,7 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     Gain,
+    device_type,
     exposed,
     room_bytes,
     share_of_step,
@@ -20,7 +21,7 @@ from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import AVOIDABLE, Level
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_bytes, human_ratio, human_seconds
 
 _ROOM = 2
@@ -76,6 +77,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
             diff=f'- "{_PREFETCH_SIZE}": {value}\n+ "{_PREFETCH_SIZE}": {larger}',
             **_GATHERED_AHEAD.seconds(seconds),
             price="four times as many elements are gathered ahead",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(waits, _LATE_GATHERS),
     )
@@ -131,12 +133,16 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
             diff='- "stage": 3\n+ "stage": 2',
             **_LOWER_STAGE.seconds(saved),
             price=f"{human_bytes(more)} more on each rank",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
     )
 
 
 # ---- partitions across nodes ------------------------------------------------------------------------
+
+
+_QUANTIZED = '\n+ "zero_quantized_weights": true  # needs its CUDA kernels'
 
 
 @rule("ZM311")
@@ -157,10 +163,11 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
         Remedy(
             cause=far.cause,
             dialect=ConfigFormat.DEEPSPEED,
-            diff=f'+ "zero_hpz_partition_size": {far.local_ranks}\n'
-            '+ "zero_quantized_weights": true  # needs its CUDA kernels',
+            diff=f'+ "zero_hpz_partition_size": {far.local_ranks}'
+            + _QUANTIZED * (device_type(rank) == "cuda"),
             **ACROSS_NODES.seconds(far.seconds),
             price=f"{human_bytes(more)} more on each rank",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(far.share, AVOIDABLE),
     )
@@ -224,6 +231,7 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
             diff='- "overlap_comm": false\n+ "overlap_comm": true',
             **_OVERLAPPED.seconds(hideable),
             price="a second bucket of reduce_bucket_size elements",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
     )

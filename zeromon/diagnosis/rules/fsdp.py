@@ -24,7 +24,7 @@ from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _ON_NEED = 0.8
@@ -66,6 +66,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
             diff=diff,
             **_PREFETCHED.seconds(hideable),
             price=f"one more unit is gathered at once ({human_bytes(largest)})",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
     )
@@ -125,6 +126,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
             diff=diff,
             **gained,
             price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
     )
@@ -178,9 +180,7 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
         largest = (
             largest * numel // max(1, model.get("whole_numel", numel))
         )  # tensor parallel: its part
-        biggest = max(
-            [model.get("kept_numel", 0), *(model.get("units") or [])]
-        )  # with the root's own
+        biggest = model.get("largest_unit_numel", 0)
         if count < _LEAST_LAYERS or biggest < _MOST_OF_THE_MODEL * numel or largest <= 0:
             continue
         # two blocks at once, and what is outside of them
@@ -231,6 +231,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
             **ACROSS_NODES.seconds(far.seconds),
             price=f"{human_bytes(more)} more on each rank, and an all-reduce of gradients between "
             "the nodes",
+            takes=Pool.DEVICE,
         ),
         waits=Waits(far.share, AVOIDABLE),
     )

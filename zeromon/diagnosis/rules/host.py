@@ -11,16 +11,17 @@ from zeromon.diagnosis.rules.common import (
     MIB,
     Gain,
     exposed,
-    phase_seconds,
+    phase_time,
     share_of_step,
     worst,
 )
+from zeromon.diagnosis.rules.loop import slowest
 from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.loading import from_storage, parts
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, LoadingRow, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 
 _LEAST_WAIT = 0.10
@@ -35,37 +36,73 @@ _WITH_MORE_WORKERS = Gain(0.3, 1.0)
 def data_wait(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait for their batches. Reported for the rank that waits most."""
     ready = [r for r in run.ranks if r.steps >= LEAST_STEPS and r.step_seconds]
-    rank = max(ready, key=lambda r: phase_seconds(r, Phase.DATA_WAIT), default=None)
+    rank = max(ready, key=lambda r: phase_time(r, Phase.DATA_WAIT), default=None)
     if rank is None:
         return
-    waits = phase_seconds(rank, Phase.DATA_WAIT)
-    share = share_of_step(rank, waits)
-    if share < _LEAST_WAIT:
+    waits, share = phase_time(rank, Phase.DATA_WAIT)
+    if share < _LEAST_WAIT or (not _too_few_workers(rank) and _waits_for_new_workers(rank)):
         return
-    workers = rank.loader.get("num_workers", 0)
-    rest = max(0.0, (rank.step_seconds or 0.0) - waits)
-    # with n workers a batch is ready every waits / n, while the step computes
-    hideable = waits / 2 if workers else min(waits, rest * _FIRST_WORKERS)
-    gain, wanted = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
+    workers = rank.loader.get("num_workers")
+    prepared = "" if workers is None else f", which {_workers_text(workers)} prepare"
     yield Match(
-        f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch, "
-        f"which {workers or 'no'} worker{'s prepare' if workers != 1 else ' prepares'}"
-        f"{_made_of(rank.loading)}",
+        f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch"
+        f"{prepared}{_made_of(rank.loading)}",
         rank.rank,
-        Remedy(
-            cause=(
-                "the workers do not keep up"
-                if workers
-                else "the training process makes its batches itself"
-            )
-            + _shorten(rank.loading),
-            dialect=ConfigFormat.DATA_LOADER,
-            diff=f"- DataLoader(data, num_workers={workers})\n"
-            f"+ DataLoader(data, num_workers={wanted}, persistent_workers=True)",
-            **gain.seconds(hideable),
-            price=f"{wanted} processes a rank, and their memory",
-        ),
+        _more_workers(rank, waits) if _too_few_workers(rank) else None,
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
+    )
+
+
+def _workers_text(count: int) -> str:
+    """``4 workers``, ``no workers``."""
+    return f"{count or 'no'} worker{'s' * (count != 1)}"
+
+
+def _too_few_workers(rank: RankSnapshot) -> bool:
+    """Whether no worker makes batches, or all of them together take longer for one than training.
+
+    False where the CPUs are short already, which more workers would share.
+    """
+    workers, made = rank.loader.get("num_workers"), rank.loading
+    if workers is None or _cpu_wait(rank) >= CPU_WAIT.warning:
+        return False
+    if not workers:
+        return True
+    if made is None or not made.batches:
+        return False
+    micro_steps = max(1, rank.recent[-1].micro_steps)
+    return made.fetch_seconds / made.batches / workers > _trains_seconds(rank) / micro_steps
+
+
+def _trains_seconds(rank: RankSnapshot) -> float:
+    """Mean seconds of a step without its waits for batches."""
+    return sum(seconds for part, seconds in rank_parts(rank).items() if part != "data_wait")
+
+
+def _waits_for_new_workers(rank: RankSnapshot) -> bool:
+    """Whether a few steps hold the waits, as where each epoch starts its workers; ZM608 tells of it."""
+    slow = slowest(rank)
+    return slow is not None and slow.cause is Phase.DATA_WAIT
+
+
+def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
+    workers = rank.loader.get("num_workers", 0)
+    # with n workers a batch is ready every waits / n, while the step computes
+    hideable = waits / 2 if workers else min(waits, _trains_seconds(rank) * _FIRST_WORKERS)
+    gain, wanted = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
+    return Remedy(
+        cause=(
+            "the workers do not keep up"
+            if workers
+            else "the training process makes its batches itself"
+        )
+        + _shorten(rank.loading),
+        dialect=ConfigFormat.DATA_LOADER,
+        diff=f"- DataLoader(data, num_workers={workers})\n"
+        f"+ DataLoader(data, num_workers={wanted}, persistent_workers=True)",
+        **gain.seconds(hideable),
+        price=f"{wanted} processes a rank, and their memory",
+        takes=Pool.HOST,
     )
 
 

@@ -12,7 +12,7 @@ from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, OWN_CODE, Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, StepSummary
+from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
@@ -82,6 +82,7 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
             gain_low_seconds=_TOGETHER.low * own,
             gain_high_seconds=_TOGETHER.high * together,
             price="memory of reference cycles is freed later",
+            takes=Pool.HOST,
         ),
         waits=Waits(together / step_seconds, AVOIDABLE),
     )
@@ -225,6 +226,7 @@ def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         gain_high_seconds=slow.lost_seconds
         / count,  # with the end of the workers of the last epoch
         price="the workers keep their memory between epochs",
+        takes=Pool.HOST,
     )
 
 
@@ -233,6 +235,8 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     saves = [row for row in rank.activities if row.activity == "save"]
     if slow.cause is not Phase.CHECKPOINT or not saves or any(row.background for row in saves):
         return None
+    if rank.world_size < 2 or rank.sharding_strategy.is_deepspeed:
+        return None  # there is no process group, or an engine writes its own format
     each = round(sum(row.nbytes for row in saves) / max(1, rank.checkpoints))
     size = f" ({human_bytes(each)} on this rank)" if each else ""
     wait = slow.of_cause_seconds / len(_later(rank))
@@ -245,6 +249,7 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         gain_high_seconds=_WRITING.high * wait,
         price=f"host memory for a copy of the state{size}, and a CPU that training does not need; wait "
         "for the result before the next save",
+        takes=Pool.HOST,
     )
 
 

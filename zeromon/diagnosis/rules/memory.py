@@ -166,6 +166,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
                 diff=step.diff,
                 frees_bytes=frees,
                 price=step.cost,
+                takes=Pool.HOST if step.moves else None,
             ),
         )
         return

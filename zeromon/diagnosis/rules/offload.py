@@ -10,17 +10,33 @@ from dataclasses import replace
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import Gain, phase_seconds, raised, share_of_step, worst
+from zeromon.diagnosis.rules.common import (
+    Gain,
+    PhaseTime,
+    phase_time,
+    raised,
+    room_bytes,
+    share_of_step,
+    worst,
+)
 from zeromon.diagnosis.rules.sharding import next_stage
 from zeromon.diagnosis.settings import as_number, setting
-from zeromon.focus import SETTLED_STEPS
+from zeromon.focus import SETTLED_STEPS, is_running_out
 from zeromon.levels import BLOCKED, Level
 from zeromon.memory.forecast import host_capacity
 from zeromon.memory.reconcile import host_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity, TransferRow
+from zeromon.snapshot import (
+    ConfigFormat,
+    Pool,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    Severity,
+    TransferRow,
+)
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
 
 _LAST_STEPS = 50
@@ -172,6 +188,7 @@ def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> 
         **gain.seconds(waits),
         effect="ds_nvme_tune finds the best of this machine's disk",
         price="CPU threads, and pinned memory for the requests in flight",
+        takes=Pool.HOST,
     )
 
 
@@ -194,6 +211,7 @@ _PARTS = (
 def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float) -> Remedy:
     """Keeps what fits in the host's memory off the disk, parameters first: they move most often."""
     room = rank.host.headroom_bytes if rank.host is not None else -1
+    room = -1 if is_running_out(run.ranks, Pool.HOST) else room
     for part, roles in _PARTS:
         held = sum(row.disk_bytes for r in run.ranks for row in r.roles if row.role in roles)
         if 0 < 1.2 * held < room:
@@ -203,6 +221,7 @@ def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float)
                 diff=f'- "{part}": {{"device": "nvme"}}\n+ "{part}": {{"device": "cpu"}}',
                 **_OFF_THE_DISK.seconds(waits),
                 price=f"{human_bytes(held)} of the {human_bytes(room)} that the host has left",
+                takes=Pool.HOST,
             )
     return _less_often(rank, cause)
 
@@ -286,6 +305,7 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
                 ),
                 effect="copies run beside computation, at the rate of the link",
                 price=f"{human_bytes(max(0, held))} of the host's memory that cannot be swapped out",
+                takes=Pool.HOST,
             ),
         )
         return
@@ -401,6 +421,7 @@ def _params_off_the_host(model: ModelMetadata, cause: str) -> Remedy | None:
 _OPTIMIZER_ROLES = ("optimizer_state", "master_param")
 _HOST_OPTIMIZER = Level(0.20, 0.40)
 """The optimizer on the host as a share of a step."""
+_UPDATES = "the CPU updates the offloaded optimizer state"
 _MOVED = 0.3
 """The part of the state that ``"ratio": 0.7`` leaves on the device."""
 _PART_ON_DEVICE = Gain(0.15, 0.35)
@@ -414,15 +435,15 @@ _MARGIN = 1.2
 @rule("ZM501")
 def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     """The optimizer on the host takes a large share of the step, and the device has no room for it."""
-    rank, seconds, held = _host_optimizer(run)
-    if rank is None or _fits_on_device(rank, held):
+    rank, (seconds, share), held = _host_optimizer(run)
+    if rank is None or _fits_on_device(run, rank, held):
         return
-    share = share_of_step(rank, seconds)
-    diff = '+ "offload_optimizer": {"device": "cpu", "ratio": 0.7}  # the rest on the device'
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
         rank.rank,
-        replace(_off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held), effect=_BESIDE),
+        _part_on_device(seconds, held)
+        if rank.sharding_strategy.stage == 3
+        else _less_often(rank, _UPDATES),
         waits=Waits(share, _HOST_OPTIMIZER, rank.rank),
     )
 
@@ -430,10 +451,9 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM505", severity=Severity.WARNING)
 def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     """The optimizer on the host takes a large share of the step, and fits on the device."""
-    rank, seconds, held = _host_optimizer(run)
-    if rank is None or not _fits_on_device(rank, held):
+    rank, (seconds, share), held = _host_optimizer(run)
+    if rank is None or not _fits_on_device(run, rank, held):
         return
-    share = share_of_step(rank, seconds)
     diff = '- "offload_optimizer": {"device": "cpu"}'
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})"
@@ -443,35 +463,38 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-_BESIDE = (
-    "instead, ZenFlow (zenflow) or SuperOffload (super_offload) updates while the device computes the "
-    "next batch"
-)
-"""What hides the optimizer of the host instead of moving it."""
+def _part_on_device(seconds: float, held: int) -> Remedy:
+    """Leaves a part of the *held* bytes of state on the device, or hides their update: at stage 3."""
+    diff = '+ "offload_optimizer": {"device": "cpu", "ratio": 0.7}  # the rest on the device'
+    return replace(
+        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held),
+        effect="instead, SuperOffload (super_offload) updates while the device computes the next batch",
+    )
 
 
-def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, float, int]:
-    """The worst rank, the seconds a step of its optimizer on the host, and the bytes of its state there.
+def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, PhaseTime, int]:
+    """The worst rank, the time of its optimizer on the host, and the bytes of its state there.
 
     The rank is None where that takes a small share of the step.
     """
     rank = worst(run)
     if rank is None:
-        return None, 0.0, 0
-    seconds = phase_seconds(rank, Phase.CPU_OPTIMIZER)
+        return None, PhaseTime(0.0, 0.0), 0
+    spent = phase_time(rank, Phase.CPU_OPTIMIZER)
     held = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
-    return rank if share_of_step(rank, seconds) >= _HOST_OPTIMIZER.warning else None, seconds, held
+    return rank if spent.share >= _HOST_OPTIMIZER.warning else None, spent, held
 
 
-def _fits_on_device(rank: RankSnapshot, held: int) -> bool:
-    return rank.memory is not None and rank.memory.headroom_bytes > _MARGIN * held > 0
+def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, held: int) -> bool:
+    return rank.memory is not None and room_bytes(run, rank) > _MARGIN * held > 0
 
 
 def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:
     return Remedy(
-        cause="the CPU updates the offloaded optimizer state",
+        cause=_UPDATES,
         dialect=ConfigFormat.DEEPSPEED,
         diff=diff,
         **gain.seconds(seconds),
         price=f"{human_bytes(nbytes)} on the device",
+        takes=Pool.DEVICE,
     )

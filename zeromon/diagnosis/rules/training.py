@@ -189,20 +189,41 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     if len(same) < 2:
         return
     first = same[0]
-    sampler = first.loader.get("sampler") or "no sampler"
+    sampler = first.loader.get("sampler")
+    diff = _OWN_PARTS.get(sampler or "", "")
+    of_iterable = "an IterableDataset" if sampler == _OF_ITERABLE else sampler
     yield Match(
         f"the first {len(first.first_batches)} batches of {len(same)} of {len(run.ranks)} ranks "
-        f"({_list(same)}) are the same ({sampler})",
+        f"({_list(same)}) are the same ({of_iterable or 'no sampler'})",
         remedy=Remedy(
             cause="nothing gives each rank a part of the data of its own",
             dialect=ConfigFormat.PYTHON,
-            diff="- loader = DataLoader(data, shuffle=True)\n"
-            "+ sampler = DistributedSampler(data)\n"
-            "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch",
+            diff=diff,
             effect=f"a step sees {len(same)} times as many different samples",
             price="none",
-        ),
+        )
+        if diff
+        else None,
     )
+
+
+_OF_ITERABLE = "_InfiniteConstantSampler"
+"""What a DataLoader has for an IterableDataset, for which it refuses any other sampler."""
+_SAMPLED = (
+    "- loader = DataLoader(data, shuffle=True)\n+ sampler = DistributedSampler(data)\n"
+    "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch"
+)
+_OWN_PARTS = {
+    "RandomSampler": _SAMPLED,
+    "SequentialSampler": _SAMPLED,
+    _OF_ITERABLE: (
+        "  def __iter__(self):  # of the data set; with workers, split by get_worker_info(), too\n"
+        "-     yield from samples\n"
+        "+     yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"
+    ),
+}
+"""Sampler of a DataLoader -> the diff that gives each rank a part of its own. How other samplers divide
+the data is unknown."""
 
 
 @rule("ZM412", severity=Severity.WARNING)

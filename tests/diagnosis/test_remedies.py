@@ -1,0 +1,215 @@
+"""A remedy is offered only where what it needs was seen, and where the memory that it takes is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import run, summary
+from evidence import CPU_STEP, FIRES, GATHERS, GIB, MIB, MODEL, WAITING, found, one, pausing, units
+
+from zeromon.diagnosis.engine import advise
+from zeromon.ring.events import Phase
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import (
+    Finding,
+    HostMemory,
+    LoadingRow,
+    Pool,
+    Pressure,
+    RankSnapshot,
+    Risk,
+    RiskCause,
+)
+from zeromon.snapshot.ledger import ActivityRow
+
+WORKERS: Any = {"num_workers": 4, "persistent_workers": True}
+SAVES = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,
+                    longest_seconds=2.0, nbytes=4 * GIB, last_ns=0)  # fmt: skip
+CPU = Pressure(cpu_wait_ratio=0.5, major_faults_per_second=0)
+SAME: Any = {
+    "world_size": 2, "first_batches": (1, 2, 3), "loader": {"sampler": "RandomSampler"},
+    "strategy": "ddp",
+}  # fmt: skip
+
+
+def made_in(seconds: float) -> LoadingRow:
+    """100 batches that took *seconds* each to make."""
+    return LoadingRow(
+        batches=100, fetch_seconds=100 * seconds, transform_seconds=None, collate_seconds=1.0,
+        read_bytes=0, disk_bytes=0, major_faults=0,
+    )  # fmt: skip
+
+
+def loads(**facts: Any) -> RankSnapshot:
+    """Steps of 200 ms, 80 ms of them wait for a batch."""
+    return one(recent=WAITING * 30, **facts)
+
+
+def of_stage(label: str, snapshot: RankSnapshot) -> RankSnapshot:
+    return replace(snapshot, strategy=label, strategy_fields=Strategy.parse(label))
+
+
+def accumulates(micro_steps: int) -> RankSnapshot:
+    return one(
+        *units("reduce_scatter", "backward", calls=4.0),
+        recent=(summary(1, micro_steps=micro_steps),) * 30,
+    )
+
+
+def wraps(**model: Any) -> RankSnapshot:
+    facts: Any = {**MODEL, "units": [], "kept_numel": 100 * MIB, **model}
+    return one(models=(facts,), unsharded_peak_bytes=400 * MIB)
+
+
+NEEDS: dict[str, tuple[str, RankSnapshot, list[RankSnapshot]]] = {
+    "no workers": ("data_wait", loads(loader={"num_workers": 0}), [
+        loads(),  # whose batches they are is unknown
+        loads(loader={"num_workers": 0}, pressure=CPU),  # no CPU for them
+    ]),
+    "workers that are too few": ("data_wait", loads(loader=WORKERS, loading=made_in(0.6)), [
+        loads(loader=WORKERS, loading=made_in(0.4)),  # a batch each 100 ms, a step of 120 ms
+        loads(loader=WORKERS),
+        loads(loader=WORKERS, loading=made_in(0.6), pressure=CPU),
+    ]),
+    "a sampler that divides nothing": ("same_samples", one(**SAME), [
+        one(**SAME | {"loader": {"sampler": name}})
+        for name in ("", "DistributedSampler", "MySampler")
+    ] + [one(**SAME | {"loader": {}})]),
+    "backwards that add up": ("accumulation_communicates", accumulates(4), [
+        accumulates(1),  # L-BFGS
+    ]),
+    "one unit": ("whole_model_unit", wraps(largest_unit_numel=100 * MIB), [
+        wraps(largest_unit_numel=10 * MIB),  # each layer is one, kept gathered
+    ]),
+    "a process group": ("slow_steps", pausing(
+        Phase.CHECKPOINT, 10, 2000, activities=(SAVES,), checkpoints=4,
+    ), [
+        pausing(Phase.CHECKPOINT, 10, 2000, activities=(SAVES,), checkpoints=4, world_size=1),
+        pausing(Phase.CHECKPOINT, 10, 2000, activities=(SAVES,), checkpoints=4,
+                strategy="deepspeed-zero2"),
+    ]),
+    "workers that do not stay": ("slow_steps", FIRES["slow_steps"], [
+        replace(FIRES["slow_steps"], loader={"num_workers": 4, "persistent_workers": True}),
+        replace(FIRES["slow_steps"], loader={"num_workers": 0, "persistent_workers": False}),
+        replace(FIRES["slow_steps"], loader={}),
+    ]),
+}  # fmt: skip
+"""What a remedy needs -> its rule, a rank that shows it, and ranks with the symptom and without that."""
+
+
+def remedies(snapshot: RankSnapshot, rule: str) -> list[str]:
+    """The diffs that *rule* offers to two ranks like *snapshot*."""
+    both = run(snapshot, replace(snapshot, rank=1))
+    return [f.remedy.diff for f in advise(both) if f.rule == rule and f.remedy is not None]
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_remedy_is_offered_only_where_what_it_needs_was_seen(need: str) -> None:
+    rule, seen, others = NEEDS[need]
+    assert remedies(seen, rule)
+    assert not [diff for other in others for diff in remedies(other, rule)]
+
+
+def test_an_iterable_data_set_is_divided_by_itself() -> None:
+    """torch refuses a sampler for it."""
+    iterable = one(**SAME | {"loader": {"sampler": "_InfiniteConstantSampler"}})
+    (diff,) = remedies(iterable, "same_samples")
+    assert "def __iter__" in diff and "DistributedSampler" not in diff
+
+
+def test_only_stage_3_leaves_a_part_of_the_optimizer_on_the_device() -> None:
+    for stage in (1, 2, 3):
+        slow = of_stage(f"deepspeed-zero{stage}-offload", one(recent=CPU_STEP * 30))
+        (diff,) = remedies(slow, "cpu_optimizer_slow")
+        assert ('"ratio"' in diff) is (stage == 3)
+
+
+def test_waits_for_new_workers_are_told_once() -> None:
+    """Each epoch starts its workers: ZM608 advises that they stay, and more of them start as slowly."""
+    loading = made_in(0.002)
+    starts = pausing(Phase.DATA_WAIT, 10, 5000, loading=loading, loader={"num_workers": 2})
+    told = {f.rule for f in advise(run(starts)) if f.rule in ("data_wait", "slow_steps")}
+    assert told == {"slow_steps"}
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_no_share_is_more_than_the_whole(every: int) -> None:
+    """The median step has no wait at all, and the mean of the waits is many times that step."""
+    bursts = pausing(
+        Phase.DATA_WAIT, every, 20_000, loader={"num_workers": 4}, loading=made_in(30.0)
+    )
+    finding = found(bursts, "data_wait")
+    assert finding is not None and finding.share is not None
+    assert 0.8 < finding.share <= 1.0
+
+
+# ---- memory ---------------------------------------------------------------------------------------
+
+HOST, DEVICE = Pool.HOST, Pool.DEVICE
+TAKES = {
+    "accumulation_communicates": DEVICE,  # whole gradients between micro-steps
+    "cpu_optimizer_slow": DEVICE,
+    "data_wait": HOST,
+    "fsdp_prefetch_off": DEVICE,
+    "full_shard_across_nodes": DEVICE,
+    "garbage_collection": HOST,
+    "offload_waits": HOST,
+    "offload_without_need": DEVICE,
+    "overlap_comm_off": DEVICE,
+    "pinned_memory_off": HOST,
+    "reshard_without_need": DEVICE,
+    "slow_steps": HOST,
+    "stage_too_high": DEVICE,
+    "tiny_collectives": DEVICE,
+    "zero_plus_plus": DEVICE,
+}
+"""The rules whose remedy takes memory, and which."""
+
+
+def offered(rule: str) -> tuple[RankSnapshot, Finding]:
+    """What fires *rule*, and its finding; the optimizer on the host by an engine of stage 3."""
+    snapshot = FIRES[rule]
+    if rule == "cpu_optimizer_slow":
+        snapshot = of_stage("deepspeed-zero3-offload", snapshot)
+    finding = found(snapshot, rule)
+    assert finding is not None and finding.remedy is not None
+    return snapshot, finding
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_a_remedy_says_which_memory_it_takes(rule: str) -> None:
+    remedy = offered(rule)[1].remedy
+    assert remedy is not None and remedy.takes == TAKES.get(rule)
+
+
+def threats(pool: Pool) -> Iterator[Risk]:
+    """A memory that is full, and one that a trend will fill."""
+    full = Risk(pool=pool, ratio=0.9, cause=RiskCause.STATIC, used_bytes=70 * GIB,
+                capacity_bytes=80 * GIB)  # fmt: skip
+    yield full
+    yield replace(
+        full, ratio=0.1, cause=RiskCause.GROWTH, steps_left=500.0, growth_bytes_per_step=MIB
+    )
+
+
+@pytest.mark.parametrize("rule", TAKES)
+def test_what_takes_memory_is_not_advised_while_that_memory_runs_out(rule: str) -> None:
+    snapshot, _ = offered(rule)
+    taken = HOST if snapshot.device == "cpu" else TAKES[rule]
+    for pool in Pool:
+        for threat in threats(pool):
+            finding = found(replace(snapshot, risks=(threat,)), rule)
+            is_offered = finding is not None and finding.remedy is not None
+            assert is_offered is (pool is not taken), (pool, threat)
+
+
+def test_no_memory_is_called_free_while_it_runs_out() -> None:
+    """A leak on one rank takes the room of all ranks of the host."""
+    rank = one(*GATHERS, host=HostMemory(headroom_bytes=64 * GIB))
+    (growing,) = (risk for risk in threats(HOST) if risk.steps_left)
+    both = run(rank, replace(rank, rank=1, risks=(growing,)))
+    assert "are free" not in " ".join(f.text for f in advise(both))
+    assert "are free" in " ".join(f.text for f in advise(run(rank, replace(rank, rank=1))))
