@@ -26,13 +26,13 @@ from zeromon.tui.status_text import risk
 
 STRATEGIES = ("ddp", "ddp-compiled", "fsdp1", "fsdp2", "tp", "zero1", "zero2", "zero3")
 CAUSES = {
-    "sleep": ("rank {rank} missing", "in asleep"),
-    "loop": ("rank {rank} missing", "in spinning"),
+    "sleep": ("rank {rank} has not called it", "at faults.py:"),
+    "loop": ("rank {rank} has not called it", "at faults.py:"),
     "exit": ("rank {rank}: ", "exit code 7|without a final record"),
-    "stop": ("rank {rank} missing", "suspended by a signal"),
-    "loader": ("rank {rank} missing", "DataLoader"),
-    "op": ("mismatched operations", "rank {rank}: broadcast"),
-    "size": ("mismatched sizes", "rank {rank}: all_reduce of 128 B"),
+    "stop": ("rank {rank} has not called it", "suspended by a signal"),
+    "loader": ("rank {rank} has not called it", "DataLoader"),
+    "op": ("mismatched operations", "rank {rank} called broadcast"),
+    "size": ("mismatched sizes", "rank {rank} called all_reduce (128 B)"),
     "groups": ("deadlock of groups", "rank"),
     "idle": ("no step has ended", "rank {rank} is", "in asleep"),
 }

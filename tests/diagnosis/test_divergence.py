@@ -293,7 +293,10 @@ def test_a_rank_that_leaves_while_others_train_is_the_cause() -> None:
     assert roles_of(snapshot) == {0: DeathRole.CULPRIT, 1: DeathRole.VICTIM}
     assert run_state(snapshot) == "died: rank 0 left after step 20 (exit code 0); rank 1 died of it"
     told = {f.rank: (f.severity, f.text) for f in advise(snapshot) if f.code == "ZM001"}
-    assert told[0] == ("critical", "left after step 20 (exit code 0) while rank 1 trained")
+    assert told[0] == (
+        "critical",
+        "left after step 20 (exit code 0) while rank 1 trained in step 21",
+    )
     assert told[1][0] == "info"
     assert told[1][1].endswith("it died of rank 0")
 

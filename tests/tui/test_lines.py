@@ -463,7 +463,9 @@ def test_of_ranks_that_died_the_first_is_named() -> None:
     )
     gone = replace(snapshot(2), ended=True, ranks=(first, second), findings=died)
     assert plain(status_text.risk(gone)) == " ✖ rank 1: 1 is dead"
-    assert "dead · rank 1 (and 1 more)" in plain(status_text.head(gone))
+    assert "dead · rank 1, SIGKILL, after step 160; rank 0 failed, too" in plain(
+        status_text.head(gone)
+    )
 
 
 def test_a_run_that_its_user_stopped_is_no_failure() -> None:

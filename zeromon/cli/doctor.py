@@ -30,6 +30,7 @@ from zeromon.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0
 _MOST_STACKS = 8
+_MAX_WARNINGS = 3
 _AT_ONCE = 4
 """Runs of py-spy side by side."""
 
@@ -157,11 +158,14 @@ def _node_line(node: NodeView) -> str:
 def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -> str:
     """The hangs, what each rank does, and the stacks."""
     lines = [f"run {run.run}: {run_state(run)}"]
+    if run.ended:
+        lines.append(f"  it has ended: zeromon report {run.run}")
     where = {rank.rank: doing(rank) for rank in run.ranks}
     lines += [f"!! {finding_text(finding)}" for finding in _severe(run)]
-    if not found and stall_finding(run) is None:
-        lines.append("no collective hangs")
     lines += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in found]
+    if not found and not run.ended and stall_finding(run) is None:
+        warnings = [f for f in run.findings if f.severity is Severity.WARNING][:_MAX_WARNINGS]
+        lines += ["no collective hangs", *(f" ! {finding_text(finding)}" for finding in warnings)]
     if run.nodes:
         lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     lines += [f"  {run.nodes_note}"] if run.nodes_note else []

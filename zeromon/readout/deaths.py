@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from zeromon.focus import has_left, roles_of
 from zeromon.snapshot import Death, DeathRole, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
+
+MAX_LISTED_MEMBERS = 4
 
 
 def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
@@ -12,19 +16,21 @@ def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
     roles = roles_of(run)
     if roles[first.rank] is DeathRole.STOPPED:
         return f"stopped by {first.stopped} after step {first.step}"
-    culprits = sum(role is DeathRole.CULPRIT for role in roles.values())
-    victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
-    more = f" (and {culprits - 1} more)" if culprits > 1 else ""
-    died_of_it = ""
-    if run.fleet is not None and run.fleet.failed > culprits:
-        died_of_it = f"; {human_count(run.fleet.failed - culprits)} died of it"
-    elif victims:
-        named = f"rank {victims[0]}" if len(victims) == 1 else f"{len(victims)} ranks"
-        died_of_it = f"; {named} died of it"
+    culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
+    alike = sum(rank.ended == first.ended for rank in culprits)
+    more = f" (and {alike - 1} more)" if alike > 1 else ""
+    how = f", {first.ended}, after step {first.step}"
     if has_left(first):
-        how = f"left after step {first.step} ({exit_text(first)})"
-        return f"died: rank {first.rank}{more} {how}{died_of_it}"
-    return f"died: rank {first.rank}{more}, {first.ended}, after step {first.step}{died_of_it}"
+        how = f" left after step {first.step} ({exit_text(first)})"
+    others = [rank.rank for rank in culprits if rank.ended != first.ended]
+    victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
+    count = len(victims) if run.fleet is None else run.fleet.failed - len(culprits)
+    parts = [f"died: rank {first.rank}{more}{how}"]
+    parts += [f"{numbered(others)} failed, too"] if others else []
+    if count > 0:
+        named = numbered(victims) if count == len(victims) else f"{human_count(count)} ranks"
+        parts.append(f"{named} died of it")
+    return "; ".join(parts)
 
 
 def exit_text(rank: RankSnapshot) -> str:
@@ -47,3 +53,27 @@ def host_evidence(rank: RankSnapshot) -> str:
     times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
     text = f"the {where} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
     return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
+
+
+def left_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
+    """``left after step 60 (exit code 0) while rank 1 trained in step 61``."""
+    victims = [other for other in run.ranks if roles.get(other.rank) is DeathRole.VICTIM]
+    step = human_count(max((other.step for other in victims), default=0) + 1)
+    others = numbered([other.rank for other in victims])
+    how = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
+    return f"{how} while {others} trained in step {step}"
+
+
+def consequence_text(rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
+    """``; it died of rank 0`` of a victim; "" of any other rank."""
+    if roles.get(rank.rank) is not DeathRole.VICTIM:
+        return ""
+    culprits = [other for other, role in roles.items() if role is DeathRole.CULPRIT]
+    return f"; it died of {numbered(culprits)}" if culprits else "; another rank had failed"
+
+
+def numbered(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``."""
+    more = len(ranks) - MAX_LISTED_MEMBERS
+    listed = ", ".join(map(str, ranks[:MAX_LISTED_MEMBERS]))
+    return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {more} more' if more > 0 else ''}"

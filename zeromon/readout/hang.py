@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from zeromon.fold.pauses import waits_for_batch
-from zeromon.readout.deaths import exit_text
-from zeromon.readout.text import doing, group_text, roughly, script_frame
+from zeromon.readout.deaths import MAX_LISTED_MEMBERS, exit_text, numbered
+from zeromon.readout.text import doing, group_text, roughly, short_frame
 from zeromon.snapshot import Halt, Hang, HangKind, MemberCall, Ras, RunSnapshot
 from zeromon.units import human_count
 
 NOT_CALLED = "has not called it"
-MAX_LISTED_MEMBERS = 4
 _MAX_LISTED_RANKS = 8
 
 
@@ -89,14 +88,7 @@ def _place(run: RunSnapshot, number: int) -> str:
     if rank.halted is not Halt.NONE or not rank.stack:
         return doing(rank)
     waits = "waits for a batch of its DataLoader, " if waits_for_batch(rank.stack) else ""
-    return f"{waits}at {script_frame(rank.stack).rpartition('/')[2].partition(' in ')[0]}"
-
-
-def numbered(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``."""
-    more = len(ranks) - MAX_LISTED_MEMBERS
-    listed = ", ".join(map(str, ranks[:MAX_LISTED_MEMBERS]))
-    return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {more} more' if more > 0 else ''}"
+    return f"{waits}at {short_frame(rank.stack)}"
 
 
 def _are(ranks: Sequence[int]) -> str:

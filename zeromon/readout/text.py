@@ -262,9 +262,16 @@ _IN_CPP = "inside graphs or other C++, untimed"
 
 
 def state_text(rank: RankSnapshot) -> str:
-    """How a rank ended, else its phase: for a table cell."""
+    """How a rank ended, where it stands still, else its phase: for a table cell."""
+    if rank.stack and not rank.ended:
+        return f"in {rank.in_flight[0].op}" if rank.in_flight else f"at {short_frame(rank.stack)}"
     phase = "running" if rank.phase == "other" else rank.phase or "up"
     return (rank.ended or phase).replace("_", " ")
+
+
+def short_frame(stack: Sequence[str]) -> str:
+    """``t.py:32``: :func:`script_frame` without its folder and function."""
+    return script_frame(stack).rpartition("/")[2].partition(" in ")[0]
 
 
 def script_frame(stack: Sequence[str]) -> str:

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
+from zeromon.focus import has_left, roles_of
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.deaths import death_text, host_evidence
+from zeromon.readout.deaths import consequence_text, death_text, host_evidence, left_text
 from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.text import UNATTRIBUTED_NAMES, doing
 from zeromon.report.table import table
@@ -23,14 +24,16 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
 def deaths(run: RunSnapshot) -> str:
-    """How each failed rank ended, and what its memory was before; "" where none failed."""
-    lines = []
+    """How each rank ended that failed or left, and what its memory was; "" where none did."""
+    lines, roles = [], roles_of(run)
     for rank in run.ranks:
-        if not rank.failed or rank.stopped == CTRL_C:
+        if rank.rank not in roles or rank.stopped == CTRL_C:
             continue
-        lines.append(
-            f"  rank {rank.rank}: {rank.ended}; last seen in step {rank.step + 1}, {doing(rank)}"
-        )
+        if has_left(rank):
+            lines.append(f"  rank {rank.rank}: {left_text(run, rank, roles)}")
+            continue
+        seen = f"last seen in step {rank.step + 1}, {doing(rank)}"
+        lines.append(f"  rank {rank.rank}: {rank.ended}; {seen}{consequence_text(rank, roles)}")
         if rank.exception:
             lines.append(f"    {rank.exception}")
         if rank.ended == KILLED_FOR_MEMORY:

@@ -31,7 +31,7 @@ from zeromon.sources.access import host_name, is_loopback
 from zeromon.sources.base import Output
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
 from zeromon.sources.playback import Playback
-from zeromon.storage.run_store import decode
+from zeromon.storage.run_store import Store, decode
 from zeromon.storage.step_history import Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
@@ -298,6 +298,8 @@ def find(target: str | None) -> list[LiveRun]:
             candidates = [run for run in candidates if run.run.startswith(target)]
     candidates = [run for run in candidates if not run.ended] or candidates
     candidates = [run for run in candidates if run.run == target] or candidates
+    if not candidates and target and target in Store().names():
+        raise RunNotFound(f"{target} has ended", f"zeromon report {target}")
     if not candidates:
         what = f"no run matches {target}" if target else "no run is live on this node"
         raise RunNotFound(what, "`zeromon report` and `zeromon replay` show runs that have ended.")

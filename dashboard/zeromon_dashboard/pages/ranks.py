@@ -5,6 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 
 from zeromon.readout.figures import EXPOSED, LATE, MAPPED, MEMORY, OVERLAP, RISK, STEP, WAITS
+from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import state_text, straggler_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count
@@ -83,6 +84,8 @@ def rank_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
 
 
 def _stragglers(run: RunSnapshot) -> list[Any]:
+    if run.hangs:
+        return [dmc.Alert(hang_headline(run, run.hangs[0]), title="Hang", color="red")]
     if not run.stragglers:
         return [dmc.Text("No straggler: the ranks wait for no single rank.", c="dimmed", size="sm")]
     return [

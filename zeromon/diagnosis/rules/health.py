@@ -9,8 +9,8 @@ from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_sta
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
-from zeromon.readout.deaths import death_text, exit_text, host_evidence
-from zeromon.readout.hang import hang_text, numbered
+from zeromon.readout.deaths import consequence_text, death_text, host_evidence, left_text
+from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, node_lost, roughly, script_frame
 from zeromon.snapshot import (
     CTRL_C,
@@ -35,27 +35,19 @@ def rank_died(run: RunSnapshot) -> Iterable[Match]:
     first = first_failed(run.ranks, run.hangs)
     for rank in run.ranks if first is not None and first.stopped != CTRL_C else ():
         if (role := roles.get(rank.rank)) is not None:
-            yield Match(_end_of(rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
+            yield Match(_end_of(run, rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
     away = [rank for rank in run.away if rank.failed]
     for other in away:
         yield Match(f"{other.ended} on node {other.node}, {other.doing}", other.rank)
 
 
-def _end_of(rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
+def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """How *rank* ended, and what that has to do with the ends of the others."""
     if has_left(rank):
-        others = [other for other, role in roles.items() if role is DeathRole.VICTIM]
-        return f"left after step {rank.step} ({exit_text(rank)}) while {numbered(others)} trained"
+        return left_text(run, rank, roles)
     why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
     text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
-    if roles[rank.rank] is not DeathRole.VICTIM:
-        return text
-    culprits = [other for other, role in roles.items() if role is DeathRole.CULPRIT]
-    return (
-        f"{text}; it died of {numbered(culprits)}"
-        if culprits
-        else f"{text}; another rank had failed"
-    )
+    return text + consequence_text(rank, roles)
 
 
 _SEVERITY_OF_DEATH = {
