@@ -145,12 +145,13 @@ _ACCUSED = (
     r"rank {rank}( is)? late", r"rank {rank}: the others wait", r"waits? for rank {rank}\b",
     r"rank {rank}( is)? missing", r"rank {rank} (has not|never|did not) call",
     r"rank {rank}: (SIG|exception|exit|[A-Z]\w+Error)", r"rank {rank}, (SIG|exception|exit)",
-    r"rank {rank} (died|left|leaks|raised|exited|returned|was killed|pauses|saves)",
+    r"rank {rank} (died|(has |had )?left|is dead|was dead|was killed|raised|exited|returned)",
+    r"rank {rank} (leaks|pauses|saves)",
 )  # fmt: skip
 """Ways to accuse a rank."""
 _UNWELL = re.compile(
     r"(?:^|verdict\s+)(stalled|dying|dead|at risk)\b|\bdied\b|\blate\b|others wait .* for it"
-    r"|does not end|hung\b",
+    r"|does not end|hung\b|\bstuck\b",
     re.I,
 )
 """What must not be said of a healthy run. A share of communication may be, and a lack of CPUs."""
@@ -238,6 +239,8 @@ class Line:
     seconds: float
     """Since the fault; negative before it."""
     text: str
+    health: str = ""
+    """The verdict's word; the text's where empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +329,7 @@ def flips(lines: Sequence[Line]) -> list[str]:
     """Returns the changes of the verdict's word that were taken back within 5 s: ``slow healthy``."""
     spells: list[tuple[str, float]] = []
     for line in lines:
-        word = line.text.partition(":")[0]
+        word = line.health or line.text.partition(":")[0]
         if not spells or spells[-1][0] != word:
             spells.append((word, line.seconds))
     return [

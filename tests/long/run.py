@@ -81,7 +81,7 @@ class Running:
             "ZEROMON_DIR": str(folder / "live"), "ZEROMON_STORE": str(folder / "store"),
             "ZEROMON_PORT": str(port), "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false",
         }  # fmt: skip
-        self.lines: list[tuple[float, str]] = []
+        self.lines: list[tuple[float, str, str]] = []
         self.findings: dict[str, str] = {}
         """Code and rank -> the newest sentence."""
         self.output = folder / "output"
@@ -141,7 +141,8 @@ class Running:
                 snapshot = decode(answer.read())
         except (OSError, ValueError, ZeromonError):  # no collector yet, or no rank
             return
-        self.lines.append((time.time(), verdict(snapshot).text))
+        judged = verdict(snapshot)
+        self.lines.append((time.time(), judged.text, str(judged.health)))
         for finding in snapshot.findings:
             self.findings[f"{finding.code} rank {finding.rank}"] = finding.text
 
@@ -247,7 +248,7 @@ def first_two(report: str) -> str:
 def _said(running: Running, started: float, code: int, after: str, later: str) -> dict[str, Any]:
     """All that was said of a case, without marks."""
     case, begun = running.case, running.fault_time()
-    readings = [(round(at - (begun or 1e12), 1), text) for at, text in running.lines]
+    readings = [(round(at - (begun or 1e12), 1), *said) for at, *said in running.lines]
     return {
         "case": asdict(case), "name": case.name, "truth": case.truth, "commit": commit(),
         "exit": code,
