@@ -364,10 +364,11 @@ class Hub:
 
 
 def _listed(run: ListedRun) -> Item:
-    """A run of the server's list as a row; most figures need further queries and stay unknown."""
+    """A run of the server's list as a row."""
     manifest = Manifest(
-        run=run.run, node="", command=(), started_wall=0.0, taken_wall=0.0, ended=not run.up,
-        verdict=run.state, strategy="", device="", ranks=run.ranks or run.known, steps=run.steps,
-        step_seconds=None, exposed_ratio=None, memory_bytes=-1, worst="",
+        run=run.run, node="", command=(), started_wall=run.started_wall, taken_wall=0.0,
+        ended=not run.up, verdict=run.state, strategy=run.strategy, device="",
+        ranks=run.ranks or run.known, steps=run.steps, step_seconds=run.step_seconds,
+        exposed_ratio=run.exposed_ratio, memory_bytes=run.memory_bytes, worst="",
     )  # fmt: skip
     return Item(manifest, bool(run.up))

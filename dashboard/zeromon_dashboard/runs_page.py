@@ -71,7 +71,7 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
             "id": m.run,
             "run": m.run,
             "state": m.verdict if item.live or m.ended else f"no longer monitored: {m.verdict}",
-            "started": clock(m.started_wall),
+            "started": clock(m.started_wall) if m.started_wall else "n/a",
             "strategy": m.strategy,
             "ranks": m.ranks,
             "steps": m.steps,

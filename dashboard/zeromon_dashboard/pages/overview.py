@@ -45,8 +45,8 @@ _NO_PARTS = (
     "Where a step goes is n/a: no rank has ended a timed step, or the server has core metrics only."
 )
 _NO_LEDGER = (
-    "The ledger of every second is n/a: the run has just begun, its record is of an earlier version, "
-    "or it comes from a server that has core metrics only."
+    "The ledger of every second is n/a: the run has just begun, or it comes from a server that has core "
+    "metrics only."
 )
 
 
@@ -137,7 +137,8 @@ def _waits(run: RunSnapshot) -> Any:
 def _steps(run: RunSnapshot) -> Any:
     known = [seconds for rank in run.ranks if (seconds := mean_step_seconds(rank))]
     if not known:
-        return card("Step time", "n/a", "no step yet")
+        began = any(rank.steps for rank in run.ranks)
+        return card("Step time", "n/a", "no step has ended lately" if began else "no step yet")
     slowest, pause = max(known), pause_seconds(run)
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
     return card("Step time", human_seconds(slowest), f"{rate}; mean of the last steps")

@@ -87,7 +87,7 @@ def test_gauges_end_with_the_run() -> None:
     gauges = {name for name in values(text) if kinds.get(name) == "gauge"}
     assert gauges == {
         "zeromon_rank_up", "zeromon_rank_failed", "zeromon_rank_detached", "zeromon_run_health",
-        "zeromon_run_severity",
+        "zeromon_run_severity", "zeromon_run_started_timestamp_seconds",
     }  # fmt: skip
     assert {"zeromon_steps_total", "zeromon_rank_info", "zeromon_step_seconds_sum"} <= by_client
 

@@ -13,9 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from builders import rank
 from hypothesis import given, strategies as st
 
 from zeromon.errors import RunNotFound, SourceError, ZeromonError
+from zeromon.readout.text import finding_text
+from zeromon.snapshot import Finding
 from zeromon.sources.http_client import unpacked
 from zeromon.sources.prometheus import client, promql
 from zeromon.sources.prometheus.client import Sample, Server, one_of, quoted
@@ -27,6 +30,7 @@ from zeromon.sources.prometheus.decode import (
     history_of,
     key_of,
     rank_of,
+    with_deaths,
 )
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import usual_gap
@@ -289,6 +293,14 @@ def test_a_hang_is_named_by_its_operation_and_group() -> None:
         "all_gather", "dp", (0,), (1,), 12.0,
     )  # fmt: skip
     assert (other.op, other.group, other.waiting) == ("a collective", "a group", (2,))
+
+
+def test_a_death_is_told_with_its_cause_and_step() -> None:
+    """Of one rank, and where one finding stands for all of them of the first that died."""
+    ranks = [rank(0, step=49), rank(1, failed=True, alive=False, ended="SIGKILL", step=41)]
+    died = [Finding(rule="rank_died", severity="critical", text="x", rank=n) for n in (1, -1)]
+    texts = [finding_text(one) for one in with_deaths(died, ranks)]
+    assert texts == ["rank 1: SIGKILL after step 41"] * 2
 
 
 def test_a_rank_that_began_again_elsewhere_is_one_rank() -> None:

@@ -18,6 +18,7 @@ from support import Node, train_command, wait_for
 
 from zeromon.cli import main
 from zeromon.errors import RunNotFound, SourceError
+from zeromon.readout.breakdown import rank_parts
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import client, history, reader, source as source_module
@@ -27,6 +28,7 @@ from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
 from zeromon.storage.step_query import StepQuery
+from zeromon_dashboard.page import clock
 
 pytestmark = needs_prometheus
 
@@ -172,16 +174,58 @@ def test_its_communication_and_memory_are_the_same(both: Both) -> None:
     assert both.read.ended
 
 
-def test_the_risk_of_the_host_is_one_of_the_ranks_that_lived_last(both: Both, world: World) -> None:
-    """One may end a scrape before the other: then it has none when the other is seen last."""
-    last = world.server.query(
-        'max_over_time(timestamp(zeromon_oom_risk_ratio{run="real",pool="host"})[30m:1s])'
-    )
-    seen = {int(one["metric"]["rank"]): float(one["value"][1]) for one in last}
-    assert set(seen) == {0, 1}
-    for rank in both.read.ranks:
-        lived_last = seen[rank.rank] == max(seen.values())
-        assert [k.pool for k in rank.risks] in ([["host"]] if lived_last else [[], ["host"]])
+def test_a_run_that_has_ended_runs_out_of_nothing(both: Both) -> None:
+    """While it ran its memory had a risk; a forecast for a run that has ended is none."""
+    assert [k.pool for rank in both.during[-1][1].ranks for k in rank.risks] == ["host", "host"]
+    assert [rank.risks for rank in both.read.ranks] == [(), ()]
+
+
+def test_a_run_begins_when_it_began_and_ends_when_its_ranks_ended(both: Both, world: World) -> None:
+    """Not at the first and the last scrape: its collector answers on."""
+    alive = 'max_over_time(timestamp(zeromon_rank_up{run="real"} == 1)[30m:1s])'
+    lived = max(float(one["value"][1]) for one in world.server.query(alive))
+    assert both.read.started_wall == pytest.approx(both.live.started_wall, abs=0.01)
+    assert both.read.taken_wall == pytest.approx(lived, abs=2)
+
+
+def test_the_last_steps_are_known_after_the_end(both: Both) -> None:
+    """Their mean, and the part of it that waited for communication."""
+    for mine, theirs in zip(both.read.ranks, both.live.ranks, strict=True):
+        steps = [step.seconds for step in theirs.recent]
+        assert mine.step_seconds is not None
+        assert min(steps) <= mine.step_seconds <= max(steps)
+        parts = rank_parts(mine)
+        assert mine.exposed_ratio and parts["exposed"]
+        share = parts["exposed"] / sum(parts.values())
+        assert share == pytest.approx(mine.exposed_ratio, rel=0.3)
+
+
+def test_the_ledger_is_the_collectors(both: Both) -> None:
+    for mine, theirs in zip(both.read.ranks, both.live.ranks, strict=True):
+        assert {str(row.cause): row.seconds for row in mine.ledger} == theirs.ledger_totals
+        assert len(mine.ledger) > 2
+
+
+def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_path: Path) -> None:
+    """One that lives with its present figures, one that has ended with its steps; none began in 1970."""
+    from zeromon_dashboard.hub import Hub
+    from zeromon_dashboard.runs_page import run_rows
+
+    server = Server(world.server.url)
+    hub = Hub(Store(tmp_path), server=server)
+    rows = {row["run"]: row for row in run_rows(hub.runs())}
+    ended, lives = rows["real"], rows["fleet"]
+    assert (ended["state"], ended["steps"]) == ("finished", both.live.ranks[0].steps)
+    assert (ended["strategy"], ended["ranks"]) == ("fsdp2", 2)
+    assert ended["started"] == clock(both.live.started_wall)
+    assert (ended["step"], ended["exposed"]) == (None, None)
+    fleet = world.fleets["fleet"].nodes[0].view[0]
+    assert lives["started"] == clock(fleet.started_wall)
+    assert lives["state"].split(": ")[1].startswith("64 ranks, step ")
+    assert 380 < lives["step"] < 460
+    assert lives["exposed"] > 10
+    unknown = replace(hub.runs()[0], manifest=replace(hub.runs()[0].manifest, started_wall=0.0))
+    assert run_rows([unknown])[0]["started"] == "n/a"
 
 
 def test_while_it_runs_its_step_is_a_mean_of_steps_that_were(both: Both) -> None:

@@ -124,6 +124,10 @@ def _severity(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     return (((), LEVELS[verdict(run).severity]),)
 
 
+def _started(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    return (((), run.started_wall),)
+
+
 def _bubble(rank: RankSnapshot) -> Iterable[Row]:
     """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
     bubble = rank.pipeline.bubble if rank.pipeline else None
@@ -260,6 +264,8 @@ METRICS: tuple[Spec, ...] = (
          ("health",), _first(_health), lasting=True),
     Spec("zeromon_run_severity", "gauge", "level", "The severity of that verdict, at the first rank: 0 all is well, 1 over or not known, 2 warning, 3 critical.",
          (), _first(_severity), lasting=True),
+    Spec("zeromon_run_started_timestamp_seconds", "gauge", "seconds", "Start of the run, at its first rank, since the epoch.",
+         (), _first(_started), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),

@@ -23,6 +23,7 @@ _AGGREGATED = (STEP, RISK)
 _SPREAD = tuple(m for f in OVER_RANKS if f not in _AGGREGATED for m in f.metrics)
 _OF_NODES = tuple(m for f in ON_NODES if f is not STEP for m in f.metrics)
 _CORE = (
+    "run_started_timestamp_seconds",
     "rank_info", "rank_up", "rank_failed", "rank_death", "rank_detached", "steps_total",
     "steps_skipped_total", "micro_steps_total", "overlap_ratio", "exposed_communication_ratio",
     "collectives_untimed_ratio", "collective_in_flight_seconds", "wait_for_late_rank_seconds",
@@ -34,13 +35,14 @@ _CORE = (
     "host_memory_headroom_bytes", "host_memory_pinned_bytes", "oom_risk_ratio", "oom_steps_left",
     "cpu_wait_ratio", "major_faults_per_second", "events_dropped_total", "agent_errors_total",
     "agent_accounted_overhead_ratio", "agent_overhead_ratio", "agent_overhead_noise_ratio",
+    "ledger_seconds_total", "communication_step_exposed_seconds",
 )  # fmt: skip
 _DETAIL = (
     "startup_seconds",
     "phase_seconds_total", "collectives_total", "collective_bytes_total", "collective_seconds_total",
     "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
     "collective_best_busbw_bytes_per_second", "group_info", "dim_info", "communication_step_seconds",
-    "communication_step_exposed_seconds", "communication_step_wait_seconds",
+    "communication_step_wait_seconds",
     "communication_step_transfer_seconds", "memory_role_bytes", "memory_role_plain_bytes",
     "memory_role_predicted_bytes", "device_memory_used_bytes", "device_memory_total_bytes",
     "device_utilization_ratio", "device_power_watts", "device_temperature_celsius",
@@ -91,13 +93,24 @@ def union(*parts: str) -> str:
 
 
 def runs() -> str:
-    """Every run of the last hour: number of ranks, number of live ranks, newest step."""
-    return union(
-        tagged("count by (run) (zeromon_rank_up)", "ranks"),
-        tagged("sum by (run) (zeromon_rank_up)", "up"),
-        tagged("max by (run) (zeromon_steps_total)", "steps"),
-        tagged("count by (run) (last_over_time(zeromon_rank_up[1h]))", "known"),
-    )
+    """Every run of the last hour: its ranks, how it is, and the figures of a list of runs."""
+    seconds, count = "rate(zeromon_step_seconds_sum[1m])", "rate(zeromon_step_seconds_count[1m])"
+    lives = "and on (instance, run, rank) zeromon_rank_up == 1"
+    severity = "* on (instance, run, rank) group_left () zeromon_run_severity"
+    held = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
+    parts = {
+        "ranks": "count by (run) (zeromon_rank_up)",
+        "up": "sum by (run) (zeromon_rank_up)",
+        "steps": "max by (run) (last_over_time(zeromon_steps_total[1h]))",
+        "known": "count by (run) (last_over_time(zeromon_rank_up[1h]))",
+        "started": "min by (run) (last_over_time(zeromon_run_started_timestamp_seconds[1h]))",
+        "strategy": "count by (run, strategy) (last_over_time(zeromon_rank_info[1h]))",
+        "health": f"topk by (run) (1, (zeromon_run_health == 1) {severity})",
+        "step_seconds": f"max by (run) ({seconds} / ({count} > 0) {lives})",
+        "exposed": "max by (run) (zeromon_exposed_communication_ratio)",
+        "memory": union(*(f"max by (run) ({metric})" for metric in held)),
+    }
+    return union(*(tagged(expression, of) for of, expression in parts.items()))
 
 
 def census(run: Choice) -> str:

@@ -64,10 +64,12 @@ class Reading:
     """Collectors of another job of the same name."""
 
     def add_past(self, past: Reading) -> None:
-        """Adds what *past* knew of the same ranks and this reading does not."""
+        """Adds what *past*, when a rank lived last, knew of the same ranks and this reading does not."""
+        self.seen = past.seen
         for key, facts in self.facts.items():
-            known = past.facts.get(key)
-            for name, rows in known.found.items() if known is not None else ():
+            known = past.facts.get(key) or RankSamples()
+            facts.rates, facts.phases = known.rates | _of_end(facts.rates), known.phases
+            for name, rows in known.found.items():
                 mine = facts.found.setdefault(name, rows)
                 if name == "finding" and mine is not rows:
                     mine += rows  # one that ends with the run beside one about its end
@@ -75,6 +77,11 @@ class Reading:
             self.findings.setdefault(finding, count)
         if self.fleet is not None and past.fleet is not None:
             self.fleet = replace(self.fleet, spreads=past.fleet.spreads)
+
+
+def _of_end(rates: dict[str, float]) -> dict[str, float]:
+    """The totals among *rates*: the last step may have ended after the last moment that is known."""
+    return {of: value for of, value in rates.items() if of == "spent_in_all"}
 
 
 def together(*calls: Callable[[], _Result]) -> list[_Result]:

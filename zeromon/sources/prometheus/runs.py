@@ -1,13 +1,13 @@
 """Which runs a Prometheus server knows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon.errors import RunAmbiguous, RunNotFound
 from zeromon.ring.paths import is_run_id
 from zeromon.sources.prometheus import promql
-from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.client import Sample, Server
 from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.units import human_count, printable
 
@@ -28,6 +28,14 @@ class ListedRun:
     steps: int
     match: str = ""
     """Further matchers that the user gave, in PromQL."""
+    started_wall: float = 0.0
+    """Seconds since the epoch; 0 where unknown."""
+    strategy: str = ""
+    health: str = ""
+    """The word of the verdict; of several nodes, of the worst one."""
+    step_seconds: float | None = None
+    exposed_ratio: float | None = None
+    memory_bytes: int = -1
 
     def open(self, server: Server) -> PrometheusSource:
         """Returns a source of this run's snapshots."""
@@ -39,24 +47,36 @@ class ListedRun:
         if not self.ranks:
             return f"{human_count(self.known)} ranks, not seen now"
         if not self.up:
-            return "ended"
-        return f"{human_count(self.up)} ranks, step {human_count(self.steps)}"
+            return self.health or "ended"
+        ranks = f"{human_count(self.up)} ranks, step {human_count(self.steps)}"
+        return f"{self.health}: {ranks}" if self.health else ranks
 
 
 def runs_of(server: Server) -> list[ListedRun]:
     """Returns the runs of the last hour, the live ones first; raises :class:`SourceError`."""
-    rows: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, Sample]] = {}
     for sample in server.vector(promql.runs()):
         row = rows.setdefault(sample.labels.get("run", ""), {})
-        row[sample.labels.get("of", "")] = sample.count
+        row[sample.labels.get("of", "")] = sample
     runs = [
-        ListedRun(
-            run, row.get("ranks", 0), row.get("up", 0), row.get("known", 0), row.get("steps", 0)
-        )
+        _listed(run, row)
         for run, row in rows.items()
         if is_run_id(run)  # another exporter's series may have a label of this name
     ]
     return sorted(runs, key=lambda run: (not run.up, not run.ranks, run.run))
+
+
+def _listed(run: str, row: Mapping[str, Sample]) -> ListedRun:
+    counts = {of: sample.count for of, sample in row.items()}
+    figures = {of: sample.value for of, sample in row.items()}
+    texts = {of: printable(s.labels.get(of, "")) for of, s in row.items()}
+    return ListedRun(
+        run, counts.get("ranks", 0), counts.get("up", 0), counts.get("known", 0),
+        counts.get("steps", 0), started_wall=figures.get("started", 0.0),
+        strategy=texts.get("strategy", ""), health=texts.get("health", ""),
+        step_seconds=figures.get("step_seconds"), exposed_ratio=figures.get("exposed"),
+        memory_bytes=counts.get("memory", -1),
+    )  # fmt: skip
 
 
 def find(server: Server, wanted: str | None) -> list[ListedRun]:

@@ -21,6 +21,7 @@ from zeromon.sources.prometheus.decode import (
     hangs_of,
     rank_of,
     stragglers_of,
+    with_deaths,
     with_host_use,
 )
 from zeromon.sources.prometheus.history import History
@@ -64,7 +65,6 @@ class PrometheusSource:
                 self._latest = self._snapshot(None)
                 if self._history.first is None:
                     self.span()
-                    self._latest = replace(self._latest, started_wall=self._history.first or began)
                 spent = time.monotonic() - began
                 rest = max(self._reader.interval / 2, _REST * spent)
                 self._due = min(
@@ -156,19 +156,24 @@ class PrometheusSource:
                 self._history.with_recent(rank, self._latest, wanted=rank.rank in wanted)
                 for rank in ranks
             ]
-        findings = findings_of(reading.facts, reading.findings, reading.ranks)
+        if ended := _has_ended(reading):
+            ranks = [
+                replace(rank, risks=()) for rank in ranks
+            ]  # nothing runs out of memory any more
+        findings = with_deaths(findings_of(reading.facts, reading.findings, reading.ranks), ranks)
         fleet = reading.fleet
         nodes = sorted({rank.node for rank in ranks})
         node_count = len(fleet.nodes) if fleet is not None else len(nodes)
-        first = self._history.first
+        starts = [f.number("run_started_timestamp_seconds") for f in reading.facts.values()]
+        first = min(filter(None, starts), default=self._history.first or now)
         made = RunSnapshot(
             run=self.run,
             command=(),
             node=nodes[0] if node_count == 1 else f"{human_count(node_count)} nodes",
-            started_wall=first if first is not None else now,
+            started_wall=first,
             taken_wall=now,
             taken_ns=round(now * 1e9),
-            ended=_has_ended(reading),
+            ended=ended,
             ranks=tuple(ranks),
             findings=findings,
             stragglers=stragglers_of(ranks, findings),

@@ -9,6 +9,7 @@ from zeromon.sources.prometheus.decode.findings import (
     hangs_of,
     history_of,
     stragglers_of,
+    with_deaths,
 )
 from zeromon.sources.prometheus.decode.fleet import fleet_of, nodes_of, whole_of
 from zeromon.sources.prometheus.decode.history import series_of, whole_series_of

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from zeromon.diagnosis.pages import page
 from zeromon.errors import RuleNotFound
+from zeromon.focus import first_failed
+from zeromon.readout.text import subject
 from zeromon.snapshot import Finding, Hang, HangKind, RankSnapshot, Severity, Straggler
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
+from zeromon.units import human_count
 
 
 def findings_of(
@@ -31,6 +35,17 @@ def findings_of(
         else:
             found += [_finding(rule, severity, rank=rank) for rank in named]
     return tuple(sorted(found, key=lambda f: (f.severity.order, f.code, f.rank)))
+
+
+def with_deaths(findings: Iterable[Finding], ranks: Sequence[RankSnapshot]) -> tuple[Finding, ...]:
+    """*findings*, of which those about deaths say what each of *ranks* died of, and in which step."""
+    failed = [rank for rank in ranks if rank.failed]
+    texts = {r.rank: f"{r.ended} after step {human_count(r.step)}" for r in failed}
+    if (first := first_failed(failed)) is not None:
+        texts[-1] = f"{subject(first.rank)}{texts[first.rank]}"
+    return tuple(
+        replace(f, text=texts.get(f.rank, f.text)) if f.rule == "rank_died" else f for f in findings
+    )
 
 
 _MOST_NAMED = 3

@@ -3,6 +3,7 @@
 What is not in the samples is unknown: None, -1, or empty.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -127,9 +128,22 @@ def point_of(facts: RankSamples, step: int, end_ns: int, seconds: float) -> Step
         collective_bytes=0,
         communication_ns=round(1e9 * communication),
         exposed_ns=round(1e9 * exposed),
+        phase_exposed_ns=_exposed_by_phase(facts, exposed),
         allocated_bytes=facts.whole("memory_allocated_bytes"),
         reserved_bytes=facts.whole("memory_reserved_bytes"),
         rss_bytes=facts.whole("host_memory_rss_bytes"),
+    )
+
+
+def _exposed_by_phase(facts: RankSamples, exposed: float) -> tuple[int, ...]:
+    """Nanoseconds of *exposed* seconds by phase; empty where the server does not have the phases."""
+    spent: Counter[str] = Counter()
+    rows = facts.by("communication_step_exposed_seconds", "op", "group", "phase")
+    for (_, _, phase), seconds in rows.items():
+        spent[phase] += seconds  # type: ignore[assignment]  # Counter adds any number
+    whole = sum(spent.values()) or 1.0
+    return (
+        tuple(round(1e9 * exposed * spent[phase.label] / whole) for phase in Phase) if rows else ()
     )
 
 
