@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from builders import MS, collective, folded, host, span, state, step
+from builders import MS, collective, folded, host, run, span, state, step
 
 from zeromon.fold.fold import fold, fold_records
 from zeromon.fold.observed import Observed
@@ -15,6 +15,7 @@ from zeromon.fold.overhead import measured
 from zeromon.fold.state import RankState, know_group
 from zeromon.fold.summarize import summarize
 from zeromon.readout.text import overhead_text
+from zeromon.report.configuration import engines
 from zeromon.ring.events import (
     RECORD,
     BackwardComm,
@@ -488,3 +489,26 @@ def test_a_suspended_rank_is_in_no_pause_that_its_last_stack_shows() -> None:
     assert summarize(made).pause == "compiles"
     assert summarize(made, Observed(halted=Halt.SUSPENDED)).pause == ""
     assert summarize(made, Observed(halted=Halt.TRACED)).pause == "is stopped in a debugger"
+
+
+def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
+    """Six engines of a sweep would be predicted together; only the one that lives is."""
+    model = {
+        "framework": "deepspeed", "stage": 2, "ranks": 2, "numel": 10**6, "trainable": 10**6,
+        "shard_numel": 5 * 10**5, "trainable_shard_numel": 5 * 10**5, "param_bytes": 2,
+        "compute_bytes": 2, "grad_bytes": 2, "optimizer": "AdamW",
+    }  # fmt: skip
+    lives = {"model": model, "settings": [["a", "1", "1"]]}
+    gone = {f"engine{n}": {"stage": 2, "dropped": True} for n in range(1, 6)}
+    made = state(**gone, engine6=lives)
+    for number in range(1, 7):
+        made.engines[number].steps = 20
+    made.roles[Role.UNSHARDED_PARAM] = RoleBytes(1, Role.UNSHARDED_PARAM, 2 * 10**6, 0, 0, 0)
+    one = summarize(made)
+    assert len(one.models) == 1
+    assert [(e.engine, e.dropped) for e in one.engines] == [(n, n < 6) for n in range(1, 7)]
+    assert {setting.engine for setting in one.settings} == {6}
+    (row,) = (row for row in one.expected if row.role == "unsharded_param")
+    assert row.predicted_bytes == 2 * 10**6
+    text = engines(run(one))
+    assert text.count("(dropped)") == 5

@@ -267,6 +267,7 @@ def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
             hysteresis=totals.precision.hysteresis if totals.precision else -1,
             grad_norm=_finite(totals.precision.grad_norm) if totals.precision else None,
             nonfinite=totals.nonfinite,
+            dropped=_engine_facts(state, number).get("dropped") is True,
         )
         for number, totals in sorted(state.engines.items())
     )

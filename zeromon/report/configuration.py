@@ -13,7 +13,7 @@ def engines(run: RunSnapshot) -> str:
     header = ("engine", "steps", "skipped", "bytes", "exposed", "loss scale", "grad norm")
     rows = [
         (
-            f"{engine.engine} {engine.strategy}",
+            f"{engine.engine} {engine.strategy}{' (dropped)' * engine.dropped}",
             human_count(engine.steps),
             human_count(engine.skipped),
             human_bytes(engine.nbytes),

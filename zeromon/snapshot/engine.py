@@ -38,6 +38,8 @@ class EngineRow:
     """Steps whose gradient norm was infinite or NaN."""
     strategy_fields: Strategy | None = None
     """None in a record of an older version."""
+    dropped: bool = False
+    """The script has let go of it: its model and settings are no longer those of the rank."""
 
     @property
     def sharding_strategy(self) -> Strategy:

@@ -35,7 +35,7 @@ class Models:
         self.modules: dict[int, weakref.ref[Any]] = {}
         self.optimizers: dict[int, weakref.ref[Any]] = {}
         self.changed = False
-        """Whether a model or an optimizer is new since the metadata was written."""
+        """Whether a model or an optimizer is new, or a model is gone, since the metadata was written."""
         self.order: list[Any] | None = None
         """FSDP2's units as they ran forward, while a trial wants to know; else None."""
 
@@ -47,9 +47,12 @@ class Models:
         known = self.modules.get(id(module))
         if known is not None and known() is module:
             return False
-        self.modules[id(module)] = weakref.ref(module)
+        self.modules[id(module)] = weakref.ref(module, self._dropped)
         self.changed = True
         return True
+
+    def _dropped(self, _: object) -> None:
+        self.changed = True
 
     def forget(self, modules: Iterable[Any]) -> None:
         """Takes back the registration of *modules*."""

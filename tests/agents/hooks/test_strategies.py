@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import json
@@ -14,9 +15,12 @@ import torch.distributed.fsdp
 from torch.distributed.fsdp import ShardingStrategy
 
 import zeromon_agents
+from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.strategy import DDP, EVERY, ZERO_REDUNDANCY, Offload, Sharding, Strategy
 from zeromon_agents.hooks import ddp, fsdp1, fsdp2, zero_redundancy
 from zeromon_agents.hooks.deepspeed import engines
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import HookContext
 
 LABELS = {strategy.label for strategy in EVERY}
 
@@ -89,6 +93,7 @@ class FakeEngine:
     """The part of a DeepSpeed engine that says how it shards."""
 
     optimizer = None
+    module = torch.nn.Linear(2, 2)
 
     def __init__(self, stage: int, **zero: Any) -> None:
         defaults: dict[str, Any] = {
@@ -122,6 +127,24 @@ def test_deepspeed_sends_its_stage_its_offload_and_zero_plus_plus(stage: int) ->
     quantized = FakeEngine(stage, zero_quantized_weights=True)
     strategy = engines.Engine(1, quantized, lambda _: None).strategy
     assert strategy.plus_plus and not strategy.hybrid
+
+
+def test_an_engine_that_is_gone_leaves_neither_settings_nor_a_model(tmp_path: Path) -> None:
+    """A sweep makes one engine after another; what is written of each is replaced by its end."""
+    context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0, pid=1), Guard())
+    known = engines.Engines(context)
+    first, second = FakeEngine(2), FakeEngine(3)
+    known.of(first)
+    known.of(second)
+    known.write_dropped()
+    del first
+    gc.collect()
+    known.write_dropped()
+    names = RingReader(tmp_path / "rank0.1.ring").names()
+    facts = {key: value for name in names for key, value in name.payload.items()}
+    assert facts["engine1"]["dropped"] is True
+    assert facts["engine1"].keys() == {"stage", "strategy", "strategy_fields", "dropped"}
+    assert "dropped" not in facts["engine2"]
 
 
 def test_ddp_and_the_redundancy_optimizer_send_a_known_strategy() -> None:

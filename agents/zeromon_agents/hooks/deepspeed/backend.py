@@ -43,6 +43,10 @@ class DeepSpeed(Backend):
         """Registers an engine."""
         self._engines.of(instance)
 
+    def look(self) -> None:
+        """Writes which engines the script has let go of."""
+        self._engines.write_dropped()
+
     def roles(self) -> Iterable[Provider]:
         """Returns one provider for each engine."""
         return self._engines.providers()

@@ -96,6 +96,8 @@ class Engines:
         self._modules: dict[int, SubModule] = {}
         """id(sub-module) -> what the hooks know of it; looked up more than a hundred times a step."""
         self._count = 0
+        self._dropped: list[Engine] = []
+        """Engines that the script has let go of and whose end is not written yet."""
         self.built_bytes: dict[int, int | None] = {}
         """id(engine) -> bytes that its rank built before they were divided; None where unknown."""
         self.missing: list[str] = []
@@ -140,8 +142,20 @@ class Engines:
 
     def _forget(self, key: int) -> None:
         gone = self._engines.pop(key, None)
-        for module in gone.modules if gone is not None else ():
-            self._modules.pop(module, None)
+        if gone is not None:
+            self._dropped.append(gone)
+            for module in gone.modules:
+                self._modules.pop(module, None)
+
+    def write_dropped(self) -> None:
+        """Writes which engines are gone, in place of their models and settings.
+
+        The garbage collector may run anywhere, so what it calls only remembers them.
+        """
+        while self._dropped:
+            gone = self._dropped.pop()
+            facts = {"stage": gone.stage, **gone.strategy.metadata(), "dropped": True}
+            self._context.add_metadata(**{f"engine{gone.number}": facts})
 
     def _name_units(self, engine: Any, known: Engine) -> None:
         for fqn, module in engine.module.named_modules():
