@@ -1,6 +1,5 @@
 """What a page of a run is made from, and what it is made into. Pure."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,11 +55,6 @@ class Page:
     parts: Parts
     charts: dict[str, Chart] = field(default_factory=dict)
     """Charts to whose lines an open tab appends points."""
-
-
-def clock(wall: float) -> str:
-    """The moment *wall*, seconds since the epoch, in local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
 def rounded(value: float | None) -> float | None:

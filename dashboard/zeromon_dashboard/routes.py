@@ -56,7 +56,10 @@ def add_routes(server: Any, feeds: Feeds) -> None:
             followed = feeds.hub.followed(route.run)
             snapshot = followed.newest().run
             _, series = followed.series((), 0, None)
-            return Response(run_page(snapshot, series, render(snapshot)), media_type="text/html")
+            return Response(
+                run_page(snapshot, series, render(snapshot, known=followed.findings())),
+                media_type="text/html",
+            )
         except ZeromonError as error:
             return Response(str(error), 404, media_type="text/plain")
 

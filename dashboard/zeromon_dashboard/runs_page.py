@@ -9,9 +9,10 @@ from dash import dcc, html
 from zeromon.compare.comparison import Column, Comparison, Row, letter
 from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
+from zeromon.readout.text import clock
 from zeromon.units import human_count
 from zeromon_dashboard.hub import Item
-from zeromon_dashboard.page import clock, rounded
+from zeromon_dashboard.page import rounded
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import column, configurations, figure_column, grid, number
 

@@ -66,6 +66,36 @@ def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path)
     assert len(list((tmp_path / "store" / "runs" / "old").glob("*.ring.gz"))) == 1
 
 
+def test_a_collector_that_is_stopped_with_its_run_still_writes_how_that_ended(
+    tmp_path: Path,
+) -> None:
+    """A container sends SIGTERM to all its processes at once."""
+    root, store = tmp_path / "rings", tmp_path / "store"
+    (root / "r").mkdir(parents=True)
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom zeromon.ring.buffer import RingWriter\n"
+        "w = RingWriter(Path(sys.argv[1]), rank=0, capacity=1024)\n"
+        "w.write(1, 4, 0, 1, 2, 0, 0)\ntime.sleep(60)\n"
+    )
+    trains = subprocess.Popen([sys.executable, "-c", program, str(root / "r" / "rank0.1.ring")])
+    environment = os.environ | {"ZEROMON_DIR": str(root), "ZEROMON_STORE": str(store)}
+    follows = subprocess.Popen([sys.executable, "-m", "zeromon.collector"], env=environment)
+    try:
+        for _ in range(300):
+            if (store / "runs" / "r" / "snapshot.json").exists():
+                break
+            time.sleep(0.1)
+        assert not Store(store).load("r").ended
+        for process in (trains, follows):
+            process.terminate()
+        trains.wait(30)
+        assert follows.wait(30) == 0
+    finally:
+        trains.kill()
+        follows.kill()
+    assert Store(store).load("r").ended
+
+
 def test_folders_of_the_user_are_never_touched(tmp_path: Path) -> None:
     """ZEROMON_DIR may be a folder with other things in it, also beside our rings."""
     root = tmp_path / "scratch"

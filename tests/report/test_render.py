@@ -9,7 +9,7 @@ from builders import deepspeed_facts, device_memory, rank, run, summary
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import run_state
 from zeromon.report.render import render
-from zeromon.snapshot import InFlight, OutOfMemory, RoleRow, Setting, StepRange
+from zeromon.snapshot import Finding, InFlight, OutOfMemory, RoleRow, Setting, Severity, StepRange
 
 GIB = 1 << 30
 
@@ -41,6 +41,25 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
     by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
+
+
+def test_findings_of_an_ended_run_say_how_long_they_held() -> None:
+    """Those up to the end among the findings; those that were over before in a block of their own."""
+    late = Finding(
+        rule="straggler", code="ZM309", severity=Severity.WARNING, text="is late", rank=1,
+        came=1000.0, gone=1090.0,
+    )  # fmt: skip
+    starved = Finding(
+        rule="cpu_starved", code="ZM605", severity=Severity.WARNING, text="has no CPU", rank=0,
+        came=500.0, gone=520.0,
+    )  # fmt: skip
+    again, small = replace(starved, came=600.0, gone=610.0), replace(late, severity=Severity.INFO)
+    ended = replace(run(rank(0), ended=True), findings=(late,))
+    text = render(ended, known=[late, starved, again, replace(small, rule="other")])
+    assert " ! ZM309 rank 1: is late (for 90.00 s, to the end)" in text
+    block = text.partition("Earlier findings\n")[2]
+    assert block.startswith("  ZM605 2 times, 30.00 s, last at ")
+    assert "rank 0: has no CPU" in block and "is late" not in block
 
 
 def test_the_report_of_a_run_without_ranks_says_why() -> None:

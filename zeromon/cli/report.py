@@ -32,7 +32,7 @@ from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
 from zeromon.sources.live import LiveSource, node_runs
 from zeromon.sources.prometheus.runs import find, only
-from zeromon.storage.recorder import Past
+from zeromon.storage.recorder import Past, findings
 from zeromon.storage.run_store import Store, decode, encode
 from zeromon.storage.step_history import Series, frame, row_of, step_ranges
 
@@ -137,7 +137,11 @@ def recent(run: RunSnapshot) -> pl.DataFrame:
 
 def report_text(run: RunSnapshot) -> str:
     """The report of a run, with its course over time and what its user wrote about it."""
-    return render(run, over_time(run), Store().about(run.run) if not run.origin else None)
+    if run.origin:
+        return render(run, over_time(run))
+    store = Store()
+    known = findings(store.folder(run.run))
+    return render(run, over_time(run), store.about(run.run), known)
 
 
 _LONG_STEPS = 1000

@@ -272,6 +272,10 @@ class Collector:
         except (OSError, ZeromonError):
             self._stuck.add(name)
 
+    def is_ending(self) -> bool:
+        """Whether all processes of a run are gone, and its record does not say so yet."""
+        return any(run.ranks and not run.has_processes() for run in self._runs.values())
+
     def may_end(self) -> bool:
         """Whether no run is followed or told of, and the views have read the end or have timed out."""
         quiet = self._clock() - self._quiet_since
@@ -297,6 +301,10 @@ def lock(root: Path) -> int | None:
 
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+_LAST_SECONDS = 4.0
+"""A container sends SIGTERM to all its processes at once, and SIGKILL ten seconds later."""
 
 
 class TargetFile:
@@ -344,6 +352,10 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
             took = time.monotonic() - began
             # on a node without free CPUs a tick takes long, and is followed by a longer pause
             stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
+        until = time.monotonic() + _LAST_SECONDS
+        while collector.is_ending() and time.monotonic() < until:
+            collector.tick()
+            time.sleep(_TICK_SECONDS / 4)
     finally:
         address.unlink(missing_ok=True)
         server.shutdown()

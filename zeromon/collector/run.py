@@ -232,6 +232,11 @@ class RunFollower:
             return True
         return age > _START_SECONDS
 
+    def has_processes(self) -> bool:
+        """Whether its launcher or one of its ranks still runs."""
+        launched = self._launcher is not None and self._launcher.alive()
+        return launched or any(follower.process.alive() for follower in self.ranks.values())
+
     def _failed_lately(self) -> bool:
         """Whether a rank failed so recently that other nodes may not have its report yet."""
         failed = any(follower.ending()[1] for follower in self.newest())

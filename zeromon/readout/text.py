@@ -6,7 +6,8 @@ A finding's own sentence stands with its rule. Names come from the run: a view c
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from zeromon.focus import first_failed, roles_of
@@ -426,6 +427,36 @@ def finding_text(finding: About) -> str:
 def phase_words(phase: str) -> str:
     """A phase in a sentence, where ``other`` alone says nothing: ``time between phases``."""
     return "time between phases" if phase == "other" else PART_NAMES.get(phase, phase)
+
+
+def clock(wall: float) -> str:
+    """``2026-11-25 18:02:11``: *wall*, seconds since the epoch, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+
+
+def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    """(rule, how often, how long and when, with the last evidence) of findings that are over.
+
+    One row for each rule, the rule that was over last first.
+    """
+    by_rule: dict[str, list[Finding]] = {}
+    for one in findings:
+        if one.gone is not None:
+            by_rule.setdefault(one.code or one.rule, []).append(one)
+    rows = []
+    for rule, same in sorted(by_rule.items(), key=lambda item: -_last(item[1])):
+        last = max(same, key=lambda one: one.gone or 0.0)
+        held = human_seconds(sum((one.gone or one.came) - one.came for one in same))
+        ranks = sorted({one.rank for one in same if one.rank >= 0})
+        often = f"{len(same)} times, " if len(same) > 1 else ""
+        whose = f", {_members_text(ranks)}" if len(ranks) > 1 else ""
+        when = f"{often}{held}{whose}, last at {clock(last.came)}"
+        rows.append((rule, f"{when}: {finding_text(last)}"))
+    return rows
+
+
+def _last(same: Iterable[Finding]) -> float:
+    return max(one.gone or 0.0 for one in same)
 
 
 def straggler_text(late: Straggler) -> str:

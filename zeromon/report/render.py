@@ -1,7 +1,7 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.energy import energy_text
@@ -13,6 +13,7 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     joined_text,
+    resolved_texts,
     run_state,
     state_text,
 )
@@ -34,8 +35,17 @@ _MOST_RANKS = 32
 _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 
-def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | None = None) -> str:
-    """The whole report; *ranges*: the parts of a long run; *about*: what its user wrote about it."""
+def render(
+    run: RunSnapshot,
+    ranges: Sequence[StepRange] = (),
+    about: About | None = None,
+    known: Iterable[Finding] = (),
+) -> str:
+    """The whole report of *run*.
+
+    *ranges*: the parts of a long run. *about*: what its user wrote about it. *known*: all findings of
+    its record, of which those are shown that were over before its end.
+    """
     blocks = [head(run, about or About()), attempts(run), ledger([run])]
     if run.ranks:
         blocks += [
@@ -46,6 +56,7 @@ def render(run: RunSnapshot, ranges: Sequence[StepRange] = (), about: About | No
             roles(run), offload(run), engines(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
+    blocks.append(_earlier(run, known))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -166,6 +177,10 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="  ")
 
 
+_SHOWN_SECONDS = 1.0
+"""A finding that only the end brought has no duration."""
+
+
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
@@ -173,9 +188,19 @@ def _findings(findings: Sequence[Finding]) -> str:
     return "Findings (zeromon rule CODE explains them)\n" + "\n".join(lines)
 
 
+def _earlier(run: RunSnapshot, known: Iterable[Finding]) -> str:
+    """The findings that were over before the run was, without mere information; "" without any."""
+    stood = {(one.rule, one.rank) for one in run.findings}
+    over = [f for f in known if f.severity != Severity.INFO and (f.rule, f.rank) not in stood]
+    lines = [_wrapped(f"{rule} {text}") for rule, text in resolved_texts(over)]
+    return "\n".join(("Earlier findings", *lines)) if lines else ""
+
+
 def finding_lines(finding: Finding) -> list[str]:
     """A finding, and its remedy where it has one."""
-    lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}"]
+    held = finding.gone - finding.came if finding.gone is not None and finding.came else 0.0
+    until = f" (for {human_seconds(held)}, to the end)" if held >= _SHOWN_SECONDS else ""
+    lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}{until}"]
     if finding.remedy is not None:
         text = remedy_text(finding.remedy)
         remedy = [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]

@@ -461,7 +461,8 @@ class ZeromonApp(App[int]):
 
     def action_report(self) -> None:
         """Opens the report, as `zeromon report` prints it."""
-        self.push_screen(TextScreen("report", lambda model: render(model.run)))
+        past = self._known.past if self._known is not None else None
+        self.push_screen(TextScreen("report", lambda model: render(model.run, known=past or ())))
 
     def action_analysis(self) -> None:
         """Opens the analysis of the last trace, as `zeromon trace capture` prints it."""
