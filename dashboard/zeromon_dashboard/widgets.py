@@ -13,7 +13,8 @@ from zeromon.focus import nearest_oom
 from zeromon.levels import OOM
 from zeromon.readout.figures import Figure
 from zeromon.readout.remedy import DiffLine, remedy_text
-from zeromon.readout.text import finding_text, risk_text, subject
+from zeromon.readout.risk import risk_text
+from zeromon.readout.text import finding_text, subject
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
 from zeromon.units import human_ratio
 from zeromon_dashboard import charts

@@ -26,7 +26,8 @@ from zeromon.focus import most_exposed_of
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.hang import hang_text
 from zeromon.readout.ledger import USEFUL, cause_text, headline, job_ledger
-from zeromon.readout.text import capture_text, notes_of, risk_text, straggler_text, subject
+from zeromon.readout.risk import risk_text
+from zeromon.readout.text import capture_text, notes_of, straggler_text, subject
 from zeromon.readout.throughput import throughput_text
 from zeromon.report.communication import communication as operations, dimensions, sizes, units
 from zeromon.report.deaths import deaths

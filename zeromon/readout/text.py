@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from zeromon.focus import first_failed, roles_of
@@ -28,15 +28,12 @@ from zeromon.snapshot import (
     Halt,
     InFlight,
     NodeView,
-    Pool,
     RankSnapshot,
-    Risk,
-    RiskCause,
     RunSnapshot,
     Severity,
     Straggler,
 )
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import human_count, human_ratio, human_seconds
 
 # ---- the run ---------------------------------------------------------------------------------------
 
@@ -204,11 +201,12 @@ def group_text(label: str, dim: str, members: Sequence[int], *more: str) -> str:
     kind = dim_of(dim)
     name = f"group {label}" if kind in (Dim.WORLD, Dim.OTHER) else dim
     listed = members if dim and kind is not Dim.WORLD else ()
-    parts = [_members_text(listed), *more] if listed else more
+    parts = [members_text(listed), *more] if listed else more
     return f"{name} ({'; '.join(parts)})" if parts else name
 
 
-def _members_text(members: Sequence[int]) -> str:
+def members_text(members: Sequence[int]) -> str:
+    """``ranks 2, 3``; of many, how many they are."""
     if len(members) > _MOST_MEMBERS:
         return f"{human_count(len(members))} ranks"
     return f"rank{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
@@ -303,94 +301,6 @@ UNATTRIBUTED_NAMES = {
 }
 """Memory that no role accounts for, by :attr:`Unattributed.kind`."""
 
-# ---- risk ------------------------------------------------------------------------------------------
-
-
-def risk_text(risk: Risk, rank: RankSnapshot) -> str:
-    """``host memory runs out at about step 1,840 (in 231 steps, 12 min; ...): use grows ... per step``.
-
-    Of a rank that has ended, what was known before.
-    """
-    level = risk_level(risk)
-    grows = _growth_text(rank, risk)
-    if risk.steps_left is None:
-        if grows:
-            return f"{risk.pool} memory: {grows}, {level}"
-        why = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
-        in_use = "" if risk.pool == Pool.HOST else " in use"
-        return f"{risk.pool} memory: {level}{in_use}{why}"
-    full = f"step {human_count(rank.step + risk.steps_left)}"
-    if not rank.alive:
-        return f"{risk.pool} memory: {grows}, to {level}; it was to be full at about {full}"
-    details = [f"in {human_count(risk.steps_left)} steps"]
-    if rank.step_seconds:
-        details.append(human_seconds(risk.steps_left * rank.step_seconds))
-    if risk.steps_soonest is not None and risk.steps_latest is not None:
-        soonest, latest = human_count(risk.steps_soonest), human_count(risk.steps_latest)
-        details.append(f"between {soonest} and {latest} steps")
-    text = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
-    return f"{text}: {grows}, now {level}"
-
-
-def _growth_text(rank: RankSnapshot, risk: Risk) -> str:
-    """``use of rank 0 grows 4.0 MiB per step since step 61``; "" without growth."""
-    if not risk.growth_bytes_per_step:
-        return ""
-    what, ranks = _growing(rank, risk), risk.growing_ranks
-    whose = f" of {_members_text(ranks)}" if ranks else ""
-    verb = ("grow" if what.endswith("s") else "grows") if rank.alive else "grew"
-    since = f" since step {human_count(risk.since_step)}" if risk.since_step else ""
-    return f"{what}{whose} {verb} {human_bytes(risk.growth_bytes_per_step)} per step{since}"
-
-
-_CAUSES = {
-    RiskCause.STATIC: "no margin is left",
-    RiskCause.SPIKE: "its largest steps, by their tail, will pass the capacity",
-    RiskCause.FRAGMENTATION: "reserved and not used, and allocations had to be retried",
-}
-_OTHERS = "memory of others"
-_TRENDS = {RiskCause.FRAGMENTATION: "memory that is reserved and not used"}
-
-
-def risk_level(risk: Risk, size: Callable[[int], str] = human_bytes) -> str:
-    """How much of a memory is in use.
-
-    Of the host, what is available beside it: that changes with the use of other processes, so the sum is
-    no limit.
-    """
-    if risk.pool != Pool.HOST:
-        return f"{size(risk.used_bytes)} of {size(risk.capacity_bytes)}"
-    left = max(0, risk.capacity_bytes - risk.used_bytes)
-    available = size(left) if risk.capacity_bytes >= 0 else "n/a"
-    return f"{size(risk.used_bytes)} in use by all ranks, {available} available"
-
-
-def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str:
-    """``rank 3 runs out of device memory at about step 1,840, in 12 min: ... grow 31 MiB per step``."""
-    is_host = risk.pool == Pool.HOST
-    if risk.steps_left is None or not rank.alive:
-        return ("" if is_host else subject(rank.rank)) + risk_text(risk, rank)
-    step = human_count(rank.step + risk.steps_left)
-    time = roughly(risk.steps_left * rank.step_seconds) if rank.step_seconds else ""
-    if short:
-        who = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
-        what, rate = _growing(rank, risk), human_bytes(risk.growth_bytes_per_step)
-        return f"{who} memory full at ~step {step}{time and f', {time}'}: {what} +{rate}/step"
-    who = "the ranks run" if is_host else f"rank {rank.rank} runs"
-    text = f"{who} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
-    return f"{text}: {_growth_text(rank, risk)}"
-
-
-def _growing(rank: RankSnapshot, risk: Risk) -> str:
-    """What the trend is of; of growth, the role that has grown most."""
-    if risk.cause != RiskCause.GROWTH:
-        return _TRENDS.get(risk.cause, _OTHERS)
-    grown = max(rank.roles, key=lambda row: row.grown_bytes, default=None)
-    if grown is None or grown.grown_bytes <= risk.grown_bytes / 2:
-        return "use"
-    name = grown.role.replace("_", " ")
-    return name if name.endswith("state") else f"{name}s"
-
 
 def roughly(seconds: float) -> str:
     """``64 s``, ``12 min``, ``3.5 h``: a forecast has no more digits."""
@@ -449,7 +359,7 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         held = human_seconds(sum((one.gone or one.came) - one.came for one in same))
         ranks = sorted({one.rank for one in same if one.rank >= 0})
         often = f"{len(same)} times, " if len(same) > 1 else ""
-        whose = f", {_members_text(ranks)}" if len(ranks) > 1 else ""
+        whose = f", {members_text(ranks)}" if len(ranks) > 1 else ""
         when = f"{often}{held}{whose}, last at {clock(last.came)}"
         rows.append((rule, f"{when}: {finding_text(last)}"))
     return rows

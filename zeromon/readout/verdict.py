@@ -9,11 +9,11 @@ from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, neare
 from zeromon.levels import Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.hang import hang_headline
+from zeromon.readout.risk import risk_headline
 from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     has_died,
-    risk_headline,
     run_state,
     silent_text,
     stall_finding,

@@ -9,7 +9,7 @@ from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.text import risk_text
+from zeromon.readout.risk import risk_text
 from zeromon.snapshot import (
     ConfigFormat,
     Pool,
