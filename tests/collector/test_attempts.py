@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,20 @@ from builders import rank, run
 from zeromon.collector.attempts import attempts_of, earlier, numbers, present
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
+from zeromon.collector.run import RunFollower
+from zeromon.collector.silences import judge_silences
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.families import collect
+from zeromon.fold.ledger import ledger_totals
+from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
+from zeromon.readout.ledger import job_ledger
 from zeromon.readout.text import run_state
 from zeromon.report.render import render
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
 from zeromon.snapshot import Attempt, Death, DeathRole
+from zeromon.snapshot.ledger import Cause
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import steps as history_of
 
@@ -31,17 +38,23 @@ GONE = 2**22 + 5
 
 
 def process(
-    folder: Path, number: int, steps: int, *, pid: int = GONE, error: str = "", **meta: Any
-) -> RingWriter:
+    folder: Path, number: int, steps: int, *, pid: int = GONE, error: str = "",
+    finished: bool = False, **meta: Any,
+) -> RingWriter:  # fmt: skip
     """The ring of a process that took *steps* steps; with an *error* it raised that."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f"rank{number}.{pid}.{len(list(folder.glob('*.ring')))}.ring"
     ring = RingWriter(folder / name, rank=number, pid=pid, capacity=1024)
     ring.name(NameKind.META, {"strategy": "ddp", "world_size": 2, **meta})
+    last = time.monotonic_ns()
+    ring.write(last, head(Kind.START), 0, meta.get("process_start_ns", last), 0, 0, 0)
     for step in range(1, steps + 1):
         now = time.monotonic_ns()
-        ring.write(now, head(Kind.STEP), 0, step, now - 1000, 1, 0)
+        ring.write(now, head(Kind.STEP), 0, step, last, 1, 0)
         time.sleep(1e-4)
+        last = now
+    if finished:
+        ring.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     if error:
         text = ring.name(NameKind.TEXT, {"text": error})
         ring.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.EXCEPTION), 0, text, 0, 0, 0)
@@ -146,3 +159,78 @@ def test_a_process_that_was_attached_twice_has_one_attempt(tmp_path: Path) -> No
     (members,) = attempts_of(followers(tmp_path))
     assert [one.state.steps for one in members] == [3, 1]
     assert [one.state.steps for one in present([members])] == [1]
+
+
+def test_jobs_one_after_another_are_no_restarts(tmp_path: Path) -> None:
+    """A rank that finished did not fail: what follows it in the same run is another job."""
+    folder = tmp_path / "rings" / "jobs"
+    launched = time.monotonic_ns()
+    for pid, steps in ((GONE, 4), (GONE + 1, 6)):
+        for number in (0, 1):
+            began = time.monotonic_ns()
+            process(folder, number, steps, pid=pid, finished=True, process_start_ns=began)
+    for number in (0, 1):
+        process(folder, number, 5, pid=os.getpid(), process_start_ns=time.monotonic_ns())
+    facts = {"pid": os.getpid(), "started": time.time(), "mono_ns": launched}
+    (folder / "run.json").write_text(json.dumps(facts))
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    (snapshot,) = made.view
+    assert [(one.finished, one.steps, one.lost_steps) for one in snapshot.attempts] == [
+        (True, 4, 0), (True, 6, 0),
+    ]  # fmt: skip
+    assert snapshot.attempt == 1 and "attempt" not in run_state(snapshot)
+    assert not [f for f in advise(snapshot) if f.rule == "restarted"]
+    whole = job_ledger([snapshot])
+    assert whole.attempts == 1
+    assert not {Cause.DEAD, Cause.LOST} & {row.cause for row in whole.rows}
+    lasted = (snapshot.taken_ns - launched) / 1e9
+    assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01)
+    counted = sum(sum(rank.ledger_totals.values()) for rank in snapshot.ranks)
+    assert 0 < counted <= whole.rank_seconds
+
+
+def test_the_ledger_of_all_attempts_is_the_time_since_the_launch_times_the_ranks(
+    tmp_path: Path,
+) -> None:
+    """With a launcher that needs a while, an attempt that failed, and one that goes on."""
+    folder = tmp_path / "rings" / "sum"
+    launched = time.monotonic_ns()
+    time.sleep(0.05)
+    for number in (0, 1):
+        process(folder, number, 25, error="ValueError: x", process_start_ns=time.monotonic_ns())
+    time.sleep(0.05)
+    for number in (0, 1):
+        process(
+            folder, number, 5, pid=os.getpid(), restarts=1, process_start_ns=time.monotonic_ns()
+        )
+    facts = {"pid": os.getpid(), "started": time.time(), "mono_ns": launched}
+    (folder / "run.json").write_text(json.dumps(facts))
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    made.tick()
+    (snapshot,) = made.view
+    lasted = (snapshot.taken_ns - launched) / 1e9
+    seconds = Counter[Cause]()
+    for row in job_ledger([snapshot]).rows:
+        seconds[row.cause] += row.seconds
+    assert sum(seconds.values()) == pytest.approx(2 * lasted, rel=1e-6)
+    assert seconds[Cause.DEAD] > 0.1 and seconds[Cause.SET_UP] > 0.1
+
+
+def test_a_stall_is_in_the_counter_while_it_lasts(tmp_path: Path) -> None:
+    """And the ledger's other causes do not grow meanwhile."""
+    rings = [process(tmp_path / "r", number, 3, pid=os.getpid()) for number in (0, 1)]
+    for ring in rings:
+        ring.name(NameKind.META, {"stack": ["train.py:7 in <module>"]})
+    (tmp_path / "r" / "run.json").write_text("{}")
+    run_ = RunFollower(tmp_path / "r")
+    run_.poll()
+    seen = run_.snapshot(Devices())
+    later = replace(seen, taken_ns=seen.taken_ns + 60_000_000_000)
+    judge_silences(run_.newest(), later)
+    for follower in run_.newest():
+        silence = follower.state.silence
+        assert silence is not None
+        assert (silence.cause, silence.since_ns) == (Cause.STALL, follower.state.progress_ns)
+        counted = ledger_totals(follower.state)["stall"]
+        assert counted == pytest.approx((later.taken_ns - silence.since_ns) / 1e9)

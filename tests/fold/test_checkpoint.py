@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from zeromon.ring.events import (
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import Store
 
+BEGAN_NS = time.monotonic_ns()
+"""No rank is silent: its events are of now."""
 CAPACITY = 1 << 10
 CALLS = 20
 
@@ -55,7 +58,7 @@ class Rank:
     def write(self, steps: int) -> None:
         for _ in range(steps):
             self.steps += 1
-            start = self.steps * 100 * MS
+            start = BEGAN_NS + self.steps * 100 * MS
             for n in range(CALLS):
                 self.sequence += 1
                 at, begin = place(self.group, self.unit), start + n * MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,14 +10,18 @@ from builders import MS, span
 from hypothesis import given, strategies as st
 
 from zeromon.fold.fold import fold
-from zeromon.fold.ledger import ledger_rows, ledger_totals, lose, startup_parts
-from zeromon.fold.state import RankState, stats_row
+from zeromon.fold.ledger import LAUNCHER, ledger_rows, ledger_totals, lose, startup_parts
+from zeromon.fold.observed import Observed
+from zeromon.fold.state import RankState, Silence, stats_row
 from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (
     Activity,
+    Done,
     Exit,
     ExitKind,
     Flag,
+    Heartbeat,
+    Issued,
     Op,
     Phase,
     PhaseSpan,
@@ -41,7 +46,10 @@ def step(number: int, start_ms: float, end_ms: float) -> StepMark:
 
 def causes(rows: tuple[LedgerRow, ...]) -> dict[str, float]:
     """Milliseconds by cause."""
-    return {str(row.cause): round(1e3 * row.seconds, 3) for row in rows}
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[str(row.cause)] += row.seconds
+    return {cause: round(1e3 * seconds, 3) for cause, seconds in sums.items()}
 
 
 SET_UP = Start(100 * MS, 0)
@@ -151,15 +159,92 @@ def test_each_second_of_the_set_up_is_in_one_part() -> None:
     assert causes(ledger_rows(rank))["set_up"] == 92, "a part is no longer than the set-up"
 
 
-def test_a_rank_that_makes_no_progress_stalls_and_a_dead_one_lost_its_step() -> None:
+FAILED = Observed(alive=False, failed=True)
+
+
+def silent(rank: RankState, cause: Cause, since_ms: int, of: str = "", counted_ms: int = 0) -> None:
+    """What the collector notes of a rank without progress."""
+    rank.silence = Silence(cause, of, since_ms * MS, counted_ms * MS)
+
+
+def test_a_stall_and_a_hang_are_causes_while_they_last_and_after_the_end() -> None:
     rank = state(SET_UP, span(Phase.FORWARD, 100, 150), step(1, 100, 200))
     fold(rank, span(Phase.DATA_WAIT, 200, 220))
-    rank.last_event_ns = 60_000 * MS
-    assert causes(ledger_rows(rank))["stall"] == 60_000 - 220
-    fold(rank, Exit(60_000 * MS, ExitKind.EXCEPTION, 0))
-    assert causes(ledger_rows(rank, failed=True)) == {
-        "set_up": 100, "compute": 50, "other": 50, "lost": 60_000 - 200,
+    fold(rank, Heartbeat(60_000 * MS, 0, Phase.FORWARD, 1))
+    before = causes(ledger_rows(rank))
+    assert before["compute"] == 50 + 60_000 - 220, "nobody has judged it yet"
+    silent(rank, Cause.HANG, 220, "rank 1")
+    lasts = ledger_rows(rank)
+    assert causes(lasts) == {
+        "set_up": 100, "compute": 50, "other": 50, "data": 20, "hang": 60_000 - 220,
     }  # fmt: skip
+    assert next(row.of for row in lasts if row.cause is Cause.HANG) == "rank 1"
+    assert causes(ledger_rows(rank, FAILED)) == {
+        "set_up": 100, "compute": 50, "other": 50, "hang": 60_000 - 220, "lost": 20,
+    }  # fmt: skip
+
+
+def test_a_stall_that_nobody_saw_is_known_from_the_last_progress_of_a_failed_rank() -> None:
+    rank = state(SET_UP, step(1, 100, 200), Heartbeat(60_000 * MS, 0, Phase.OTHER, 1))
+    assert causes(ledger_rows(rank, FAILED))["stall"] == 60_000 - 200
+    fold(rank, Issued(220 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
+    found = causes(ledger_rows(rank, FAILED))
+    assert (found["hang"], found["lost"]) == (60_000 - 220, 20)
+
+
+def test_a_hang_that_is_over_is_no_part_of_its_step() -> None:
+    """Neither compute nor exposed communication, and no total ever decreases."""
+    rank = state(SET_UP, step(1, 100, 200))
+    fold(rank, Issued(250 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
+    silent(rank, Cause.HANG, 250, "rank 1", counted_ms=20_100)
+    counted = ledger_totals(rank)
+    assert counted["hang"] == pytest.approx(19.85)
+    end = 20_000 * MS  # it ended before it was last counted
+    fold(rank, Done(end, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 250 * MS, end - 250 * MS, 1))
+    assert rank.silence is None
+    fold(rank, span(Phase.BACKWARD, 210, 20_200))
+    for number in (2, 3):
+        fold(rank, step(number, 200 + 20_100 * (number > 2), 20_300 + 100 * (number > 2)))
+        totals = ledger_totals(rank)
+        assert all(totals[cause] >= seconds - 1e-9 for cause, seconds in counted.items())
+        counted = totals
+    found = causes(ledger_rows(rank))
+    assert found["hang"] == 20_100 - 250
+    assert found["compute"] + found.get("exposed", 0) == pytest.approx(20_200 - 210 - 19_850)
+    assert sum(found.values()) == pytest.approx(20_400)
+    assert rank.ledger.since_save_ns == pytest.approx((20_400 - 100) * MS - 19_850 * MS)
+
+
+def test_a_stall_before_the_first_step_is_no_set_up() -> None:
+    rank = state(Heartbeat(50 * MS, 0, Phase.OTHER, 0))
+    silent(rank, Cause.STALL, 50, counted_ms=70)
+    rank.last_event_ns = 80 * MS
+    assert causes(ledger_rows(rank)) == {"set_up": 50, "stall": 30}
+    fold(rank, span(Phase.DATA_WAIT, 90, 95))
+    fold(rank, SET_UP)
+    assert causes(ledger_rows(rank)) == {"set_up": 100 - 45 - 5, "data": 5, "stall": 45}
+    assert ledger_totals(rank) == {"data": 0.005, "set_up": 0.05, "stall": 0.045}
+
+
+def test_the_ledger_goes_from_the_launch_to_the_end_of_the_run() -> None:
+    """Of a rank that finished and of one that failed: the sum is the time of the run."""
+    for failed, rest in ((False, "shut_down"), (True, "dead")):
+        rank = state(
+            Start(200 * MS, 100 * MS), span(Phase.FORWARD, 200, 280), step(1, 200, 300),
+            Exit(340 * MS, ExitKind.EXCEPTION if failed else ExitKind.CLEAN, 0),
+            process_start_ms=100,
+        )  # fmt: skip
+        whole = Observed(
+            alive=False, failed=failed, since_ns=40 * MS, until_ns=900 * MS, died_ns=350 * MS
+        )
+        rows = ledger_rows(rank, whole)
+        found = causes(rows)
+        assert sum(found.values()) == pytest.approx(900 - 40)
+        assert found[rest] == 550 + (0 if failed else 50)
+        assert found.get("lost", 0) == (50 if failed else 0)
+        launched = next(row.seconds for row in rows if row.of == LAUNCHER)
+        assert launched == pytest.approx(0.06)
+        assert sum(ledger_totals(rank, whole).values()) == pytest.approx(0.86)
 
 
 def test_steps_that_are_taken_again_are_lost_but_not_their_checkpoint() -> None:

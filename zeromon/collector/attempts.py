@@ -1,19 +1,21 @@
 """Which processes belong to which attempt of a run, and what earlier attempts did.
 
 A launcher (torchrun with --max-restarts) ends all ranks when one fails, and starts them again. Each
-process has its own ring, so all attempts are in the folder of the run.
+process has its own ring, so all attempts are in the folder of the run. A program may also start ranks
+again after those before have finished: such an attempt is another job of the run, and no restart.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from zeromon.collector.rank import RankFollower
 from zeromon.focus import death_roles
-from zeromon.fold.ledger import began_ns, ledger_rows, lose
+from zeromon.fold.ledger import began_ns, ledger_rows, ledger_totals, lose
 from zeromon.fold.observed import Observed
 from zeromon.fold.summarize import summarize
 from zeromon.snapshot import Attempt, Death, DeathRole
-from zeromon.snapshot.ledger import Cause, LedgerRow, added
+from zeromon.snapshot.ledger import added
 
 
 def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
@@ -52,48 +54,81 @@ def present(attempts: Sequence[Sequence[RankFollower]]) -> list[RankFollower]:
     return [newest[rank] for rank in sorted(newest)]
 
 
-def earlier(attempts: Sequence[Sequence[RankFollower]]) -> tuple[Attempt, ...]:
+def beginnings(attempts: Sequence[Sequence[RankFollower]], launched_ns: int) -> list[int]:
+    """When each attempt began, CLOCK_MONOTONIC: the first at the launch, 0 where that is not known."""
+    return [launched_ns, *(min(began_ns(f.state) for f in members) for members in attempts[1:])]
+
+
+def lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> Observed:
+    """How *follower* ended, in an attempt from *since_ns* to *until_ns*."""
+    ended, failed = follower.ending()
+    return Observed(
+        alive=follower.alive,
+        ended=ended,
+        failed=failed,
+        since_ns=since_ns,
+        until_ns=0 if follower.was_detached else until_ns,
+        died_ns=follower.died_ns,
+    )
+
+
+def earlier(
+    attempts: Sequence[Sequence[RankFollower]], launched_ns: int = 0
+) -> tuple[Attempt, ...]:
     """All attempts but the newest, the oldest first."""
+    goes_on = {follower.path for follower in present(attempts)}
     resumed = [_resumed_step(members) for members in attempts]
-    numbered = zip(numbers(attempts), attempts[:-1], strict=False)
-    found = [_attempt(number, members) for number, members in numbered]
-    whole = tuple(
-        replace(one, resumed_step=before, lost_steps=_lost(before, one.steps, after))
-        for one, before, after in zip(found, resumed, resumed[1:], strict=False)
-    )
-    return tuple(
-        replace(one, ledger=_ledger(one, members, after))
-        for one, members, after in zip(whole, attempts, attempts[1:], strict=False)
-    )
+    began = beginnings(attempts, launched_ns)
+    found = []
+    for index, (number, members) in enumerate(zip(numbers(attempts), attempts[:-1], strict=False)):
+        one, before = _attempt(number, members), resumed[index]
+        lost = 0 if one.finished else _lost(before, one.steps, resumed[index + 1])
+        rows = [
+            row
+            for follower in members
+            if follower.path not in goes_on
+            for row in lose(
+                ledger_rows(follower.state, lifetime(follower, began[index], began[index + 1])),
+                list(follower.state.history),
+                lost or 0,
+            )
+        ]
+        found.append(replace(one, resumed_step=before, lost_steps=lost, ledger=added(rows)))
+    return tuple(found)
 
 
-def _ledger(
-    attempt: Attempt, members: Sequence[RankFollower], after: Sequence[RankFollower]
-) -> tuple[LedgerRow, ...]:
-    """The ledger of all ranks of *attempt*, up to the processes of the attempt *after* it."""
-    rows = [
-        row
-        for one in members
-        for row in lose(
-            ledger_rows(one.state, failed=True), list(one.state.history), attempt.lost_steps or 0
-        )
-    ]
-    ends = {one.state.rank: one.state.last_event_ns for one in members}
-    last = max(ends.values())
-    dead = sum(max(0, began_ns(one.state) - ends.get(one.state.rank, last)) / 1e9 for one in after)
-    return added((*rows, LedgerRow(cause=Cause.DEAD, seconds=dead)))
+def totals_before(
+    attempts: Sequence[Sequence[RankFollower]], launched_ns: int
+) -> dict[int, Counter[str]]:
+    """Rank -> its seconds by cause in all attempts but the newest, which the counter goes on from."""
+    began = beginnings(attempts, launched_ns)
+    newest = {follower.path for follower in present(attempts)}
+    sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for members, since_ns, until_ns in zip(attempts, began, began[1:], strict=False):
+        for one in members:
+            if one.path not in newest:
+                totals = ledger_totals(one.state, lifetime(one, since_ns, until_ns))
+                sums[one.state.rank].update(totals)
+    return sums
 
 
 def numbers(attempts: Iterable[Sequence[RankFollower]]) -> list[int]:
-    """The number of each attempt, from 1, as the launcher counts.
+    """The number of each attempt, from 1, as the launcher counts; each job begins with 1 again.
 
     An attempt whose processes ended before they became ranks has a number, and no ring.
     """
     found: list[int] = []
+    before = 0
     for members in attempts:
-        counted = 1 + max(map(_restarts, members))
-        found.append(max(counted, found[-1] + 1 if found else 1))
+        number = max(1 + max(map(_restarts, members)), before + 1)
+        found.append(number)
+        before = 0 if has_finished(members) else number
     return found
+
+
+def has_finished(members: Iterable[RankFollower]) -> bool:
+    """Whether no rank of an attempt failed: what follows is another job of the program."""
+    return not any(follower.alive or follower.ending()[1] for follower in members)
 
 
 def _restarts(follower: RankFollower) -> int:
@@ -125,6 +160,7 @@ def _attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
         steps=max(follower.state.steps for follower in members),
         resumed_step=None,
         lost_steps=None,
+        finished=has_finished(members),
         deaths=tuple(sorted(deaths, key=lambda d: (d.role is not DeathRole.CULPRIT, d.rank))),
     )
 

@@ -52,6 +52,10 @@ class RankFollower:
         self.alive = True
         self.settled = False
         """Whether the process is dead and nothing more about its end can become known."""
+        self.died_ns = 0
+        """When the process was first seen dead, CLOCK_MONOTONIC; 0 while it lives."""
+        self._was_seen = False
+        """Whether it was ever seen alive; else its last record tells when it died."""
         self._dead_polls = 0
         self._halt = Halt.NONE
         self._newest_row_ns = 0
@@ -70,6 +74,7 @@ class RankFollower:
         """Folds the new records; after the process's death all records to the end of the ring."""
         was_alive = self.alive
         self.alive = self.process.alive()
+        now_ns = time.monotonic_ns()
         self._learn_names()
         records = self.reader.records(final=not self.alive)
         fold_records(self.state, self._restoring(records) if self._earlier else records)
@@ -77,7 +82,9 @@ class RankFollower:
         self._learn_names()
         self.state.dropped += self.reader.lost
         self.reader.lost = 0
+        self._was_seen = self._was_seen or self.alive
         if not self.alive:
+            self.died_ns = self.died_ns or (now_ns if self._was_seen else self.state.last_event_ns)
             self._dead_polls += 0 if was_alive else 1
             status_known = self.process.status() is not None
             self.settled = status_known or self._dead_polls >= SETTLING_POLLS

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,10 +12,12 @@ from typing import Any
 
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
+from zeromon.collector.host_limits import LinkPeaks, Risks
 from zeromon.collector.nccl import Nccl
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.run_cluster import NOTE, RunCluster
+from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.engine import FindingMemory, advise
@@ -29,16 +31,14 @@ from zeromon.fold.checkpoint import (
     decode as decode_totals,
     encode as encode_totals,
 )
-from zeromon.fold.observed import Observed, Vitals
+from zeromon.fold.observed import Vitals
 from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
-from zeromon.memory.forecast import host_risk, rank_risks
 from zeromon.probes import tasks
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import REVISION, Revision
 from zeromon.ring import paths, trials
@@ -48,10 +48,8 @@ from zeromon.snapshot import (
     Device,
     Energy,
     Finding,
-    Links,
     NodeView,
     RankSnapshot,
-    Risk,
     RunSnapshot,
     Straggler,
 )
@@ -72,60 +70,10 @@ _START_SECONDS = 30.0
 """How long a run without launcher and ranks counts as running."""
 _TASKS_SECONDS = 120.0
 """How long after the first the other tasks of a launcher are waited for."""
-_FORECAST_NS_A_RANK = 50_000_000
 _NO_RANK = (
     "no rank ever reported: the command ended before init_process_group and before any"
     " optimizer step, or another sitecustomize kept zeromon out"
 )
-
-
-class Risks:
-    """The memory risks of a run's ranks; with more ranks, each is forecast less often."""
-
-    def __init__(self) -> None:
-        self._by_rank: dict[int, tuple[int, tuple[Risk, ...]]] = {}
-        """Rank -> time of the forecast (ns), and the risks."""
-        self._host: tuple[Risk, ...] = ()
-        self._host_ns = -(1 << 62)
-
-    def update(self, ranks: Sequence[Vitals], now_ns: int) -> dict[int, tuple[Risk, ...]]:
-        """Returns rank -> its risks; of a dead rank, and of the host since a death, the last ones.
-
-        The host's risk is a risk of every rank.
-        """
-        interval_ns = _FORECAST_NS_A_RANK * len(ranks)
-        if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
-            risk = host_risk(ranks)
-            self._host_ns, self._host = now_ns, () if risk is None else (risk,)
-        for rank in ranks:
-            made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
-            if now_ns - made_ns >= interval_ns and (rank.alive or not known):
-                self._by_rank[rank.rank] = (now_ns, rank_risks(rank))
-        return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
-
-
-class LinkPeaks:
-    """The peak bandwidths of each rank's links, read once."""
-
-    def __init__(self) -> None:
-        self._network = network_peak()
-        self._by_rank: dict[int, Links] = {}
-
-    def of(self, rank: int, uuid: str, devices: Devices) -> Links | None:
-        """Returns the peaks of *rank*, whose device has that *uuid* ("" without a device)."""
-        if not uuid and self._network[0] is None:
-            return None
-        if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
-            device, host, network = devices.links(uuid), devices.host_link(uuid), self._network
-            self._by_rank[rank] = Links(
-                device_bytes_per_second=device[0],
-                device_kind=device[1],
-                network_bytes_per_second=network[0],
-                network_kind=network[1],
-                host_bytes_per_second=host[0],
-                host_kind=host[1],
-            )
-        return self._by_rank[rank]
 
 
 class RunFollower:
@@ -157,11 +105,21 @@ class RunFollower:
         self._skew = ArrivalSkew()
         self._stragglers: tuple[Straggler, ...] = ()
         self._findings = FindingMemory()
+        self._since: dict[Path, int] = {}
+        """Ring -> when the attempt of its rank began."""
+        self._before: dict[int, Counter[str]] = defaultdict(Counter)
+        """Rank -> its seconds by cause in earlier attempts."""
         self._failed_since = 0.0
         self._attempts = 1
         launcher = self.info.get("pid")
         born = self.info.get("mono_ns")
         self._launcher = ProcessWatch(int(launcher), born) if launcher else None
+        self._launched_ns = born if launcher and isinstance(born, int) else 0
+        self._seen_ns = 0
+        """When a rank or the launcher was last seen alive, CLOCK_MONOTONIC."""
+        self._ended_ns = 0
+        if self._launcher is not None:
+            self._launcher.note_end()
         self._clock_ns = _clock_of(self.info)
         self._tasks = tasks.TaskWatch(folder)
         expected = self.info.get("tasks")
@@ -176,9 +134,20 @@ class RunFollower:
                 self._follow(path)
         for follower in self.ranks.values():
             follower.poll()
+        if any(follower.alive for follower in self.ranks.values()):
+            self._seen_ns = time.monotonic_ns()
         if not self.ended and self._is_over():
             self.ended = True
-            self.ended_wall = self._wall()
+            self._ended_ns = self._end_ns()
+            self.ended_wall = (self._ended_ns + self._clock_ns) / 1e9
+
+    def _end_ns(self) -> int:
+        """When the launcher ended, or the last rank where one outlived it; now, where nothing tells."""
+        launcher_ns = self._launcher.ended_ns if self._launcher is not None else 0
+        if launcher_ns > self._seen_ns:
+            return launcher_ns
+        died = (follower.died_ns for follower in self.ranks.values())
+        return max((ns for ns in died if ns), default=time.monotonic_ns())
 
     def _follow(self, path: Path) -> None:
         try:
@@ -276,6 +245,7 @@ class RunFollower:
         if len(by_attempt) > self._attempts:  # figures of several ranks or steps begin anew
             self._skew, self._risks, self._stragglers = ArrivalSkew(), Risks(), ()
             self._attempts = len(by_attempt)
+        self._account_for(by_attempt)
         # before the ranks are summarized: waits and transfers belong to these steps
         self._match_arrivals(followers)
         self.cluster.exchange(self._skew)
@@ -309,7 +279,7 @@ class RunFollower:
             nodes=nodes,
             away=self.cluster.away,
             nodes_note=self.cluster.note,
-            attempts=attempts.earlier(by_attempt),
+            attempts=attempts.earlier(by_attempt, self._launched_ns),
             job=self._job(followers),
             planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
@@ -319,8 +289,19 @@ class RunFollower:
             ),
             attempt=max(attempts.numbers(by_attempt), default=1),
         )
+        judge_silences(followers, run)
         findings = with_results(advise(run), run.trials)
         return replace(run, findings=self._findings.shown(run, findings))
+
+    def _account_for(self, by_attempt: Sequence[Sequence[RankFollower]]) -> None:
+        """Updates from when on each rank's ledger goes, and its seconds in earlier attempts."""
+        began = attempts.beginnings(by_attempt, self._launched_ns)
+        self._since = {
+            follower.path: since
+            for members, since in zip(by_attempt, began, strict=False)
+            for follower in members
+        }
+        self._before = attempts.totals_before(by_attempt, self._launched_ns)
 
     def _match_arrivals(self, followers: Sequence[RankFollower]) -> None:
         """Matches the collectives that ended at each rank with those of the other ranks."""
@@ -350,11 +331,11 @@ class RunFollower:
         ranks = []
         for follower, basis in zip(followers, vitals, strict=True):
             rank, uuid = basis.rank, str(follower.state.meta.get("device_uuid", ""))
-            observed = Observed(
-                alive=basis.alive,
+            since_ns, until_ns = self._since.get(follower.path, 0), self._ended_ns or now
+            observed = replace(
+                attempts.lifetime(follower, since_ns, until_ns),
                 halted=follower.halted(now),
                 ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
-                failed=basis.failed,
                 host=basis.host,
                 device=_shared(devices.read(uuid, now, follower.state.pid), on_device[uuid]),
                 disk=follower.disk(),
@@ -366,7 +347,9 @@ class RunFollower:
                 risks=risks[rank],
                 check=checks.get(rank),
             )
-            ranks.append(summarize(follower.state, observed))
+            made = summarize(follower.state, observed)
+            totals = self._before[rank] + Counter(made.ledger_totals)
+            ranks.append(replace(made, ledger_totals=dict(totals)))
         return with_bubbles(tuple(ranks))
 
     def _used(

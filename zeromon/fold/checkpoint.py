@@ -21,6 +21,7 @@ from zeromon.fold.state import (
     LedgerSums,
     RankState,
     ScalarTotals,
+    Silence,
     UnitTotals,
     stats_row,
 )
@@ -52,6 +53,7 @@ class Checkpoint(msgspec.Struct):
     traffic: list[tuple[Op, int, Phase, int, int, int, int, float, list[int], dict[int, int], int]]
     """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size, waits."""
     ledger: LedgerSums
+    silence: Silence | None
     scalars: dict[Scalar, ScalarTotals]
     batches: BatchTotals
     setup_ns: list[int]
@@ -89,6 +91,7 @@ def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoin
             for key, row in state.traffic.items()
         ],
         ledger=state.ledger,
+        silence=state.silence,
         scalars=state.scalars,
         batches=state.batches,
         setup_ns=state.setup_ns,
@@ -117,6 +120,7 @@ def restore(state: RankState, totals: Checkpoint) -> None:
         # in place: rows of traffic refer to the object
         _copy(known, state.ops[op, group])
     state.ledger, state.setup_ns[:] = totals.ledger, totals.setup_ns
+    state.silence = totals.silence
     state.batches = totals.batches
     for of, activity, background, sums in totals.activities:
         state.activities[of, activity, background] = sums

@@ -19,6 +19,7 @@ from zeromon.fold import (
     steps as steps,
     units as units,
 )
+from zeromon.fold.ledger import end_silence
 from zeromon.fold.registry import HANDLERS
 from zeromon.fold.state import MOST_ARRIVALS, Call, RankState
 from zeromon.ring.events import Event, Raw, decode, is_progress
@@ -38,6 +39,8 @@ def fold_records(state: RankState, records: Iterable[Raw]) -> None:
         if t_ns > state.last_event_ns:
             state.last_event_ns = t_ns
         if t_ns > state.progress_ns and call.unit != apart:
+            if state.silence is not None:
+                end_silence(state, t_ns)
             state.progress_ns = t_ns
         if not state.first_event_ns:
             state.first_event_ns = t_ns
@@ -65,6 +68,8 @@ def fold(state: RankState, event: Event) -> RankState:
     if event.t_ns > state.last_event_ns:
         state.last_event_ns = event.t_ns
     if event.t_ns > state.progress_ns and is_progress(event, state.background_unit):
+        if state.silence is not None:
+            end_silence(state, event.t_ns)
         state.progress_ns = event.t_ns
     if not state.first_event_ns:
         state.first_event_ns = event.t_ns

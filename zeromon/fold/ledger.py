@@ -1,10 +1,11 @@
-"""The ledger of one rank: each second since its process began, in one cause. Pure.
+"""The ledger of one rank: each second from the launch to the end of its run, in one cause. Pure.
 
 A second of a step belongs to the phase that it was spent in; see
 :class:`~zeromon.ring.events.PhaseSpan`. Of forward, backward and optimizer the exposed communication is
 a cause of its own. Where it was not timed (control steps), a phase is exposed by the share that it has
 in the timed steps. The split of exposed communication over dimensions and ranks is by the
-sums of the collectives, which may overlap.
+sums of the collectives, which may overlap. A stall or hang takes its seconds from the phase that it
+befell, while it lasts and after.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from zeromon.fold.dimensions import names
-from zeromon.fold.state import LedgerSums, RankState
+from zeromon.fold.observed import NOTHING_OBSERVED, Observed
+from zeromon.fold.state import LedgerSums, RankState, Silence
 from zeromon.levels import STALL_SECONDS
-from zeromon.ring.events import Activity, Phase, SetUp
+from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
 
@@ -38,16 +40,26 @@ _TRAINS = (*_COMPUTES, Phase.OTHER)
 """The phases whose exposed communication is a cause of its own."""
 _KINDS = tuple((OF_PHASE[phase], phase in _TRAINS) for phase in Phase)
 """Of each phase, by its number: its cause, and whether its exposed communication is one of its own."""
+_PARTS_OF_SET_UP = tuple(
+    phase for phase in Phase if OF_PHASE[phase] in (Cause.COMPUTE, Cause.OTHER)
+)
+"""The phases that count as set-up before the first step."""
+LAUNCHER = "launcher"
+"""The part of the set-up before the process of the rank."""
 
 
 def add_step(ledger: LedgerSums, step: StepSummary) -> None:
     """Adds a step of which everything is known to the sums of the ledger."""
     timed = step.timed and bool(step.phase_exposed_ns)
-    for phase, spent in enumerate(step.phase_ns):
+    phases, exposures = list(step.phase_ns), list(step.phase_exposed_ns)
+    for phase, silent in _take(phases, step.silent_ns).items():
+        if timed and 2 * exposures[phase] >= silent:  # the wait of a hang was blocked time as well
+            exposures[phase] = max(0, exposures[phase] - silent)
+    for phase, spent in enumerate(phases):
         if not spent:
             continue
         if timed:
-            exposed = min(spent, step.phase_exposed_ns[phase])
+            exposed = min(spent, exposures[phase])
             ledger.timed_ns[phase] += spent
             ledger.timed_exposed_ns[phase] += exposed
         else:
@@ -58,6 +70,31 @@ def add_step(ledger: LedgerSums, step: StepSummary) -> None:
     ledger.offload_ns += step.offload_blocked_ns
 
 
+def _take(phases: list[int], ns: int) -> dict[int, int]:
+    """Takes *ns* out of the longest of *phases*; returns what it took, by phase."""
+    taken: dict[int, int] = {}
+    while ns > 0 and (longest := max(phases)) > 0:
+        phase, part = phases.index(longest), min(ns, longest)
+        phases[phase] -= part
+        taken[phase] = part
+        ns -= part
+    return taken
+
+
+def end_silence(state: RankState, t_ns: int) -> None:
+    """Adds the stall or hang of *state*, which has ended at *t_ns*, to the sums."""
+    silence, state.silence = state.silence, None
+    if silence is None:
+        return
+    spent = max(t_ns, silence.counted_ns) - silence.since_ns
+    state.window.silent_ns += spent
+    ledger = state.ledger
+    if silence.cause is Cause.HANG:
+        ledger.hang_ns[silence.of] = ledger.hang_ns.get(silence.of, 0) + spent
+    else:
+        ledger.stall_ns += spent
+
+
 def began_ns(state: RankState) -> int:
     """When the process of the rank began, or its agent where that was attached later."""
     start = state.meta.get("process_start_ns")
@@ -66,22 +103,60 @@ def began_ns(state: RankState) -> int:
     return state.first_event_ns
 
 
-def ledger_rows(state: RankState, *, failed: bool = False) -> tuple[LedgerRow, ...]:
-    """Every second of the rank up to its last record, in one cause each.
-
-    *failed*: the step in which it ended is lost.
-    """
-    until = state.last_event_ns
+def ledger_rows(state: RankState, observed: Observed = NOTHING_OBSERVED) -> tuple[LedgerRow, ...]:
+    """Every second of the rank in one cause each, from the launch to the end of its attempt."""
+    until = observed.until_ns or state.last_event_ns
+    end = min(observed.died_ns or until, until)
+    silence = _silence(state, observed, end)
     causes = _of_steps(_with_last_step(state))
     exposed = causes.pop(Cause.EXPOSED, 0.0)
-    set_up = _add_set_up(state, causes, until)
-    _add_step_under_way(state, causes, until, failed=failed)
+    silent = silence.counted_ns - silence.since_ns if silence is not None else 0
+    set_up = _add_set_up(state, causes, end - (silent if state.startup_ns < 0 else 0))
+    _add_step_under_way(state, causes, end - silent, observed)
+    causes[_after_end(observed)] += max(0, until - end)
     found = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
+    set_up[LAUNCHER] = _launch_ns(state, observed)
     found += [
         LedgerRow(cause=Cause.SET_UP, of=part, seconds=ns / 1e9) for part, ns in set_up.items()
     ]
-    found += _split_exposed(state, exposed)
-    return added(found)
+    return added((*found, *_split_exposed(state, exposed), *_silent_rows(state, silence)))
+
+
+def _after_end(observed: Observed) -> Cause:
+    return Cause.DEAD if observed.failed else Cause.SHUT_DOWN
+
+
+def _launch_ns(state: RankState, observed: Observed) -> int:
+    """Nanoseconds from the beginning of the attempt to the process of the rank."""
+    attached = state.meta.get("attached")
+    return 0 if attached or not observed.since_ns else max(0, began_ns(state) - observed.since_ns)
+
+
+def _silence(state: RankState, observed: Observed, end: int) -> Silence | None:
+    """The stall or hang that lasts at *end*, counted up to there.
+
+    A rank that failed may have been seen by no collector before: its last progress decides.
+    """
+    if state.silence is not None:
+        return replace(state.silence, counted_ns=max(end, state.silence.since_ns))
+    if not observed.failed or end - state.progress_ns < STALL_SECONDS * 1e9:
+        return None
+    waits = any(of_group.in_flight for of_group in state.group_calls.values())
+    since = max(state.progress_ns, began_ns(state))
+    return Silence(Cause.HANG if waits else Cause.STALL, "", since, max(end, since))
+
+
+def _silent_rows(state: RankState, silence: Silence | None) -> list[LedgerRow]:
+    """The stalls and hangs of the rank, with *silence*, which lasts."""
+    ledger = state.ledger
+    rows = [LedgerRow(cause=Cause.STALL, seconds=ledger.stall_ns / 1e9)]
+    rows += [
+        LedgerRow(cause=Cause.HANG, of=of, seconds=ns / 1e9) for of, ns in ledger.hang_ns.items()
+    ]
+    if silence is not None:
+        spent = max(0, silence.counted_ns - silence.since_ns) / 1e9
+        rows.append(LedgerRow(cause=silence.cause, of=silence.of, seconds=spent))
+    return rows
 
 
 def _with_last_step(state: RankState) -> LedgerSums:
@@ -99,11 +174,22 @@ def _with_last_step(state: RankState) -> LedgerSums:
     return found
 
 
-def ledger_totals(state: RankState) -> dict[str, float]:
-    """Seconds by cause of the set-up and of all steps but the last, whose times may still come."""
+def ledger_totals(state: RankState, observed: Observed = NOTHING_OBSERVED) -> dict[str, float]:
+    """Seconds by cause, of which none decreases while the rank lives or after.
+
+    Of a live rank all but the last step, whose times may still come, and the step under way.
+    """
+    totals: defaultdict[Cause, float] = defaultdict(float)
+    if not observed.alive:
+        for row in ledger_rows(state, observed):
+            totals[Cause.EXPOSED if row.cause is Cause.WAITING else row.cause] += row.seconds
+        return {str(cause): totals[cause] for cause in Cause if totals[cause] > 0}
     causes = _of_steps(state.ledger)
     if state.startup_ns >= 0:
-        causes[Cause.SET_UP] += sum(_add_set_up(state, causes, state.last_event_ns).values())
+        set_up = _add_set_up(state, causes, state.last_event_ns)
+        causes[Cause.SET_UP] += sum(set_up.values()) + _launch_ns(state, observed)
+    for row in _silent_rows(state, state.silence):
+        causes[row.cause] += row.seconds * 1e9
     return {str(cause): causes[cause] / 1e9 for cause in Cause if causes[cause] > 0}
 
 
@@ -127,13 +213,17 @@ def _add_set_up(state: RankState, causes: dict[Cause, float], until: int) -> dic
     """Adds what has a cause of its own, and returns the other nanoseconds of the set-up by part."""
     if state.meta.get("attached"):
         return {}
-    spent = state.startup_ns if state.startup_ns >= 0 else until - began_ns(state)
-    by_phase = state.setup_ns if state.startup_ns >= 0 else state.window.phase_ns
-    for phase, ns in zip(Phase, by_phase, strict=True):
-        if OF_PHASE[phase] not in (Cause.COMPUTE, Cause.OTHER):
+    is_over = state.startup_ns >= 0
+    spent = state.startup_ns if is_over else until - began_ns(state)
+    phases = list(state.setup_ns if is_over else state.window.phase_ns)
+    for phase in _PARTS_OF_SET_UP:
+        phases[phase] = 0
+    phases[Phase.OTHER] = max(0, spent - sum(phases))
+    _take(phases, state.ledger.silent_set_up_ns if is_over else state.window.silent_ns)
+    for phase, ns in zip(Phase, phases, strict=True):
+        if phase is not Phase.OTHER:
             causes[OF_PHASE[phase]] += ns
-            spent -= ns
-    return _parts_of_set_up(state, max(0, spent))
+    return _parts_of_set_up(state, phases[Phase.OTHER])
 
 
 def _parts_of_set_up(state: RankState, left: int) -> dict[str, int]:
@@ -164,26 +254,23 @@ def startup_parts(state: RankState) -> dict[str, int]:
 
 
 def _add_step_under_way(
-    state: RankState, causes: dict[Cause, float], until: int, *, failed: bool
+    state: RankState, causes: dict[Cause, float], until: int, observed: Observed
 ) -> None:
-    """Adds the time since the last step."""
-    if not state.steps:
-        if state.startup_ns < 0:
-            return
-        since = began_ns(state) + state.startup_ns
-    else:
-        since = state.step_end_ns
-    rest = until - since
-    if failed:
-        causes[Cause.LOST] += rest
+    """Adds the time since the last step, without that of a silence that lasts."""
+    if not state.steps and state.startup_ns < 0:
         return
-    for phase, ns in zip(Phase, state.window.phase_ns, strict=True):
+    since = state.step_end_ns if state.steps else began_ns(state) + state.startup_ns
+    phases, silent = list(state.window.phase_ns), state.window.silent_ns
+    if observed.failed:
+        causes[Cause.LOST] += max(0, until - since - silent)
+        return
+    phases.append(max(0, until - since - sum(phases)))  # what no phase has had yet
+    _take(phases, silent)
+    for phase, ns in zip(Phase, phases, strict=False):
         causes[OF_PHASE[phase]] += ns
-        rest -= ns
-    silent = until - max(since, state.progress_ns)
-    stalled = min(rest, silent) if silent > STALL_SECONDS * 1e9 else 0
-    causes[Cause.STALL] += max(0, stalled)
-    causes[OF_PHASE[state.phase]] += max(0, rest - stalled)
+    has_left = state.exit is not None and state.exit.how is ExitKind.CLEAN
+    is_over = has_left or not observed.alive
+    causes[Cause.SHUT_DOWN if is_over else OF_PHASE[state.phase]] += phases[-1]
 
 
 def _split_exposed(state: RankState, total_ns: float) -> list[LedgerRow]:

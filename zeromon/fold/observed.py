@@ -29,6 +29,12 @@ class Observed:
     halted: Halt = Halt.NONE
     ended: str = ""
     failed: bool = False
+    since_ns: int = 0
+    """When its attempt began, CLOCK_MONOTONIC as the next two; 0: with its process."""
+    until_ns: int = 0
+    """When the account of its time ends; 0: with its last record."""
+    died_ns: int = 0
+    """When its process was first seen dead; 0 where that is not known."""
     host: HostMemory | None = None
     device: Device | None = None
     disk: Disk | None = None

@@ -35,6 +35,7 @@ from zeromon.ring.events import (
 )
 from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
+from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
 from zeromon.stats.intervals import intersection, length, union
 
@@ -198,7 +199,7 @@ class Window:
     __slots__ = (
         "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "micro_steps",
         "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss", "samples",
-        "scalars", "spans", "stall_ns", "timed", "tokens",
+        "scalars", "silent_ns", "spans", "stall_ns", "timed", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -211,7 +212,7 @@ class Window:
         self.phase_ns = _by_phase()
         self.phase_exposed_ns = _by_phase()
         self.collectives = self.timed = self.nbytes = 0
-        self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = 0
+        self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
         self.allocated = self.reserved = self.rss = -1
         self.scalars: dict[str, float | None] = {}
         """Label of a scalar -> its value in the step; None where it is not finite."""
@@ -284,12 +285,30 @@ class LedgerSums:
     """The part in steps whose communication was timed."""
     timed_exposed_ns: list[int] = field(default_factory=_by_phase)
     offload_ns: int = 0
+    stall_ns: int = 0
+    """Of stalls that are over."""
+    hang_ns: dict[str, int] = field(default_factory=dict)
+    """Rank that was waited for, "" where it is not known -> the same of hangs."""
+    silent_set_up_ns: int = 0
+    """The part of both before the first step."""
     since_save_ns: int = 0
     """Of the steps that ended since the last checkpoint was saved."""
     unsaved_steps: int = 0
     """Their number."""
     checkpoints: int = 0
     """Saves on the training thread; those without a step between them are one."""
+
+
+@dataclass(slots=True)
+class Silence:
+    """A time without progress that the collector has judged to be a stall or part of a hang."""
+
+    cause: Cause
+    of: str
+    """The rank that is waited for, "" where it is not known."""
+    since_ns: int
+    counted_ns: int = 0
+    """Up to when it is counted already: no total may decrease."""
 
 
 @dataclass(slots=True)
@@ -316,6 +335,8 @@ class RankState:
     last_event_ns: int = 0
     progress_ns: int = 0
     """Time of the newest event that training itself has caused."""
+    silence: Silence | None = None
+    """The stall or hang that lasts."""
 
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))

@@ -95,6 +95,7 @@ def _fold_start(state: RankState, e: Start) -> None:
     """What came before the training loop is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
     state.setup_ns = [a + b for a, b in zip(state.setup_ns, state.window.phase_ns, strict=True)]
+    state.ledger.silent_set_up_ns += state.window.silent_ns
     state.window = Window()
     for row in state.traffic.values():
         row.forget()
@@ -128,7 +129,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         engine.steps += 1
         engine.skipped += skipped
     state.step_ns += spent
-    state.ledger.since_save_ns += spent
+    state.ledger.since_save_ns += spent - min(spent, window.silent_ns)
     state.ledger.unsaved_steps += not continued
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
     state.phase_ns[_OTHER] += max(0, spent - sum(window.phase_ns[1:]))
@@ -196,6 +197,7 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         late_gather_ns=window.late_ns,
         other_bytes=_other_bytes(state),
         untimed=_untimed(state, window),
+        silent_ns=window.silent_ns,
         samples=window.samples,
         tokens=window.tokens,
         **{"learning_rate": _newest(state, Scalar.LEARNING_RATE), **window.scalars},
@@ -248,6 +250,7 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         late_gather_ns=first.late_gather_ns + second.late_gather_ns,
         other_bytes=max(first.other_bytes, second.other_bytes),
         untimed=first.untimed + second.untimed,
+        silent_ns=first.silent_ns + second.silent_ns,
         samples=max(first.samples, second.samples),
         tokens=max(first.tokens, second.tokens),
         loss=second.loss if second.loss is not None else first.loss,

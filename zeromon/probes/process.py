@@ -5,6 +5,8 @@ import os
 import select
 import signal
 import struct
+import threading
+import time
 from contextlib import suppress
 
 from zeromon.probes.cgroups import text_of
@@ -29,6 +31,8 @@ class ProcessWatch:
         self.pid = pid
         self._fd = -1
         self._status: int | None = None
+        self.ended_ns = 0
+        """When the process ended, CLOCK_MONOTONIC; 0 without :meth:`note_end`."""
         self._born = start_ticks(pid)
         if born_before_ns is not None and started_after(pid, born_before_ns):
             self._born = None
@@ -43,9 +47,21 @@ class ProcessWatch:
             return False
         if self._fd < 0:
             return start_ticks(self.pid) == self._born
+        return not self._ends_within(0)
+
+    def _ends_within(self, milliseconds: int | None) -> bool:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        return not poll.poll(0)
+        return bool(poll.poll(milliseconds))
+
+    def note_end(self) -> None:
+        """Notes the moment of the end, from a thread that waits for it, where the kernel has pidfds."""
+        if self._fd >= 0:
+            threading.Thread(target=self._wait, daemon=True, name="zeromon-end").start()
+
+    def _wait(self) -> None:
+        if self._ends_within(None):
+            self.ended_ns = time.monotonic_ns()
 
     def status(self) -> int | None:
         """Returns the wait status, as of ``os.waitpid``; None while unknown."""

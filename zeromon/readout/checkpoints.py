@@ -14,6 +14,8 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import ActivityRow, Cause
 from zeromon.units import human_count, human_ratio, human_seconds
 
+_BESIDE = (Cause.SET_UP, Cause.SHUT_DOWN, Cause.DEAD)
+"""Before the first step and after the last one."""
 DEVICE_HOURS = 50_000
 """Assumed hours of a device between two failures that end a job: 419 in 54 days on 16,384 devices
 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.4). Cheaper machines fail more often."""
@@ -57,9 +59,9 @@ def checkpoints(run: RunSnapshot) -> Checkpoints | None:
     rank = max(savers or stepped, key=lambda one: one.unsaved_seconds or 0.0)
     rows, count = _saves(rank), rank.checkpoints
     spent = sum(row.seconds for row in rows)
-    trained = sum(row.seconds for row in rank.ledger if row.cause is not Cause.SET_UP)
+    trained = sum(row.seconds for row in rank.ledger if row.cause not in _BESIDE)
     is_known = bool(rows and count)
-    failures = len(run.attempts)
+    failures = sum(not one.finished for one in run.attempts)
     lasted = run.taken_wall - min((one.started_wall for one in run.attempts), default=0.0)
     assumed = DEVICE_HOURS * 3600 / max(1, rank.world_size)
     return Checkpoints(
@@ -92,13 +94,19 @@ def checkpoint_text(run: RunSnapshot) -> str:
             f"checkpoints: {human_count(found.count)}, {human_seconds(found.cost_seconds)} each{share}",
             f"the last one {human_seconds(max(0.0, found.age_seconds))} ago",
         ]
-    if not run.ended or any(rank.failed for rank in run.ranks):
-        parts.append(f"{'lost' if run.ended else 'at risk'}: {unsaved_text(found)}")
+    if not run.ended:
+        parts.append(f"at risk: {unsaved_text(found)}")
+    elif any(rank.failed for rank in run.ranks):  # its seconds are a row of the ledger
+        steps = "n/a" if found.unsaved_steps is None else human_count(found.unsaved_steps)
+        parts.append(f"steps lost: {steps}, since {_saved(found)}")
     return "; ".join(parts)
 
 
 def unsaved_text(found: Checkpoints) -> str:
     """``11 min 2 s of steps (812) since the last checkpoint``."""
-    since = "the last checkpoint" if found.count else "the first step, and no checkpoint was seen"
     many = f" ({human_count(found.unsaved_steps)})" if found.unsaved_steps is not None else ""
-    return f"{human_seconds(found.unsaved_seconds)} of steps{many} since {since}"
+    return f"{human_seconds(found.unsaved_seconds)} of steps{many} since {_saved(found)}"
+
+
+def _saved(found: Checkpoints) -> str:
+    return "the last checkpoint" if found.count else "the first step, and no checkpoint was seen"

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from zeromon.fold.ledger import lose
+from zeromon.readout.checkpoints import checkpoints
 from zeromon.readout.loading import loading_text
 from zeromon.readout.throughput import own_part
 from zeromon.ring.events import Phase
@@ -23,6 +24,7 @@ NAMES = {cause: str(cause).replace("_", " ") for cause in Cause} | {
     Cause.WAITING: "waiting",
     Cause.COMPILE: "compilation",
     Cause.SET_UP: "set-up",
+    Cause.SHUT_DOWN: "shut-down",
     Cause.DEAD: "dead time",
     Cause.LOST: "work lost",
 }
@@ -69,7 +71,7 @@ def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
     for run, after in zip_longest(ordered, ordered[1:]):
         for attempt in run.attempts:
             rows += attempt.ledger
-        lost = 0 if after is None else lost_steps(run, after)
+        lost = unsaved_steps(run) if after is None else lost_steps(run, after)
         for rank in run.ranks:
             rows += lose(rank.ledger, rank.recent, lost or 0)
         if after is not None:
@@ -79,7 +81,7 @@ def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
     return JobLedger(
         rows=whole,
         rank_seconds=sum(row.seconds for row in whole),
-        attempts=sum(1 + len(run.attempts) for run in ordered),
+        attempts=sum(1 + sum(not one.finished for one in run.attempts) for run in ordered),
         notes=tuple(dict.fromkeys(_notes(ordered))),
         **_work(ordered[-1].ranks if ordered else ()),
     )
@@ -93,6 +95,14 @@ def _work(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
         if useful > 0:
             return {"unit": unit, "per_second": sum(part for _, part in known) / useful}
     return {}
+
+
+def unsaved_steps(run: RunSnapshot) -> int:
+    """The last steps of *run* that no checkpoint has kept; 0 while it lives and where no rank failed."""
+    found = checkpoints(run)
+    if found is None or not run.ended or not any(rank.failed for rank in run.ranks):
+        return 0
+    return found.unsaved_steps or 0
 
 
 def lost_steps(run: RunSnapshot, after: RunSnapshot) -> int | None:
@@ -112,8 +122,6 @@ def _notes(runs: Sequence[RunSnapshot]) -> Iterable[str]:
     )
     for run, after in zip_longest(runs, runs[1:]):
         ranks = run.ranks
-        if any(not rank.ledger for rank in ranks):
-            yield "some ranks were recorded by an earlier version, which kept no ledger"
         if any(rank.joined for rank in ranks):
             yield "the agent was attached to a live process: what was before is not known"
         if ranks and all(rank.exposed_ratio is None and rank.steps for rank in ranks):
@@ -132,7 +140,7 @@ def cause_text(row: LedgerRow) -> str:
     return f"{name}{_JOINED.get(row.cause, ' of ')}{row.of}"
 
 
-_JOINED = {Cause.WAITING: " for ", Cause.SET_UP: ": "}
+_JOINED = {Cause.WAITING: " for ", Cause.HANG: ", waiting for ", Cause.SET_UP: ": "}
 
 
 def startup_parts_text(rank: RankSnapshot) -> str:

@@ -1,4 +1,4 @@
-"""Earlier attempts of a run whose launcher started its ranks again."""
+"""Earlier attempts of a run whose launcher started its ranks again, and its earlier jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Attempt:
     """Steps that its optimizers had taken when it began; None where they do not count them."""
     lost_steps: int | None
     """Steps that the next attempt takes again; None where unknown."""
+    finished: bool = False
+    """No rank failed: the next is another job of the same program, and no restart."""
     deaths: tuple[Death, ...]
     """The culprits first."""
     ledger: tuple[LedgerRow, ...] = ()
-    """The seconds of all its ranks, up to the start of the processes of the next attempt."""
+    """The seconds of all its ranks, from the attempt before to the next one."""

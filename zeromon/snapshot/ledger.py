@@ -27,18 +27,26 @@ class Cause(TextEnum):
     GARBAGE_COLLECTION = "garbage_collection"
     COMPILE = "compile"
     SET_UP = "set_up"
-    """From the start of the process to the training loop, without what has a cause of its own."""
+    """From the launch to the training loop, without what has a cause of its own."""
     STALL = "stall"
-    """No progress, up to now or to the end of the process."""
+    """No progress since the last one, and no collective explains it."""
+    HANG = "hang"
+    """No progress since the last one, because of a collective that does not end."""
     OTHER = "other"
     """Python between the phases, and what no hook sees."""
+    SHUT_DOWN = "shut_down"
+    """From the last step to the end of the run, without what has a cause of its own."""
     DEAD = "dead"
-    """Between the end of an attempt and the next process of the rank."""
+    """From the end of a failed process to the next attempt, or to the end of the run."""
     LOST = "lost"
-    """Steps that were taken again after a restart, and the step in which an attempt ended."""
+    """Steps that no checkpoint kept or that were taken again, and the step in which a process failed."""
 
 
 _ORDER = {cause: number for number, cause in enumerate(Cause)}
+
+
+_LEAST_SECONDS = 1e-8
+"""What is less is the rounding of a sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +55,7 @@ class LedgerRow:
 
     cause: Cause
     of: str = ""
-    """The dimension that was exposed, or the rank that was waited for; "" for none."""
+    """Of what or for what: a dimension, the rank that was waited for, a part of the set-up; or ""."""
     seconds: float
 
 
@@ -56,7 +64,11 @@ def added(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     sums: dict[tuple[Cause, str], float] = {}
     for row in rows:
         sums[row.cause, row.of] = sums.get((row.cause, row.of), 0.0) + row.seconds
-    found = [LedgerRow(cause=cause, of=of, seconds=s) for (cause, of), s in sums.items() if s > 0]
+    found = [
+        LedgerRow(cause=cause, of=of, seconds=seconds)
+        for (cause, of), seconds in sums.items()
+        if seconds > _LEAST_SECONDS
+    ]
     return tuple(sorted(found, key=lambda row: (_ORDER[row.cause], -row.seconds, row.of)))
 
 

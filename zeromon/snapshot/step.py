@@ -54,6 +54,8 @@ class StepSummary:
 
     1 where they cannot even be counted: of a process group written in Python."""
 
+    silent_ns: int = 0
+    """The part of the step in which the rank made no progress, as a stall or in a hang."""
     samples: int = -1
     """That the model of this rank was called with; -1 where unknown."""
     tokens: int = -1

@@ -60,9 +60,10 @@ _SEVERITY_OF_DEATH = {
 @rule("ZM014", severity=Severity.WARNING)
 def restarted(run: RunSnapshot) -> Iterable[Match]:
     """The launcher ended all ranks and started them again."""
-    if run.attempts:
-        last = run.attempts[-1]
-        known = [attempt.lost_steps for attempt in run.attempts]
+    failed = [attempt for attempt in run.attempts if not attempt.finished]
+    if failed:
+        last = failed[-1]
+        known = [attempt.lost_steps for attempt in failed]
         lost = "n/a" if None in known else human_count(sum(filter(None, known)))
         why = death_text(last.deaths[0]) if last.deaths else "no rank is known to have failed"
         yield Match(

@@ -278,7 +278,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: r.startup_seconds)),
     Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, generation, evaluation, checkpoint, garbage_collection, compile, other.",
          ("phase",), _each(lambda r: (((p,), s) for p, s in r.phase_seconds.items()))),
-    Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the set-up and of the steps of the rank's process, in one cause: compute, exposed, data, offload, checkpoint, evaluation, generation, garbage_collection, compile, set_up, other.",
+    Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the rank since its launch, over all attempts, in one cause: compute, exposed, data, offload, checkpoint, evaluation, generation, garbage_collection, compile, set_up, stall, hang, other, shut_down, dead, lost.",
          ("cause",), _each(lambda r: (((cause,), s) for cause, s in r.ledger_totals.items()))),
     Spec("zeromon_unsaved_seconds", "gauge", "seconds", "Steps since the last checkpoint that was seen to be saved, or since the first step: what a death loses now.",
          (), _one(lambda r: r.unsaved_seconds)),
