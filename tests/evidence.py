@@ -22,6 +22,7 @@ from zeromon.snapshot import (
     RoleRow,
     Setting,
     TransferRow,
+    WorkerMemory,
 )
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow
 
@@ -190,7 +191,12 @@ def normed(*spikes: int, norm: float = 50.0, **facts: Any) -> RankSnapshot:
     )
 
 
+GROWING = WorkerMemory(
+    count=4, nbytes=1228 * MIB, grown_bytes=400 * MIB, growth_bytes_per_step=21.0 * MIB, forked=True
+)
+
 FIRES: dict[str, RankSnapshot] = {
+    "workers_grow": one(workers=GROWING),
     "checkpoint_interval": saved(ago_s=24 * 3600.0),
     "fsdp_prefetch_off": one(*GATHERS),
     "reshard_without_need": one(*GATHERS),
@@ -271,6 +277,7 @@ FIRES: dict[str, RankSnapshot] = {
 }  # fmt: skip
 
 SILENT: dict[str, RankSnapshot] = {
+    "workers_grow": one(workers=replace(GROWING, grown_bytes=20 * MIB)),
     "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 20, 60),
     "recompilations": pausing(Phase.COMPILE, 36, 900),
     "slow_steps": pausing(Phase.BACKWARD, 20, 2000),

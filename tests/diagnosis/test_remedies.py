@@ -8,9 +8,23 @@ from typing import Any
 
 import pytest
 from builders import run, summary
-from evidence import CPU_STEP, FIRES, GATHERS, GIB, MIB, MODEL, WAITING, found, one, pausing, units
+from evidence import (
+    CPU_STEP,
+    FIRES,
+    GATHERS,
+    GIB,
+    GROWING,
+    MIB,
+    MODEL,
+    WAITING,
+    found,
+    one,
+    pausing,
+    units,
+)
 
 from zeromon.diagnosis.engine import advise
+from zeromon.report.render import render
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -22,8 +36,10 @@ from zeromon.snapshot import (
     RankSnapshot,
     Risk,
     RiskCause,
+    Severity,
 )
 from zeromon.snapshot.ledger import ActivityRow
+from zeromon.units import human_count
 
 WORKERS: Any = {"num_workers": 4, "persistent_workers": True}
 SAVES = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,
@@ -90,6 +106,9 @@ NEEDS: dict[str, tuple[str, RankSnapshot, list[RankSnapshot]]] = {
         pausing(Phase.CHECKPOINT, 10, 2000, activities=(SAVES,), checkpoints=4, world_size=1),
         pausing(Phase.CHECKPOINT, 10, 2000, activities=(SAVES,), checkpoints=4,
                 strategy="deepspeed-zero2"),
+    ]),
+    "workers that were forked": ("workers_grow", FIRES["workers_grow"], [
+        one(workers=replace(GROWING, forked=False)),
     ]),
     "workers that do not stay": ("slow_steps", FIRES["slow_steps"], [
         replace(FIRES["slow_steps"], loader={"num_workers": 4, "persistent_workers": True}),
@@ -213,3 +232,20 @@ def test_no_memory_is_called_free_while_it_runs_out() -> None:
     both = run(rank, replace(rank, rank=1, risks=(growing,)))
     assert "are free" not in " ".join(f.text for f in advise(both))
     assert "are free" in " ".join(f.text for f in advise(run(rank, replace(rank, rank=1))))
+
+
+def test_growing_workers_are_urgent_where_the_host_is_soon_full() -> None:
+    """4 workers of two ranks take 42 MiB a step of 200 ms."""
+    for room, severity in ((64 * GIB, Severity.WARNING), (1 << 50, Severity.INFO)):
+        rank = one(workers=GROWING, host=HostMemory(headroom_bytes=room))
+        both = run(rank, replace(rank, rank=1))
+        (finding,) = (f for f in advise(both) if f.rule == "workers_grow")
+        assert finding.severity is severity
+        steps = human_count(room / (42 * MIB))
+        assert f"4 x 307.0 MiB; host memory is full of them in {steps} steps" in finding.text
+
+
+def test_a_report_shows_the_memory_of_workers_beside_that_of_their_rank() -> None:
+    text = render(run(one(workers=GROWING)))
+    assert "workers" in text and "4 x 307.0 MiB" in text
+    assert "workers" not in render(run(one()))

@@ -18,6 +18,7 @@ from evidence import (
     FULL,
     GATHERS,
     GIB,
+    GROWING,
     MANY_THREADS,
     MIB,
     MODEL,
@@ -91,6 +92,7 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     yield made(risks=(replace(FULL, cause="growth"),), memory=device_memory())
     whole = {**model, "units": [], "largest_unit_numel": 100 * MIB}
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
+    yield made(workers=GROWING)
     yield made(recent=WAITING * 30, loader={"num_workers": 0})
     for pauses in ("garbage_collection", "recompilations", "slow_steps"):
         at = FIRES[pauses]
@@ -148,6 +150,7 @@ ALL = {
     "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
     "data_wait": "Python (DataLoader)", "slow_steps": "Python (DataLoader)",
     "garbage_collection": "Python", "recompilations": "Python", "oom_risk": "Python",
+    "workers_grow": "Python",
     "slow_link": "environment",
     "checkpoint_interval": "Python",
     "pipeline_bubble": "Python (pipelining)",

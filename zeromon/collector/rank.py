@@ -16,10 +16,11 @@ from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch, describe_status, halt_of
+from zeromon.probes.workers import WorkersReader
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
-from zeromon.snapshot import DETACHED, Disk, ExtensionLock, Halt, HostMemory, Pressure
+from zeromon.snapshot import DETACHED, Disk, ExtensionLock, Halt, HostMemory, Pressure, WorkerMemory
 from zeromon.storage.step_history import Row, row_of
 from zeromon.units import printable_values
 
@@ -64,6 +65,8 @@ class RankFollower:
         self._disk: Disk | None = None
         self._pressure_reader = PressureReader(header.pid)
         self._pressure: Pressure | None = None
+        self._workers_reader = WorkersReader(header.pid)
+        self._workers: WorkerMemory | None = None
         self._lock_reader = ExtensionLockReader()
         self._host: HostMemory | None = None
         self._host_is_final = False
@@ -196,6 +199,12 @@ class RankFollower:
         if self.alive:
             self._pressure = self._pressure_reader.read(time.monotonic_ns(), self.state.steps)
         return self._pressure
+
+    def workers(self) -> WorkerMemory | None:
+        """Returns the memory of its DataLoader workers; for a dead rank the last reading."""
+        if self.alive:
+            self._workers = self._workers_reader.read(time.monotonic_ns(), self.state.steps)
+        return self._workers
 
     def lock(self, now_ns: int) -> ExtensionLock | None:
         """Returns the lock of torch's extension cache that the rank waits for."""

@@ -340,6 +340,7 @@ class RunFollower:
                 device=_shared(devices.read(uuid, now, follower.state.pid), on_device[uuid]),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
+                workers=follower.workers(),
                 lock=follower.lock(now),
                 links=self._links.of(rank, uuid, devices),
                 wait_seconds=self._skew.wait_seconds(rank),

@@ -18,6 +18,7 @@ from zeromon.snapshot import (
     Risk,
     StepSummary,
     TraceCheck,
+    WorkerMemory,
 )
 
 
@@ -39,6 +40,7 @@ class Observed:
     device: Device | None = None
     disk: Disk | None = None
     pressure: Pressure | None = None
+    workers: WorkerMemory | None = None
     lock: ExtensionLock | None = None
     links: Links | None = None
     wait_seconds: float | None = None

@@ -210,6 +210,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         device_stats=observed.device,
         disk=observed.disk,
         pressure=observed.pressure,
+        workers=observed.workers,
         links=observed.links,
         wait_seconds=observed.wait_seconds,
         late_seconds=observed.late_seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeromon.snapshot import LoadingRow, RankSnapshot
+from zeromon.snapshot import LoadingRow, RankSnapshot, WorkerMemory
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _FROM_STORAGE = 0.1
@@ -39,6 +39,11 @@ def from_storage(made: LoadingRow) -> float | None:
     """The same from a disk or a server, where it is enough to matter; None: from the page cache."""
     share = max(from_disk(made) or 0.0, from_nfs(made))
     return share if share >= _FROM_STORAGE else None
+
+
+def workers_text(workers: WorkerMemory | None) -> str:
+    """``4 x 307.0 MiB``: the memory of DataLoader workers; ``-`` without any."""
+    return f"{workers.count} x {human_bytes(workers.nbytes / workers.count)}" if workers else "-"
 
 
 def loading_text(rank: RankSnapshot) -> str:

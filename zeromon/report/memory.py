@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from zeromon.focus import first_counted
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.figures import RISK
+from zeromon.readout.loading import workers_text
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import table
 from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot
@@ -13,20 +14,31 @@ from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds, s
 
 def memory(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    header = ("rank", "RSS", "allocated", "reserved", "headroom", "risk")
-    rows = []
+    header: tuple[str, ...] = (
+        "rank",
+        "RSS",
+        "workers",
+        "allocated",
+        "reserved",
+        "headroom",
+        "risk",
+    )
+    rows: list[tuple[str, ...]] = []
     for rank in ranks:
         memory = rank.memory
         rows.append(
             (
                 str(rank.rank),
                 human_bytes(rank.rss_bytes),
+                workers_text(rank.workers),
                 human_bytes(memory.allocated_bytes) if memory else "-",
                 human_bytes(memory.reserved_bytes) if memory else "-",
                 human_bytes(memory.headroom_bytes) if memory else "-",
                 RISK.text(rank),
             )
         )
+    if not any(rank.workers for rank in ranks):
+        header, rows = (*header[:2], *header[3:]), [(*row[:2], *row[3:]) for row in rows]
     lines = dict.fromkeys(f"  {why}" for rank in ranks if (why := memory_unknown(rank)))
     return "\n".join([f"Memory at the last sample\n{table(header, rows)}", *lines])
 

@@ -33,6 +33,7 @@ from zeromon.snapshot.host import (
     ExtensionLock,
     HostMemory,
     Pressure,
+    WorkerMemory,
 )
 from zeromon.snapshot.memory import (
     KILLED_FOR_MEMORY,

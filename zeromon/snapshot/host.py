@@ -105,6 +105,20 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """The memory of a rank's DataLoader workers; no figure of the rank itself contains it."""
+
+    count: int
+    nbytes: int
+    """Of all; a page that several processes share counts in equal parts in each of them."""
+    grown_bytes: int = 0
+    """Since these workers have started."""
+    growth_bytes_per_step: float | None = None
+    forked: bool = False
+    """They began with the pages of the rank, and copy those that they write to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """The disk that state is offloaded to, and the process's own I/O; None where unknown."""
 

@@ -29,7 +29,15 @@ from zeromon.snapshot.communication import (
     UnitRow,
 )
 from zeromon.snapshot.engine import EngineRow, Setting
-from zeromon.snapshot.host import CodeLine, Device, Disk, ExtensionLock, HostMemory, Pressure
+from zeromon.snapshot.host import (
+    CodeLine,
+    Device,
+    Disk,
+    ExtensionLock,
+    HostMemory,
+    Pressure,
+    WorkerMemory,
+)
 from zeromon.snapshot.ledger import ActivityRow, LedgerRow
 from zeromon.snapshot.memory import (
     DeviceMemory,
@@ -127,6 +135,8 @@ class RankSnapshot:
     disk: Disk | None = None
     host: HostMemory | None = None
     pressure: Pressure | None = None
+    workers: WorkerMemory | None = None
+    """None without DataLoader workers."""
     out_of_memory: OutOfMemory | None = None
     """The last allocation that failed."""
     micro_steps: int = 0

@@ -175,12 +175,14 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     numbers = ", ".join(str(step.step) for step in slow.steps[-4:])
     more = "..., " if len(slow.steps) > 4 else ""
     name = PART_NAMES[slow.cause.label]
+    remedy = _persistent(rank, slow) or _in_background(rank, slow)
+    see = "" if remedy else _SEE.get(slow.cause, "")
     yield Match(
         f"{human_count(len(slow.steps))} of the last {len(_later(rank))} steps ({more}{numbers}) took "
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
-        f"{human_seconds(slow.of_cause_seconds)} of it {name}{_SEE.get(slow.cause, '')}",
+        f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}",
         rank.rank,
-        _persistent(rank, slow) or _in_background(rank, slow),
+        remedy,
     )
 
 

@@ -1,5 +1,6 @@
 """Memories and disks that run full. Pure."""
 
+import math
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
@@ -9,6 +10,7 @@ from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.loading import workers_text
 from zeromon.readout.risk import risk_text
 from zeromon.snapshot import (
     ConfigFormat,
@@ -19,6 +21,7 @@ from zeromon.snapshot import (
     RiskCause,
     RunSnapshot,
     Severity,
+    WorkerMemory,
 )
 from zeromon.units import human_bytes, human_count
 
@@ -101,6 +104,45 @@ def _keep_less() -> Remedy:
         dialect=ConfigFormat.PYTHON,
         diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
         effect="the growth ends",
+        price="none",
+    )
+
+
+@rule("ZM212")
+def workers_grow(run: RunSnapshot) -> Iterable[Match]:
+    """DataLoader workers take more memory with each step. Reported once, for those that grow most."""
+    growing = {r.rank: r.workers for r in run.ranks if r.workers and _grows(r.workers)}
+    rates = {number: workers.growth_bytes_per_step or 0.0 for number, workers in growing.items()}
+    rank = max(run.ranks, key=lambda r: rates.get(r.rank, 0.0), default=None)
+    if rank is None or rank.rank not in growing:
+        return
+    room = rank.host.headroom_bytes if rank.host is not None else -1
+    steps = room / sum(rates.values()) if room >= 0 else math.inf
+    is_soon = steps * (rank.step_seconds or 0.0) < _SOON_SECONDS
+    full = f"; host memory is full of them in {human_count(steps)} steps" if room >= 0 else ""
+    yield Match(
+        f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
+        f"{workers_text(growing[rank.rank])}{full}",
+        rank.rank,
+        _shared_samples() if growing[rank.rank].forked else None,
+        Severity.WARNING if is_soon else Severity.INFO,
+    )
+
+
+def _grows(workers: WorkerMemory) -> bool:
+    return workers.growth_bytes_per_step is not None and (
+        workers.grown_bytes >= _LEAST_GROWN * workers.nbytes
+    )
+
+
+def _shared_samples() -> Remedy:
+    return Remedy(
+        cause="a forked worker copies each page of Python objects that it reads: reading one counts a "
+        "reference, which writes to the page",
+        dialect=ConfigFormat.PYTHON,
+        diff="- self.rows = [...]  # a list of Python objects\n"
+        "+ self.rows = numpy.array([...])  # or a torch tensor, or an arrow table: one object",
+        effect="workers share the pages of the data set with the rank",
         price="none",
     )
 
