@@ -145,7 +145,7 @@ _ACCUSED = (
     r"rank {rank}( is)? late", r"rank {rank}: the others wait", r"waits? for rank {rank}\b",
     r"rank {rank}( is)? missing", r"rank {rank} (has not|never|did not) call",
     r"rank {rank}: (SIG|exception|exit|[A-Z]\w+Error)", r"rank {rank}, (SIG|exception|exit)",
-    r"rank {rank} (died|(has |had )?left|is dead|was dead|was killed|raised|exited|returned)",
+    r"rank {rank} (died(?! of)|(has |had )?left|is dead|was dead|was killed|raised|exited|returned)",
     r"rank {rank} (leaks|pauses|saves)",
 )  # fmt: skip
 """Ways to accuse a rank."""

@@ -118,6 +118,7 @@ def test_a_live_line_is_judged_by_cause_and_rank(kind: str, text: str, mark: Mar
         ("exception", "died: rank 1", "dead: rank 1: ValueError: label 99", Mark.RIGHT),
         ("late_between", "finished after 90 steps", f"{LATE}; finished", Mark.RIGHT),
         ("late_between", "finished after 90 steps", "finished: 58 % of a step", Mark.SILENT),
+        ("killed", "died: rank 1, SIGKILL; rank 0 died of it", "dead: rank 1: SIGKILL", Mark.RIGHT),
         ("exit_zero", "died: rank 0, exception", "dead: rank 1 left at step 39", Mark.WRONG),
         ("healthy", "finished after 90 steps", "finished: 20 % of a step", Mark.RIGHT),
         ("healthy", "died: rank 0, exception", "dead: rank 0: exception", Mark.WRONG),
