@@ -122,6 +122,12 @@ def test_other_operations_and_other_sizes_at_one_number() -> None:
 def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
     first, second = found(at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1))
     assert {first.kind, second.kind} == {"deadlock of groups"}
+    whole = run(
+        at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1), taken_ns=NOW
+    )
+    assert hang_headline(whole, whole.hangs[0]) == (
+        "deadlock of groups: rank 0 in all_reduce of world, rank 1 in all_reduce of other"
+    )
 
 
 def test_members_on_other_nodes_are_not_accused() -> None:

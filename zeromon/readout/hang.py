@@ -24,8 +24,8 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
         waited = [rank.step for rank in run.ranks if rank.rank in hang.waiting]
         begin = f"hung at step {human_count(max(waited, default=0) + 1)}"
         return f"{begin} for {roughly(hang.seconds)}: {_blame_after(run, hang)}"
-    if HangKind(hang.kind).is_mismatch and hang.calls:
-        return _mismatch_text(run, hang)
+    if (cause := _cause_between(run, hang)) is not None:
+        return cause
     title = f"{hang.op} in {_short_group(hang)}"
     if hang.pause:
         return f"{title} waits: {hang.pause}"
@@ -36,6 +36,20 @@ def has_ended(run: RunSnapshot, hang: Hang) -> bool:
     """Whether the ranks that waited in *hang* have ended."""
     waited = [rank for rank in run.ranks if rank.rank in hang.waiting]
     return run.ended or (bool(waited) and not any(rank.alive for rank in waited))
+
+
+def _cause_between(run: RunSnapshot, hang: Hang) -> str | None:
+    """What the ranks did to each other, where no single one is missing: a mismatch or a deadlock."""
+    if HangKind(hang.kind).is_mismatch and hang.calls:
+        return _mismatch_text(run, hang)
+    circle = [one for one in run.hangs if one.kind == HangKind.DEADLOCK]
+    if hang.kind != HangKind.DEADLOCK or hang not in circle:
+        return None
+    waits = (
+        f"{numbered(one.waiting)} in {one.op} of {_short_group(one)}"
+        for one in circle[:MAX_LISTED_MEMBERS]
+    )
+    return f"{hang.kind}: {', '.join(waits)}"
 
 
 def _waiting(run: RunSnapshot, hang: Hang) -> str:
@@ -59,8 +73,8 @@ def _blame(run: RunSnapshot, hang: Hang) -> str:
 
 def _blame_after(run: RunSnapshot, hang: Hang) -> str:
     """What kept the ranks waiting until they ended."""
-    if HangKind(hang.kind).is_mismatch and hang.calls:
-        return _mismatch_text(run, hang)
+    if (cause := _cause_between(run, hang)) is not None:
+        return cause
     if hang.missing:
         place = _place(run, hang.missing[0]).removeprefix("at ")
         return f"{numbered(hang.missing)} never called {hang.op}{place and f' ({place})'}"
@@ -162,8 +176,9 @@ def _group(hang: Hang, *more: str) -> str:
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
     """What hangs, who waits, who is missing, what the missing ranks do, and on which node they are."""
-    state = f"hung for {roughly(hang.seconds)}" if has_ended(run, hang) else _state(hang)
-    parts = [f"{_collective(hang)} {state if hang.seconds else _state(hang)}: {hang.kind}"]
+    is_over = bool(hang.seconds) and has_ended(run, hang)
+    state = f"hung for {roughly(hang.seconds)}" if is_over else _state(hang)
+    parts = [f"{_collective(hang)} {state}: {hang.kind}"]
     if HangKind(hang.kind).is_mismatch and hang.calls:
         first = hang.calls[0].sequence
         since = f"since #{first}: " if 0 <= first < hang.sequence else ""
@@ -171,20 +186,22 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
     elif run.fleet is not None:
         parts.append(f"{human_count(run.fleet.waiting)} ranks are waiting")
     else:
-        parts.append(f"{_ranks(hang.waiting, run.node_of)} waiting")
+        waiting = _ranks(hang.waiting, run.node_of)
+        parts.append(f"{waiting} {'waited' if is_over else f'{_are(hang.waiting)} waiting'}")
     activity = _activity(run)
     parts += [
-        f"{_ranks((rank,), run.node_of).removesuffix(' is')} {NOT_CALLED}, it is "
-        f"{activity.get(rank, 'unknown')}"
+        f"{_ranks((rank,), run.node_of)} {'never called it' if is_over else NOT_CALLED}, it "
+        f"{'was' if is_over else 'is'} {activity.get(rank, 'unknown')}"
         for rank in hang.missing[:MAX_LISTED_MEMBERS]
     ]
     if len(hang.missing) > MAX_LISTED_MEMBERS:
         parts.append(f"nor have {len(hang.missing) - MAX_LISTED_MEMBERS} more")
     if hang.pause:
         parts.append(hang.pause)
-    parts += [_absence(run, rank, "is") for rank in hang.dead[:MAX_LISTED_MEMBERS]]
+    verb = "was" if is_over else "is"
+    parts += [_absence(run, rank, verb) for rank in hang.dead[:MAX_LISTED_MEMBERS]]
     if hang.elsewhere:
-        parts.append(f"{_ranks(hang.elsewhere, run.node_of)} not heard")
+        parts.append(f"{_ranks(hang.elsewhere, run.node_of)} {_are(hang.elsewhere)} not heard")
     return "; ".join([*parts, *_of_nccl(run.ras, hang)])
 
 
@@ -233,7 +250,7 @@ def _collective(hang: Hang) -> str:
 
 
 def _ranks(ranks: Sequence[int], node_of: Callable[[int], str]) -> str:
-    """``ranks 2, 3 on node-b are``; a rank of this node comes without the node's name."""
+    """``ranks 2, 3 on node-b``; a rank of this node comes without the node's name."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks[:_MAX_LISTED_RANKS]:
         by_node.setdefault(node_of(rank), []).append(rank)
@@ -241,4 +258,4 @@ def _ranks(ranks: Sequence[int], node_of: Callable[[int], str]) -> str:
         ", ".join(map(str, some)) + (f" on {node}" if node else "")
         for node, some in by_node.items()
     ) + (", ..." if len(ranks) > _MAX_LISTED_RANKS else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown} {'are' if len(ranks) > 1 else 'is'}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
