@@ -33,6 +33,7 @@ from zeromon.ring.events import (
     Issued,
     Op,
     Phase,
+    PhaseSpan,
     StepMark,
 )
 from zeromon.snapshot import CallHistory, DeathRole, HangKind, RunSnapshot
@@ -275,6 +276,20 @@ def test_it_is_not_waited_for_a_member_that_left() -> None:
     assert [hang.kind for hang in early.hangs] == [HangKind.LEFT_MEMBER]
     played = play([VOTE], [])
     assert judged(played, ("", ""), after_s=4).hangs == ()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_without_more_batches_is_named(moment: str) -> None:
+    played = play([BARRIER], TRAINS)
+    now = played.stuck_ns - MS
+    fold(played.states[0], PhaseSpan(now, Phase.DATA_WAIT, Flag.FAILED, now - MS))
+    snapshot = judged(played, **MOMENTS[moment])
+    assert "; rank 0 had no more batches after step 20" in hang_headline(
+        snapshot, snapshot.hangs[0]
+    )
+    fold(played.states[0], PhaseSpan(now + MS, Phase.DATA_WAIT, 0, now))  # a new epoch
+    again = judged(played, ("", ""))
+    assert "batches" not in hang_headline(again, again.hangs[0])
 
 
 def lost_peer(played: Played, number: int) -> None:

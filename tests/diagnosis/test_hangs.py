@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,21 @@ from builders import rank, run
 
 from zeromon.cli.doctor import as_text, stack_of
 from zeromon.diagnosis.engine import advise
+from zeromon.errors import RunNotFound
 from zeromon.readout.hang import hang_headline, hang_text
-from zeromon.readout.text import doing, group_text
-from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
+from zeromon.readout.text import doing, group_text, state_text
+from zeromon.snapshot import (
+    Finding,
+    GroupProgress,
+    Halt,
+    InFlight,
+    NodeView,
+    RankSnapshot,
+    Severity,
+)
+from zeromon.sources.live import find
+from zeromon.storage.run_store import Store
+from zeromon_dashboard.pages.ranks import _stragglers
 
 NOW = 100_000_000_000
 WORLD, OTHER = "world/0/0,1", "other/1/0,1"
@@ -219,3 +232,48 @@ def test_members_at_different_numbers_are_not_all_inside() -> None:
     gone_on = run(at(0, entry(), world=7), at(1, world=9), taken_ns=NOW)
     assert gone_on.hangs[0].kind == "mismatched numbers of calls"
     assert "rank 1 called an unknown collective #9" in hang_text(gone_on, gone_on.hangs[0])
+
+
+def test_a_suspended_rank_is_named_after_the_launcher_killed_it() -> None:
+    """Its agent was suspended with it, so its last event is old; it has not died before the others."""
+    ends = {"alive": False, "failed": True}
+    waits = at(0, entry(), world=7, ended="SIGTERM", last_event_ns=NOW, **ends)
+    halted = at(
+        1, ended="SIGKILL", halted=Halt.SUSPENDED, last_event_ns=NOW - 20_000_000_000, **ends
+    )
+    whole = run(waits, halted, ended=True, taken_ns=2 * NOW)
+    (hang,) = whole.hangs
+    assert hang_headline(whole, hang) == (
+        "hung at step 21 for 20 s: rank 1 never called all_reduce (suspended by a signal)"
+    )
+
+
+def test_a_rank_that_stands_still_is_not_called_running() -> None:
+    waits = at(0, entry(), world=7, stack=("/home/me/t.py:40 in main",))
+    away = at(1, stack=("/home/me/t.py:32 in main",), phase="other")
+    assert [state_text(one) for one in (waits, away)] == ["in all_reduce", "at t.py:32"]
+    shown = str(_stragglers(run(waits, away, taken_ns=NOW)))
+    assert "rank 1 has not called it (at t.py:32)" in shown and "No straggler" not in shown
+
+
+def test_an_ended_run_is_not_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No collector shows it any more; its record does."""
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    Store().save(run(rank(0), run="over-1", ended=True))
+    with pytest.raises(RunNotFound, match="over-1 has ended") as raised:
+        find("over-1")
+    assert raised.value.hint == "zeromon report over-1"
+    with pytest.raises(RunNotFound, match="no run matches other"):
+        find("other")
+
+
+def test_the_doctor_says_that_a_run_has_ended() -> None:
+    over = run(dead(0, 64), dead(1, 64), ended=True)
+    assert "  it has ended: zeromon report train-1\n" in as_text(over, (), {})
+
+
+def test_the_doctor_lists_what_slows_a_run() -> None:
+    slow = Finding(rule="straggler", code="ZM309", severity=Severity.WARNING, text="late", rank=1)
+    text = as_text(run(at(0), findings=(slow,)), (), {})
+    assert "no collective hangs\n ! rank 1: late\n" in text

@@ -215,3 +215,24 @@ def test_no_alert_for_a_collective_that_waits_for_a_checkpoint() -> None:
     assert not list(metric.rows(saves)(saves.ranks[0]))
     late = hung(stuck(1))
     assert list(metric.rows(late)(late.ranks[0]))
+
+
+@pytest.mark.parametrize("ended", ["SIGTERM", "killed without a final record (SIGKILL or a crash)"])
+def test_a_stall_holds_after_the_ranks_were_stopped(ended: str) -> None:
+    """By the rings alone: their heartbeats say how long the ranks stood still."""
+    last = round(41 * SECOND)
+    stopped = [
+        replace(stuck(n), alive=False, failed=True, ended=ended, last_event_ns=last) for n in (0, 1)
+    ]
+    finding = found(run(*stopped, ended=True, taken_ns=3600 * SECOND))
+    assert finding is not None and finding.severity is Severity.CRITICAL
+    assert finding.text.startswith("stalled at step 11 for 31 s: rank 0 was ")
+    assert "train.py:12 in oversleep" in finding.text
+
+
+def test_ranks_that_ended_by_themselves_were_not_stalled() -> None:
+    ends = {"alive": False, "last_event_ns": 41 * SECOND}
+    left = replace(stuck(), ended="finished", **ends)  # type: ignore[arg-type]
+    assert found(run(left, ended=True, taken_ns=3600 * SECOND)) is None
+    trained = replace(stuck(), ended="SIGTERM", failed=True, progress_ns=40 * SECOND, **ends)  # type: ignore[arg-type]
+    assert found(run(trained, ended=True, taken_ns=3600 * SECOND)) is None

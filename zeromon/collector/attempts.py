@@ -14,6 +14,7 @@ from zeromon.focus import death_roles
 from zeromon.fold.ledger import began_ns, ledger_rows, ledger_totals, lose
 from zeromon.fold.observed import Observed
 from zeromon.fold.summarize import summarize
+from zeromon.readout.deaths import exit_text
 from zeromon.snapshot import Attempt, Death, DeathRole
 from zeromon.snapshot.ledger import added
 
@@ -143,15 +144,20 @@ def _lost(before: int | None, steps: int, after: int | None) -> int | None:
 
 def _attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
     ends = [(follower, *follower.ending()) for follower in members]
-    failed = [
-        summarize(follower.state, Observed(alive=False, ended=ended, failed=True))
-        for follower, ended, has_failed in ends
-        if has_failed
+    ranks = [
+        summarize(follower.state, Observed(alive=False, ended=ended, failed=failed))
+        for follower, ended, failed in ends
     ]
-    roles = death_roles(failed)
+    roles = death_roles(ranks)
     deaths = [
-        Death(rank=one.rank, ended=one.ended, exception=one.exception, role=roles[one.rank])
-        for one in failed
+        Death(
+            rank=rank.rank,
+            ended=rank.ended if rank.failed else f"left ({exit_text(rank)})",
+            exception=rank.exception,
+            role=roles[rank.rank],
+        )
+        for rank in ranks
+        if rank.rank in roles
     ]
     return Attempt(
         number=number,

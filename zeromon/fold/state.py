@@ -379,6 +379,8 @@ class RankState:
     ledger: LedgerSums = field(default_factory=LedgerSums)
     scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
     batches: BatchTotals = field(default_factory=BatchTotals)
+    out_of_batches: bool = False
+    """Whether its DataLoader had no more when a batch was last asked for."""
     loading: Loading | None = None
     loading_read: LoadingRead | None = None
     setup_ns: list[int] = field(default_factory=_by_phase)

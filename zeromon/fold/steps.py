@@ -28,7 +28,9 @@ _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsec
 _ASYNC: Final = int(Flag.ASYNC)
 _IDLE: Final = int(Flag.IDLE)
 _OTHER: Final = Phase.OTHER  # a look-up in an enum takes as long as ten sums
+_FAILED: Final = int(Flag.FAILED)
 _BACKWARD: Final = Phase.BACKWARD
+_DATA_WAIT: Final = Phase.DATA_WAIT
 _CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
 
 
@@ -55,6 +57,8 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
     window.phase_ns[e.phase] += max(0, own)
     if e.activity is Activity.WRAP:  # what has a cause of its own is no part of the set-up
         state.activities[e.phase, e.activity, False].ns -= spent - max(0, own)
+    if e.phase is _DATA_WAIT:
+        state.out_of_batches = bool(e.flags & _FAILED)
     if e.phase is _BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts

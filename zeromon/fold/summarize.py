@@ -171,6 +171,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         first_batches=first_batches(state),
         batches=batch_row(state),
         loading=loading_row(state),
+        out_of_batches=state.out_of_batches,
         goal=goal_metadata(state.meta.get("goal")),
         settings=_settings(state),
         gathers=tuple(

@@ -150,6 +150,11 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     in_step = any(call.phase not in ("", "other") for call in calls)
     forward = [call.rank for call in calls if call.phase == "forward" and call.is_repeated]
     outside = [call.rank for call in calls if call.phase == "other"]
+    callers = [call.rank for call in calls]
+    over = [rank for rank in run.ranks if rank.rank in callers and rank.out_of_batches]
+    if over and len(over) < len(calls):
+        ended = f"after step {human_count(over[0].step)}"
+        return f"; {numbered([rank.rank for rank in over])} had no more batches {ended}"
     if forward and len(forward) < len(calls):
         return f"; {numbered(forward)} {_are(forward)} one forward ahead"
     if outside and in_step:

@@ -225,6 +225,8 @@ class RankSnapshot:
     """Those that the host knows."""
     loading: LoadingRow | None = None
     """What its DataLoaders made batches of; None where no batch was timed."""
+    out_of_batches: bool = False
+    """Whether its DataLoader had no more when a batch was last asked for."""
     batches: BatchRow | None = None
     """What its model was called with; None where nothing tells it."""
     goal: GoalMetadata = field(default_factory=GoalMetadata)

@@ -407,11 +407,11 @@ class Steps:
             self.evaluation.batch_requested(self._data_from, self.in_loop and not self.micro_steps)
             self._context.enter(Phase.DATA_WAIT)
 
-    def data_ends(self) -> None:
-        """Ends the data wait."""
+    def data_ends(self, flags: int = 0) -> None:
+        """Ends the data wait; *flags*: FAILED where no batch came."""
         if self._data_from:
             self._free_since = time.monotonic_ns()
-            self._span(Phase.DATA_WAIT, self._data_from, self._free_since)
+            self._span(Phase.DATA_WAIT, self._data_from, self._free_since, flags)
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
@@ -453,7 +453,7 @@ class Steps:
         self.data_begins()
 
     def _next_ends(self, _: None, batch: Any, iterator: Any) -> None:
-        self.data_ends()
+        self.data_ends(Flag.FAILED if batch is RAISED else 0)
         if batch is RAISED:
             self.goal.iterator_ended(iterator)
         else:

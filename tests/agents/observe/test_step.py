@@ -14,6 +14,7 @@ from zeromon_agents.observe.process_metadata import process_start_ns
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
+from zeromon_agents.runtime.patches import Patches
 
 PAUSE_S = 0.03
 
@@ -218,3 +219,17 @@ def test_a_closure_of_the_optimizer_is_one_micro_step(
     counted = [e for e in events if isinstance(e, PhaseSpan) and e.phase is Phase.BACKWARD
                and not e.flags & Flag.CONTINUED]  # fmt: skip
     assert len(counted) == 2
+
+
+def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]) -> None:
+    """The DataLoader of this rank has no more, while others may have."""
+    steps, reader = loop
+    patches = Patches()
+    steps.watch_data(torch.utils.data.dataloader, patches)
+    try:
+        batches = list(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))  # type: ignore[arg-type]
+    finally:
+        patches.restore()
+    spans = [e for r in reader.records() if isinstance(e := decode(r), PhaseSpan)]
+    asked = [bool(e.flags & Flag.FAILED) for e in spans if e.phase is Phase.DATA_WAIT]
+    assert (len(batches), asked) == (2, [False, False, True])

@@ -139,7 +139,7 @@ def _bubble(rank: RankSnapshot) -> Iterable[Row]:
 def _hangs(run: RunSnapshot) -> RankRows:
     found: dict[int, set[tuple[str, ...]]] = {}
     for hang in run.hangs:
-        if hang.pause:  # it is expected, and an alert asks for any series
+        if hang.pause or run.ended:  # expected, or over; an alert asks for any series
             continue
         for role in ("waiting", "missing", "dead"):
             for rank in getattr(hang, role):
