@@ -436,10 +436,8 @@ def train_trainer() -> None:
 def join() -> None:
     """Joins the process group, or fails to."""
     if FAULT.kind == "restart_fails" and ATTEMPT and FAULT.is_here:
-        nobody = "tcp://127.0.0.1:9"
-        dist.init_process_group(
-            "gloo", init_method=nobody, rank=1, world_size=WORLD, timeout=timedelta(seconds=3)
-        )
+        os.environ.update(MASTER_PORT="9", TORCHELASTIC_USE_AGENT_STORE="False")  # nobody is there
+        dist.init_process_group("gloo", timeout=timedelta(seconds=3))
     elif OPTIONS.strategy.startswith("zero") and OPTIONS.strategy != "zero1":
         import deepspeed
 
