@@ -85,7 +85,7 @@ _SLOW_OR_WELL = r"^(healthy|slow|starting|finished)\b"
 EXPECTED = {
     "late_forward": Expected(_LATE),
     "late_backward": Expected(_LATE),
-    "late_between": Expected(_LATE),
+    "late_between": Expected(rf"{_LATE}|own code.* at drawn\.py:\d+"),
     "late_loader": Expected(_LATE),
     "hiccup": Expected(
         r"every \d+ steps|hiccup|paus|slow steps?|\d+ of (the )?(last )?\d+ steps", deadline=14
