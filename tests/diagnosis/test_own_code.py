@@ -106,6 +106,7 @@ def test_an_idle_device_is_told_once() -> None:
     ("lines", "line"),
     [
         ((), ""),
+        ((CodeLine(place="train.py:5 in log", ratio=1.0, communicates=True),), ""),
         (LOGS[1:2], "train.py:90"),
         ((CodeLine(place="transformers/trainer.py:7 in log", ratio=1.0),),
          "transformers/trainer.py:7 in log"),

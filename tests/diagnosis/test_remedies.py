@@ -20,6 +20,7 @@ from evidence import (
     found,
     one,
     pausing,
+    row,
     units,
 )
 
@@ -28,6 +29,7 @@ from zeromon.report.render import render
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
+    CodeLine,
     Finding,
     HostMemory,
     LoadingRow,
@@ -249,3 +251,59 @@ def test_a_report_shows_the_memory_of_workers_beside_that_of_their_rank() -> Non
     text = render(run(one(workers=GROWING)))
     assert "workers" in text and "4 x 307.0 MiB" in text
     assert "workers" not in render(run(one()))
+
+
+# ---- collectives of the script ----------------------------------------------------------------------
+
+
+def logging_rank(calls: float = 24.0, nbytes: float = 96.0, **facts: Any) -> RankSnapshot:
+    """Steps of 200 ms, 20 ms of them in all-reduces that the script issues itself."""
+    own = row("all_reduce", unit="", phase="other", calls=calls, nbytes=nbytes, exposed_seconds=0.02,
+              seconds=0.02)  # fmt: skip
+    lines = (
+        CodeLine(place="train.py:80 in main", ratio=0.6),
+        CodeLine(place="/home/me/train.py:12 in log", ratio=0.3, communicates=True),
+    )
+    return one(own, own_code=lines, **facts)
+
+
+def test_many_scalars_that_the_script_averages_are_stacked() -> None:
+    finding = found(logging_rank(), "tiny_collectives")
+    assert finding is not None and finding.remedy is not None
+    assert finding.text == (
+        "the script itself issues 24 all_reduces per step, of 4 B each, mostly at train.py:12 in log: "
+        "10.0 % of a step waits for them"
+    )
+    assert "torch.stack(values)" in finding.remedy.diff
+    assert finding.remedy.gain_high_seconds == pytest.approx(1.3 * 0.02 * 23 / 24)
+
+
+@pytest.mark.parametrize(
+    ("facts", "diff"),
+    [
+        ({"strategy": "unknown"}, "DistributedDataParallel(model)"),
+        ({"strategy": "fsdp2"}, "torch.stack"),
+        ({"strategy": "unknown", "process": {"params_bytes": 100 * MIB}}, "torch.stack"),
+        ({"strategy": "unknown", "process": {}}, "torch.stack"),
+    ],
+)
+def test_gradients_that_the_script_averages_are_given_to_ddp(
+    facts: dict[str, Any], diff: str
+) -> None:
+    """96 all-reduces of the 6 MiB of a model, as courses write it."""
+    base: Any = {"process": {"params_bytes": 6 * MIB}}
+    finding = found(logging_rank(96.0, 6.0 * MIB, **(base | facts)), "tiny_collectives")
+    assert finding is not None and finding.remedy is not None
+    assert diff in finding.remedy.diff
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        logging_rank(calls=3.0),
+        logging_rank(nbytes=24.0 * 64 * MIB),
+        one(*units("all_reduce", "backward", 40)),
+    ],
+)
+def test_few_or_large_calls_and_those_of_units_are_not_stacked(rank: RankSnapshot) -> None:
+    assert not [diff for diff in remedies(rank, "tiny_collectives") if "stack" in diff]

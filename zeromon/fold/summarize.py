@@ -408,12 +408,14 @@ def _stack(state: RankState) -> tuple[str, ...]:
 def _own_code(state: RankState) -> tuple[CodeLine, ...]:
     facts = _facts_of(state, "own_code")
     looks, lines = facts.get("looks"), facts.get("lines")
-    if not isinstance(looks, int) or looks < 1 or not isinstance(lines, dict):
+    if not isinstance(looks, int) or looks < 1 or not isinstance(lines, list):
         return ()
     return tuple(
-        CodeLine(place=place[:_LONGEST_FRAME], ratio=count / looks)
-        for place, count in lines.items()
-        if isinstance(count, int)
+        CodeLine(
+            place=str(line[0])[:_LONGEST_FRAME], communicates=line[1] is True, ratio=line[2] / looks
+        )
+        for line in lines
+        if isinstance(line, list) and len(line) == 3 and isinstance(line[2], int)
     )
 
 

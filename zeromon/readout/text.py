@@ -279,10 +279,13 @@ def script_frame(stack: Sequence[str]) -> str:
     return (own or list(stack))[-1]
 
 
-def busiest_line(rank: RankSnapshot) -> str:
-    """``train.py:111 in log_metrics``: the line of the function in most samples; "" if unknown."""
+def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:
+    """``train.py:111 in log_metrics``: the line of the function in most samples; "" if unknown.
+
+    *communicates*: of those samples in which it waits for other ranks; else of the others.
+    """
     functions: dict[tuple[str, str], list[CodeLine]] = {}
-    for seen in rank.own_code:
+    for seen in (one for one in rank.own_code if one.communicates is communicates):
         file, _, function = seen.place.rpartition(":")
         functions.setdefault((file, function.partition(" ")[2]), []).append(seen)
     samples = max(functions.values(), key=lambda rows: sum(row.ratio for row in rows), default=[])

@@ -56,6 +56,8 @@ class CodeLine:
     """``train.py:111 in log_metrics``."""
     ratio: float
     """The share of the samples of the thread's stack that show it."""
+    communicates: bool = False
+    """It waits there in a function of torch.distributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import INSTALLED
@@ -31,6 +31,14 @@ _MOST_RECORDS = 24
 _RECORD_SECONDS = 10.0
 
 
+class Line(NamedTuple):
+    """A line that the training thread was at."""
+
+    place: str
+    communicates: bool
+    """It waited there in a function of torch.distributed."""
+
+
 class OwnCode:
     """Counts lines on the heartbeat's thread. *record_seconds* is a parameter for tests."""
 
@@ -39,11 +47,12 @@ class OwnCode:
         self._record_seconds = record_seconds
         self._loop: frozenset[CodeType] = frozenset()
         """The functions that the optimizer's step was called from."""
-        self._counts: Counter[str] = Counter()
-        self._of_step: list[str] = []
+        self._counts: Counter[Line] = Counter()
+        self._of_step: list[Line] = []
         """Lines seen in the step under way, which may be none: the script may have left its loop."""
         self._step = 0
-        self._sent, self._sent_total = "", 0
+        self._sent: Line | None = None
+        self._sent_total = 0
         self._records, self._next_record = 0, 0.0
 
     def remember_loop(self) -> None:
@@ -62,33 +71,33 @@ class OwnCode:
             self._count(self._line(sys._current_frames().get(context.thread)))
         self._send()
 
-    def _count(self, line: str) -> None:
+    def _count(self, line: Line | None) -> None:
         if self._context.step != self._step:
             self._counts.update(self._of_step)
             self._step, self._of_step = self._context.step, []
-        if line and self._context.phase == Phase.OTHER:
+        if line is not None and self._context.phase == Phase.OTHER:
             self._of_step.append(line)
             del self._of_step[:-_MOST_LOOKS]
 
-    def _line(self, innermost: FrameType | None) -> str:
-        """Returns the innermost line of the script below the training loop; "" where that is unknown.
+    def _line(self, innermost: FrameType | None) -> Line | None:
+        """Returns the innermost line of the script below the training loop; None where that is unknown.
 
         Where the loop is a library's, such as a trainer's, and calls nothing of the script, that of the
-        library. A wait for other ranks is no line of the script: it is communication.
+        library.
         """
-        library = None
+        library, communicates = None, False
         for frame in _outwards(innermost):
             code = frame.f_code
-            if "/torch/distributed/" in code.co_filename:
-                return ""
+            communicates = communicates or "/torch/distributed/" in code.co_filename
             in_loop = code in self._loop
             if not any(part in code.co_filename for part in INSTALLED):
-                return _place(frame) if in_loop or self._is_below_loop(frame) else ""
+                is_own = in_loop or self._is_below_loop(frame)
+                return Line(_place(frame), communicates) if is_own else None
             if library is None and (in_loop or _is_package(code)):
                 library = frame
             if in_loop:
-                return _place(library or frame)
-        return ""
+                return Line(_place(library or frame), communicates)
+        return None
 
     def _is_below_loop(self, frame: FrameType) -> bool:
         return any(outer.f_code in self._loop for outer in _outwards(frame))
@@ -104,7 +113,8 @@ class OwnCode:
         if most[0][0] != self._sent or total >= 2 * self._sent_total:
             self._sent, self._sent_total = most[0][0], total
             self._records, self._next_record = self._records + 1, now + self._record_seconds
-            self._context.add_metadata(own_code={"looks": total, "lines": dict(most)})
+            lines = [[*line, count] for line, count in most]
+            self._context.add_metadata(own_code={"looks": total, "lines": lines})
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

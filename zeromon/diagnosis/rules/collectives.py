@@ -5,11 +5,20 @@ from typing import NamedTuple
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import MIB, Gain, bucket_cap_mb, exposed, raised, worst
+from zeromon.diagnosis.rules.common import (
+    MIB,
+    Gain,
+    bucket_cap_mb,
+    exposed,
+    raised,
+    share_of_step,
+    worst,
+)
 from zeromon.fold.communication import TINY_BYTES, tiny
 from zeromon.levels import EXPOSED, Level
+from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
-from zeromon.ring.strategy import Framework
+from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import (
     CollectiveStatsRow,
     ConfigFormat,
@@ -36,6 +45,9 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     rank = worst(run)
     if rank is None or not rank.exposed_ratio:
         return
+    if (of_script := _of_script(rank)) is not None:
+        yield of_script
+        return
     calls, nbytes, seconds, many = tiny(rank.traffic)
     waits = seconds * rank.exposed_ratio
     dear = (
@@ -60,6 +72,44 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
         rank.rank,
         None if fixed else _fewer(rank, moving),
         waits=Waits(waits, _NOTICEABLE),
+    )
+
+
+_STACKED = (
+    "- for value in values:\n-     dist.all_reduce(value)\n"
+    "+ stacked = torch.stack(values)  # of gradients: one flat buffer\n+ dist.all_reduce(stacked)"
+)
+_WRAPPED = (
+    "- dist.all_reduce(p.grad)  # of each parameter\n+ model = DistributedDataParallel(model)"
+)
+
+
+def _of_script(rank: RankSnapshot) -> Match | None:
+    """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
+    own = [row for row in rank.traffic if row.op == "all_reduce" and not row.unit]
+    calls, waits, nbytes = _calls(own), exposed(own), sum(row.nbytes for row in own)
+    share = share_of_step(rank, waits)
+    if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
+        return None
+    line = busiest_line(rank, communicates=True)
+    averages = (
+        rank.sharding_strategy == Strategy() and 0 < rank.process.get("params_bytes", 0) <= nbytes
+    )
+    return Match(
+        f"the script itself issues {human_count(calls)} all_reduces per step, of "
+        f"{human_bytes(nbytes / calls)} each{f', mostly at {line}' if line else ''}: "
+        f"{human_ratio(share)} of a step waits for them",
+        rank.rank,
+        Remedy(
+            cause="each collective costs its latency, however small it is"
+            + ", and none runs beside backward" * averages,
+            dialect=ConfigFormat.PYTHON,
+            diff=_WRAPPED if averages else _STACKED,
+            **_MERGED.seconds(waits * (1 - 1 / calls)),
+            price="buckets of gradients beside the gradients" if averages else "none",
+            takes=Pool.DEVICE if averages else None,
+        ),
+        waits=Waits(share, _NOTICEABLE),
     )
 
 
