@@ -209,6 +209,8 @@ def _case(
     if strategy == "trainer" and loading == "none":
         loading = "loader"  # a Trainer always has a DataLoader
     accumulation = source.choice(kind.accumulations)
+    if strategy == "ddp_static":
+        accumulation = 1  # torch refuses no_sync() there
     latest = 40 if accumulation > 1 or strategy not in _DDP else 60
     is_early = kind.can_be_early and source.random() < EARLY_SHARE
     return Case(

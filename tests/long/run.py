@@ -66,7 +66,7 @@ _PROGRAMS = {
 
 
 class NotPossible(Exception):
-    """The machine cannot run the case; the text says why."""
+    """The case cannot be run here, or did not come to its fault; the text says why."""
 
 
 class Running:
@@ -231,6 +231,8 @@ def run_case(case: Case, port: int, *, keep: Path | None = None) -> dict[str, An
         with memory_limit(case) as wrapped, other_programs(case.load):
             code = running.watch(wrapped)
             after = running.report()
+        if running.fault_time() is None:
+            raise NotPossible(f"its fault never came: {running.output.read_text()[-1500:]}")
         running.leave_only_the_store()
         later = running.report()
         return with_marks(_said(running, started, code, after, later))

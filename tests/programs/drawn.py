@@ -330,9 +330,9 @@ def parallel(model: nn.Module) -> Any:
         gradient_as_bucket_view=is_static,
     )
     if OPTIONS.strategy == "ddp_hook":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-        wrapped.register_comm_hook(None, bf16_compress_hook)
+        wrapped.register_comm_hook(None, fp16_compress_hook)
     return wrapped
 
 
