@@ -163,7 +163,12 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "detached": (
         run(rank(0, ended=DETACHED)), Health.NOT_WATCHED, "is not known",
     ),
-    "unknown": (run(), Health.UNKNOWN, "no rank has reported yet"),
+    "no rank yet": (run(), Health.STARTING, "no rank has reported after 30.00 s"),
+    "restarting": (
+        run(rank(0, alive=False, failed=True, ended="exit code 17"), restarting=2),
+        Health.RESTARTING, "attempt 2",
+    ),
+    "unknown": (run(ended=True, note="no rank ever reported"), Health.UNKNOWN, "no rank ever"),
     "wrong results": (
         _two(findings=(_found("ZM411", "same_batches", Severity.WARNING, "the same batches"),)),
         Health.AT_RISK, "the same batches",

@@ -18,6 +18,7 @@ from zeromon.probes.process import start_ticks
 
 PROC = Path("/proc")
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LAUNCHED = _RANK[:3]
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _DATA_WORKER = "pt_data_worker"
@@ -91,6 +92,18 @@ def ranks_of(pid: int, table: Mapping[int, Process]) -> list[Process]:
         step = start.environment.get("SLURM_JOB_ID")
         found = [p for p in all_ranks(table) if step and p.environment.get("SLURM_JOB_ID") == step]
     return found or _spawned(pid, below) or [start]
+
+
+def ranks_to_be(pid: int, table: Mapping[int, Process]) -> list[Process]:
+    """The ranks below a launcher, also those that have not loaded torch yet; by rank number.
+
+    Without numbers of a launcher: what it spawned, else what has loaded torch. A batch script's number
+    of Slurm is that of the script.
+    """
+    below = descendants(pid, table) if pid in table else []
+    numbered = (p for p in below if p.pid != pid and _number(p.environment, _LAUNCHED) is not None)
+    has_torch = (p for p in below if p.has_torch)
+    return _topmost(numbered, table) or _spawned(pid, below) or _topmost(has_torch, table)
 
 
 def siblings(pid: int, table: Mapping[int, Process]) -> list[Process]:

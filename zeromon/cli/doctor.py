@@ -13,22 +13,21 @@ code 1 when a finding is critical or a problem of this machine affects runs, els
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from zeromon.cli.machine import Fact, py_spy, survey
+from zeromon.cli.machine import Fact, survey
 from zeromon.cli.options import flag
 from zeromon.cli.terminal import show, working
+from zeromon.probes.stacks import stack_of
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, run_state, stall_finding
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource, find, node_runs, only
 from zeromon.units import human_seconds
 
-_PATIENCE_SECONDS = 10.0
 _MOST_STACKS = 8
 _MAX_WARNINGS = 3
 _AT_ONCE = 4
@@ -94,6 +93,9 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
         suspects = [] if options.no_stacks else _suspects(found, run)
         told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
         stacks = {rank: told[rank] or stack_of(pid) for rank, pid in suspects}
+        if not options.no_stacks and not run.ranks:
+            starting = run.starting[:_MOST_STACKS]
+            stacks = {one.rank or 0: stack_of(one.pid) for one in starting}
     if options.json:
         content = {"run": run.run, "hangs": found, "stacks": stacks}
         sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
@@ -117,26 +119,6 @@ def _suspects(found: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]
         wanted.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.stack))
     pids = {rank.rank: rank.pid for rank in run.ranks if rank.alive}
     return [(rank, pids[rank]) for rank in wanted if rank in pids][:_MOST_STACKS]
-
-
-def stack_of(pid: int) -> str:
-    """The Python stacks of a process, or why they are unavailable."""
-    spy = py_spy()
-    if spy is None:
-        return "py-spy is not installed: pip install py-spy"
-    try:
-        done = subprocess.run(
-            [spy, "dump", "--pid", str(pid)],
-            capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"py-spy did not answer in {_PATIENCE_SECONDS:.0f} s"
-    except OSError as error:
-        return f"py-spy cannot be started: {error.strerror}"
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"py-spy: {reason} (same user, or CAP_SYS_PTRACE, is needed)"
-    return done.stdout.strip()
 
 
 def _node_line(node: NodeView) -> str:
@@ -163,13 +145,18 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
     where = {rank.rank: doing(rank) for rank in run.ranks}
     lines += [f"!! {finding_text(finding)}" for finding in _severe(run)]
     lines += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in found]
-    if not found and not run.ended and stall_finding(run) is None:
+    if run.ranks and not found and not run.ended and stall_finding(run) is None:
         warnings = [f for f in run.findings if f.severity is Severity.WARNING][:_MAX_WARNINGS]
         lines += ["no collective hangs", *(f" ! {finding_text(finding)}" for finding in warnings)]
     if run.nodes:
         lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     lines += [f"  {run.nodes_note}"] if run.nodes_note else []
-    lines += ["", "What each rank does"] if run.ranks else []
+    lines += ["", "What each rank does"] if run.ranks or run.starting else []
+    lines += [
+        f"  rank {'n/a' if one.rank is None else one.rank} (pid {one.pid}): has not reported yet"
+        + (f", at {one.at}" if one.at else "")
+        for one in run.starting[:64]
+    ]
     lines += [
         f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else rank.ended}"
         for rank in run.ranks[:64]

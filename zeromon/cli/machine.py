@@ -28,6 +28,7 @@ from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.installation import own_folders, training_python
 from zeromon.probes.network import network_peak
+from zeromon.probes.stacks import py_spy
 from zeromon.readout.text import lock_text, removal_of
 from zeromon.ring import paths
 from zeromon.ring.buffer import ring_size
@@ -145,11 +146,6 @@ def ask_torch(python: str) -> dict[str, Any]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
     return answer if isinstance(answer, dict) else {}
-
-
-def py_spy() -> str | None:
-    """The path of py-spy: on PATH, or beside the Python that runs zeromon."""
-    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 def frameworks() -> list[Fact]:

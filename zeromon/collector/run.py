@@ -13,6 +13,7 @@ from typing import Any
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
 from zeromon.collector.host_limits import LinkPeaks, Risks
+from zeromon.collector.launched import Launched
 from zeromon.collector.nccl import Nccl
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
@@ -118,8 +119,10 @@ class RunFollower:
         self._seen_ns = 0
         """When a rank or the launcher was last seen alive, CLOCK_MONOTONIC."""
         self._ended_ns = 0
+        self._launched: Launched | None = None
         if self._launcher is not None:
             self._launcher.note_end()
+            self._launched = Launched(self._launcher.pid)
         self._clock_ns = _clock_of(self.info)
         self._tasks = tasks.TaskWatch(folder)
         expected = self.info.get("tasks")
@@ -134,8 +137,11 @@ class RunFollower:
                 self._follow(path)
         for follower in self.ranks.values():
             follower.poll()
+        now, waits = time.monotonic_ns(), True
         if any(follower.alive for follower in self.ranks.values()):
-            self._seen_ns = time.monotonic_ns()
+            self._seen_ns, waits = now, False
+        if self._launched is not None and (waits or self._launched.is_waiting) and not self.ended:
+            self._launched.look({follower.state.pid for follower in self.ranks.values()}, now)
         if not self.ended and self._is_over():
             self.ended = True
             self._ended_ns = self._end_ns()
@@ -287,8 +293,10 @@ class RunFollower:
             revision=self._revision.of(
                 next((f for r in ranks if (f := r.process.get("folder"))), "")
             ),
-            attempt=max(attempts.numbers(by_attempt), default=1),
+            attempt=next(reversed(attempts.numbers(by_attempt)), 1),
         )
+        if self._launched is not None:
+            run = self._launched.with_processes(run, attempts.numbers(by_attempt), self._clock_ns)
         judge_silences(followers, run)
         findings = with_results(advise(run), run.trials)
         return replace(run, findings=self._findings.shown(run, findings))

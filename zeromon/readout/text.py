@@ -15,6 +15,7 @@ from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.readout.deaths import end_text
+from zeromon.readout.starting import starting_text, unreported_text
 from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import (
@@ -48,12 +49,18 @@ def commit_text(revision: str) -> str:
 
 def run_state(run: RunSnapshot) -> str:
     """One sentence: how the run is, or how it ended; after a restart with the number of the attempt."""
-    return f"{_state(run)}, attempt {run.attempt}" if run.attempt > 1 else _state(run)
+    if run.restarting:
+        return f"restarting, attempt {run.restarting}"
+    if not run.ranks:
+        return starting_text(run)
+    text = f"{_state(run)}, attempt {run.attempt}" if run.last_attempt > 1 else _state(run)
+    jobs = 1 + sum(one.finished for one in run.attempts)
+    unreported = unreported_text([one for one in run.attempts if one.number > run.attempt])
+    parts = [text, unreported, f"job {jobs} of this run" if jobs > 1 else ""]
+    return "; ".join(filter(None, parts))
 
 
 def _state(run: RunSnapshot) -> str:
-    if not run.ranks:
-        return run.note or "no rank has reported yet"
     steps = max(rank.step for rank in run.ranks)
     first = first_failed(run.ranks, run.hangs)
     if first is not None:

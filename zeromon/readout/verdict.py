@@ -10,6 +10,7 @@ from zeromon.levels import Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.risk import risk_headline
+from zeromon.readout.starting import restarting_text, starting_text
 from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
@@ -41,6 +42,8 @@ class Health(TextEnum):
     FINISHED = "finished"
     STARTING = "starting"
     """No step has ended yet."""
+    RESTARTING = "restarting"
+    """The launcher starts the ranks again, and none has reported yet."""
     NOT_WATCHED = "not watched"
     UNKNOWN = "unknown"
 
@@ -54,6 +57,7 @@ _SEVERITIES = {
     Health.HEALTHY: None,
     Health.SLOW: Severity.WARNING,
     Health.AT_RISK: Severity.WARNING,
+    Health.RESTARTING: Severity.WARNING,
     Health.STALLED: Severity.CRITICAL,
     Health.DYING: Severity.CRITICAL,
     Health.DEAD: Severity.CRITICAL,
@@ -105,8 +109,11 @@ def beside(health: Health, run: RunSnapshot) -> str:
 
 def verdict(run: RunSnapshot) -> Verdict:
     """How *run* is, by what threatens it most; how an ended one was, by what threatened it last."""
+    if run.restarting:
+        return _plain(Health.RESTARTING, restarting_text(run))
     if not run.ranks:
-        return _plain(Health.UNKNOWN, run.note or "no rank has reported yet")
+        ended = Health.DEAD if run.attempts else Health.UNKNOWN
+        return _plain(ended if run.ended else Health.STARTING, starting_text(run))
     if has_died(run):
         alive = not run.ended and any(rank.alive for rank in run.ranks)
         return _plain(Health.DYING if alive else Health.DEAD, _death(run))

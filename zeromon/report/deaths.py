@@ -1,5 +1,6 @@
 """How ranks ended, and what their memory was before that, as text. Pure."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from zeromon.focus import has_left, roles_of
@@ -13,6 +14,7 @@ from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
+    Attempt,
     DeathRole,
     Pool,
     RankSnapshot,
@@ -50,35 +52,51 @@ def deaths(run: RunSnapshot) -> str:
 
 
 def attempts(run: RunSnapshot) -> str:
-    """The earlier attempts of a run whose launcher started its ranks again; "" without any."""
-    if run.attempt == 1:
-        return ""
+    """The other attempts of a run whose ranks were started again, and its earlier jobs; or ""."""
+    failed = [one for one in run.attempts if not one.finished]
+    jobs = [one for one in run.attempts if one.finished]
+    blocks = [_jobs(jobs)] if jobs else []
+    if run.last_attempt > 1:
+        blocks.append(_attempts(run, failed))
+    return "\n\n".join(blocks)
+
+
+def _lasted(one: Attempt) -> str:
+    return human_seconds(max(0.0, one.ended_wall - one.started_wall))
+
+
+def _jobs(jobs: Sequence[Attempt]) -> str:
+    rows = [(str(n), _lasted(one), human_count(one.steps)) for n, one in enumerate(jobs, 1)]
+    return "Earlier jobs of this run\n" + table(("job", "lasted", "steps"), rows)
+
+
+def _attempts(run: RunSnapshot, failed: Sequence[Attempt]) -> str:
     rows = [
         (
             str(attempt.number),
-            human_seconds(max(0.0, attempt.ended_wall - attempt.started_wall)),
+            _lasted(attempt),
             human_count(attempt.steps),
             "n/a" if attempt.resumed_step is None else human_count(attempt.resumed_step),
             "n/a" if attempt.lost_steps is None else human_count(attempt.lost_steps),
         )
-        for attempt in run.attempts
+        for attempt in failed
     ]
     lines = (
         [table(("attempt", "lasted", "steps", "resumed at", "steps lost"), rows)] if rows else []
     )
-    if any(attempt.lost_steps is None for attempt in run.attempts):
+    if any(attempt.lost_steps is None for attempt in failed):
         lines.append("  n/a: the optimizer keeps no count of its steps that the agent can read")
-    for attempt in run.attempts:
+    for attempt in failed:
         culprits = [death for death in attempt.deaths if death.role is DeathRole.CULPRIT]
         told = [death_text(death) for death in (culprits or attempt.deaths)[:_MOST_DEATHS]]
         why = "; ".join(told) or "no rank is known to have failed"
         lines.append(f"  attempt {attempt.number} ended: {why}")
-    seen = sorted(attempt.number for attempt in run.attempts if 0 < attempt.number < run.attempt)
-    for before, after in pairwise((0, *seen, run.attempt)):
+    seen = sorted({run.attempt, *(attempt.number for attempt in failed)})
+    for before, after in pairwise((0, *seen, max(run.restarting, seen[-1]))):
         if after - before > 1:
             unseen = f"{before + 1} to {after - 1}" if after - before > 2 else f"{after - 1}"
             lines.append(f"  attempt {unseen} ended before a rank reported")
-    return "\n".join(("Earlier attempts", *lines))
+    return "\n".join(("Other attempts", *lines))
 
 
 _MOST_DEATHS = 3

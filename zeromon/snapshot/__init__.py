@@ -4,7 +4,7 @@ Made by :mod:`zeromon.fold` from events. Nothing in this package changes state o
 are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
-from zeromon.snapshot.attempt import Attempt, Death, DeathRole
+from zeromon.snapshot.attempt import Attempt, Death, DeathRole, RankProcess
 from zeromon.snapshot.capture import Capture, CaptureState, RankCapture, TraceCheck
 from zeromon.snapshot.cluster import Fleet, FleetNode, Health, NodeView, RemoteRank, Spread
 from zeromon.snapshot.communication import (

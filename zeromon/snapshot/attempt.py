@@ -30,6 +30,18 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """A process of a rank that has not reported yet."""
+
+    pid: int
+    rank: int | None
+    """By its launcher; None where that gives no number."""
+    attempt: int
+    at: str = ""
+    """``train.py:21 in main``: where its Python stands; "" where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """All ranks from one start of the launcher to the next."""
 
@@ -39,7 +51,7 @@ class Attempt:
     """Seconds since the epoch, as is the next."""
     ended_wall: float
     steps: int
-    """Steps that ended in it."""
+    """Steps that ended in it; 0 also where no rank reported."""
     resumed_step: int | None
     """Steps that its optimizers had taken when it began; None where they do not count them."""
     lost_steps: int | None

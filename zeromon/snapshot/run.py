@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeromon.snapshot.attempt import Attempt
+from zeromon.snapshot.attempt import Attempt, RankProcess
 from zeromon.snapshot.capture import Capture
 from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
 from zeromon.snapshot.communication import Hang, Straggler
@@ -52,7 +52,11 @@ class RunSnapshot:
     """Why ranks of other nodes are not seen, "" where they are."""
 
     attempts: tuple[Attempt, ...] = ()
-    """Earlier attempts whose ranks reported; after each the launcher started the ranks again."""
+    """The other attempts and jobs, in order; those after this one ended before a rank reported."""
+    starting: tuple[RankProcess, ...] = ()
+    """The processes of ranks that have not reported yet."""
+    restarting: int = 0
+    """The number of the attempt that the launcher starts, while no rank of it has reported; 0: none."""
     job: str = ""
     """What it has in common with the other runs of its job: a name, or a scheduler's id."""
     planned_steps: int = 0
@@ -64,7 +68,13 @@ class RunSnapshot:
     energy: Energy | None = None
     """What this node has used; None where it is not known."""
     attempt: int = 1
-    """The number of this one, as the launcher counts."""
+    """The number of that of :attr:`ranks`, as the launcher counts."""
+
+    @property
+    def last_attempt(self) -> int:
+        """The number of the newest attempt, whether its ranks have reported or not."""
+        failed = (one.number for one in self.attempts if not one.finished)
+        return max(self.attempt, self.restarting, *failed)
 
     @property
     def detached(self) -> bool:

@@ -67,7 +67,7 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
         lost = "n/a" if None in known else human_count(sum(filter(None, known)))
         why = death_text(last.deaths[0]) if last.deaths else "no rank is known to have failed"
         yield Match(
-            f"attempt {run.attempt}; attempt {last.number} ended after"
+            f"attempt {run.last_attempt}; attempt {last.number} ended after"
             f" {human_count(last.steps)} steps: {why}; steps lost in all: {lost}"
         )
 
