@@ -55,11 +55,12 @@ class Launched:
 
     def look(self, reported: Collection[int], now_ns: int) -> None:
         """Finds new processes; forgets those of *reported*, by pid."""
-        for process in ranks_to_be(self._pid, processes()):
-            if process.pid not in self._waiting and process.pid not in reported:
+        found = {process.pid: process for process in ranks_to_be(self._pid, processes())}
+        for pid, process in found.items():
+            if pid not in self._waiting and pid not in reported:
                 self._add(process, now_ns)
         for pid, one in list(self._waiting.items()):
-            if pid in reported:
+            if pid in reported or (one.rank is None and pid not in found):  # not a rank after all
                 del self._waiting[pid]
             elif not one.died_ns and not one.watch.alive():
                 one.died_ns = now_ns

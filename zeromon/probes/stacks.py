@@ -42,6 +42,6 @@ def main_frames(pid: int) -> tuple[str, ...]:
 
     The process is not stopped meanwhile. () where the stack cannot be read.
     """
-    _, found, text = stack_of(pid, "--nonblocking").partition('"MainThread"')
+    _, found, text = stack_of(pid, "--nonblocking", "--full-filenames").partition('"MainThread"')
     frames = _FRAME.findall(text.partition("\nThread ")[0]) if found else []
     return tuple(f"{file}:{line} in {function}" for function, file, line in reversed(frames))
