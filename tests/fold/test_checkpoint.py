@@ -37,14 +37,15 @@ from zeromon.ring.events import (
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import Store
 
-BEGAN_NS = time.monotonic_ns()
-"""No rank is silent: its events are of now."""
 CAPACITY = 1 << 10
 CALLS = 20
 
 
 class Rank:
     """Writes steps of 20 collectives to a small ring."""
+
+    began_ns = 0
+    """When the test began: no rank is silent."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.ring = RingWriter(
@@ -58,7 +59,7 @@ class Rank:
     def write(self, steps: int) -> None:
         for _ in range(steps):
             self.steps += 1
-            start = BEGAN_NS + self.steps * 100 * MS
+            start = self.began_ns + self.steps * 100 * MS
             for n in range(CALLS):
                 self.sequence += 1
                 at, begin = place(self.group, self.unit), start + n * MS
@@ -73,6 +74,7 @@ class Rank:
 
 @pytest.fixture
 def node(tmp_path: Path) -> tuple[Path, list[Rank]]:
+    Rank.began_ns = time.monotonic_ns()
     folder = tmp_path / "rings" / "train"
     folder.mkdir(parents=True, mode=0o700)
     (folder / "run.json").write_text('{"started": 1000.0}')

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon.attach.rank_processes import Process, processes, ranks_to_be
+from zeromon.collector.rank import SETTLING_POLLS
 from zeromon.focus import roles_of
 from zeromon.probes.process import ProcessWatch, describe_status
 from zeromon.probes.stacks import main_frames
@@ -30,7 +31,14 @@ class _Waiting:
     attempt: int
     began_ns: int
     died_ns: int = 0
+    dead_looks: int = 0
     at: str = ""
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether it has ended and nothing more about its end can become known."""
+        known = self.watch.status() is not None or self.dead_looks >= SETTLING_POLLS
+        return bool(self.died_ns) and known
 
     @property
     def ended(self) -> str:
@@ -53,6 +61,11 @@ class Launched:
         """Whether a process lives that has not reported."""
         return any(not one.died_ns for one in self._waiting.values())
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether more may become known of how a process ended."""
+        return any(one.died_ns and not one.has_settled for one in self._waiting.values())
+
     def look(self, reported: Collection[int], now_ns: int) -> None:
         """Finds new processes; forgets those of *reported*, by pid."""
         found = {process.pid: process for process in ranks_to_be(self._pid, processes())}
@@ -62,8 +75,9 @@ class Launched:
         for pid, one in list(self._waiting.items()):
             if pid in reported or (one.rank is None and pid not in found):  # not a rank after all
                 del self._waiting[pid]
-            elif not one.died_ns and not one.watch.alive():
-                one.died_ns = now_ns
+            elif not one.watch.alive():
+                one.died_ns = one.died_ns or now_ns
+                one.dead_looks += 1
         if self.is_waiting:
             self._read_stacks(now_ns)
 
@@ -110,7 +124,7 @@ class Launched:
         return tuple(
             _attempt(number, members, clock_ns)
             for number, members in sorted(by_attempt.items())
-            if all(one.died_ns for one in members)
+            if all(one.has_settled for one in members)
             and any(one.ended != "finished" for one in members)
         )
 

@@ -201,6 +201,8 @@ class RunFollower:
             return False
         if any(not follower.settled for follower in self.ranks.values()):
             return False
+        if self._launched is not None and self._launched.is_settling:
+            return False
         if self.captures is not None and self.captures.busy:
             return False
         if self.ranks or self._launcher is not None:
