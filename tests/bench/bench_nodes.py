@@ -14,7 +14,7 @@ from records import keep
 
 from zeromon.collector.cluster import Leader, NodeInfo, NodeReport, PeerRank, packed
 from zeromon.collector.cluster_client import answer
-from zeromon.diagnosis.stragglers import PartialArrival
+from zeromon.diagnosis.arrivals import PartialArrival
 
 _RANKS = 8
 _A_SECOND = 100

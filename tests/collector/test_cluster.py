@@ -50,14 +50,9 @@ from zeromon.collector.cluster_client import (
 from zeromon.collector.daemon import Collector, TargetFile
 from zeromon.collector.http import start_server, targets
 from zeromon.collector.run_cluster import RunCluster, as_peer_rank
+from zeromon.diagnosis.arrivals import ArrivalSkew, PartialArrival, alone, matched_collective
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import (
-    ArrivalSkew,
-    PartialArrival,
-    alone,
-    matched_collective,
-    stragglers,
-)
+from zeromon.diagnosis.stragglers import stragglers
 from zeromon.fold.state import Arrival
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot

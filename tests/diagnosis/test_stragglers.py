@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 from builders import MS, arrival, rank, run, summary
 
+from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, StepSkew
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import (
-    ArrivalSkew,
-    MatchedCollective,
-    StepSkew,
-    cause,
-    lack_of_cpus,
-    longer_phases,
-    since_step,
-    stragglers,
-)
+from zeromon.diagnosis.stragglers import cause, lack_of_cpus, longer_phases, since_step, stragglers
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import MOST_ARRIVALS, RankState
 from zeromon.levels import UNSTEADY_SECONDS, WINDOW_STEPS

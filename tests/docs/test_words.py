@@ -54,7 +54,7 @@ MODULES = {
     "remedies": "diagnosis.rules",
     "scene": "tui.view_model",
     "sheet": "tui.export",
-    "skew": "diagnosis.stragglers",
+    "skew": "diagnosis.arrivals",
     "standing": "observe.stall_detector",
     "tones": "tui.styles",
     "totals": "fold.checkpoint",

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zeromon.collector.cluster import KnownNode, Leader, LeaderReply, NodeInfo, NodeReport
 from zeromon.collector.cluster_client import answer
 from zeromon.collector.run_cluster import as_peer_rank
-from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
+from zeromon.diagnosis.arrivals import MatchedCollective, PartialArrival
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.checkpoint import checkpoint_of, encode as encode_totals
 from zeromon.fold.fold import fold

@@ -20,13 +20,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from zeromon import __version__
+from zeromon.diagnosis.arrivals import NEVER, MatchedCollective, PartialArrival, matched_collective
 from zeromon.diagnosis.hangs import Member, hangs_of
-from zeromon.diagnosis.stragglers import (
-    NEVER,
-    MatchedCollective,
-    PartialArrival,
-    matched_collective,
-)
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.snapshot import Hang, NodeView, RemoteRank
 from zeromon.units import printable

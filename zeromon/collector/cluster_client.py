@@ -38,7 +38,7 @@ from zeromon.collector.cluster import (
     unpacked,
     unread,
 )
-from zeromon.diagnosis.stragglers import MatchedCollective, PartialArrival
+from zeromon.diagnosis.arrivals import MatchedCollective, PartialArrival
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.ring.signing import NONCE, REPLY, REPORT, SIGNATURE, proof_headers, signature
 from zeromon.snapshot import Hang, NodeView, RemoteRank

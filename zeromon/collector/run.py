@@ -21,10 +21,11 @@ from zeromon.collector.run_cluster import NOTE, RunCluster
 from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
+from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
-from zeromon.diagnosis.stragglers import ArrivalSkew, stragglers
+from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold.checkpoint import (
     Checkpoint,

@@ -8,8 +8,8 @@ from typing import Any
 
 from zeromon.collector.cluster import Leader, NodeInfo, PeerRank
 from zeromon.collector.cluster_client import ClusterSync, NodeList
+from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.hangs import hangs_of, since_difference
-from zeromon.diagnosis.stragglers import ArrivalSkew
 from zeromon.fold.group_progress import call_histories
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing

@@ -26,23 +26,28 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     totals.exposed_ns += exposed
     _time_buckets(state, e)
     state.exposed_ns += exposed
-    last = state.history[-1] if state.history else None
-    belongs_to_last = last is not None and e.start_ns < last.end_ns
-    window = state.last_window if belongs_to_last else state.window
+    ago = _steps_ago(state, e.start_ns)
+    window = state.last_windows[-ago] if ago else state.window
     done: Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
     window.ended.append(done)
     window.blocked.append(done)
     window.phase_exposed_ns[Phase.BACKWARD] += exposed
     window.timed += e.buckets
-    if last is not None and belongs_to_last:
+    if ago:
         communication_ns, exposed_ns = window.communicated_ns()
-        state.history[-1] = replace(
-            last,
+        state.history[-ago] = replace(
+            state.history[-ago],
             communication_ns=communication_ns,
             exposed_ns=exposed_ns,
             phase_exposed_ns=tuple(window.phase_exposed_ns),
             untimed=max(0, window.collectives - window.timed),
         )
+
+
+def _steps_ago(state: RankState, t_ns: int) -> int:
+    """How many steps before the one under way *t_ns* is in, at most those whose windows are known."""
+    known = list(zip(reversed(state.history), reversed(state.last_windows), strict=False))
+    return sum(t_ns < step.end_ns for step, _ in known)
 
 
 def _time_buckets(state: RankState, e: BackwardComm) -> None:
@@ -62,7 +67,7 @@ def _time_buckets(state: RankState, e: BackwardComm) -> None:
         now.timed_bytes += bucket.nbytes
         now.busy_ns += end - start
         now.exposed_ns += exposed
-        step = state.step if bucket.t_ns < state.step_end_ns else state.step + 1
+        step = state.step + 1 - _steps_ago(state, bucket.t_ns)
         ended = bucket.t_ns + end - start
         state.arrivals.append(
             Arrival(

@@ -50,6 +50,8 @@ before: so far a quantile may be off."""
 MOST_IN_FLIGHT: Final = 4096
 """In one group."""
 MOST_ARRIVALS: Final = 8192
+LAST_WINDOWS: Final = 4
+"""Optimizers that take turns have a model each, and DDP's times come with its next forward."""
 _MOST_ID = 200
 _PAIRS = 128
 _BEATS = 61
@@ -219,6 +221,16 @@ class Window:
         self.samples = self.tokens = -1
         self.began_before = False
         """Whether a wait began before its own collective; else :attr:`blocked` is communication."""
+
+    def follow(self, first: Window) -> None:
+        """Adds the communication of *first*, the part of the same step before this one."""
+        self.ended[:0], self.blocked[:0] = first.ended, first.blocked
+        self.collectives += first.collectives
+        self.timed += first.timed
+        self.stall_ns += first.stall_ns
+        self.began_before |= first.began_before
+        for phase, exposed in enumerate(first.phase_exposed_ns):
+            self.phase_exposed_ns[phase] += exposed
 
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked."""
@@ -420,7 +432,8 @@ class RankState:
     exit: Exit | None = None
 
     window: Window = field(default_factory=Window)
-    last_window: Window = field(default_factory=Window)
+    last_windows: deque[Window] = field(default_factory=lambda: deque(maxlen=LAST_WINDOWS))
+    """Those of the last steps of :attr:`history`, in their order."""
     beats: deque[Spent] = field(default_factory=lambda: deque(maxlen=_BEATS))
     """What the agent had spent at each of its last heartbeats."""
     idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))

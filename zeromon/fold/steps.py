@@ -121,8 +121,7 @@ def _fold_batch(state: RankState, e: BatchMark) -> None:
 def _fold_step(state: RankState, e: StepMark) -> None:
     previous = state.history[-1] if state.history else None
     continued = bool(e.flags & _CONTINUED) and previous is not None
-    window, state.last_window = state.window, state.window
-    state.window = Window()
+    window, state.window = state.window, Window()
     start = previous.start_ns if continued and previous else e.start_ns
     summary = _step_summary(state, e, start, window)
     spent = e.t_ns - e.start_ns
@@ -139,6 +138,8 @@ def _fold_step(state: RankState, e: StepMark) -> None:
     state.phase_ns[_OTHER] += max(0, spent - sum(window.phase_ns[1:]))
     if continued and previous:
         state.history[-1] = _merge(previous, summary)
+        if state.last_windows:
+            window.follow(state.last_windows.pop())
     else:
         if previous is not None:
             add_step(state.ledger, previous)  # DDP's times of a step come after it
@@ -153,6 +154,7 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         state.timed_steps += not summary.idle
         state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
         _pair_control_step(state)
+    state.last_windows.append(window)
     state.phase = _OTHER
     state.unit = 0
     reshard_all(state)

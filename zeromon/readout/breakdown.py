@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.ring.events import Phase
@@ -61,9 +60,9 @@ def rank_parts(rank: RankSnapshot) -> dict[str, float]:
 
 
 def own_seconds(recent: Sequence[StepSummary]) -> Mapping[str, float]:
-    """Phase -> median seconds per step without waits for communication; empty where none was timed."""
-    steps = [step_parts(step) for step in _timed(settled(recent[-WINDOW:]))]
-    return {p: statistics.median(step[p] for step in steps) / 1e9 for p in PHASES if steps}
+    """Phase -> seconds a step without waiting for communication; empty where none was timed by phase."""
+    parts = _mean_parts(_timed(settled(recent[-WINDOW:])))
+    return {part: seconds for part, seconds in parts.items() if part != "exposed"}
 
 
 def exposed_is_known(rank: RankSnapshot) -> bool:

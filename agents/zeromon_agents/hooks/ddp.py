@@ -36,6 +36,8 @@ _INDEX_BYTES = 4
 """Of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
 _MOST_WAYS = 1000
 _CLOCK_SLACK_NS = 10_000_000
+_BUCKETS_OF_MODEL = 1 << 44
+"""More than the buckets that a model sends: those of several models have different numbers."""
 _EXTENT_BYTES = 8
 """Of one size or stride of a parameter."""
 
@@ -43,7 +45,7 @@ _EXTENT_BYTES = 8
 class DdpModel:
     """What the hooks know of one DDP model, without keeping the model alive."""
 
-    def __init__(self, ddp: Any, group: int, *, on_cpu: bool) -> None:
+    def __init__(self, ddp: Any, group: int, number: int, *, on_cpu: bool) -> None:
         self.ref = weakref.ref(ddp)
         self.group = group
         self.on_cpu = on_cpu
@@ -55,14 +57,17 @@ class DdpModel:
         self.buckets: list[int] = []
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
+        self.first_sequence = number * _BUCKETS_OF_MODEL
         self.parameters = sum(p.requires_grad for p in ddp.parameters())
-        finds = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
-        self.used = [_INDEX_BYTES * self.parameters] if finds else []
+        self.finds_unused = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
+        """Whether it looks for unused parameters: torch never rebuilds the buckets then."""
+        self.used = [_INDEX_BYTES * self.parameters] if self.finds_unused else []
         """Bytes of what the reducer sends besides the buckets: which parameters a backward has used."""
         self.sizes: tuple[int, ...] = ()
         """Bytes of all that a backward sends; () before the buckets are known."""
         self.units: list[int] = []
-        self.rebuilt = False
+        self.are_final = False
+        """Whether the buckets will not change any more."""
         self.agreeing = False
         """Whether the ranks have agreed in this step on which bucket holds which parameter."""
         self.has_agreed = bool(getattr(ddp, "_has_rebuilt_buckets", True))
@@ -78,6 +83,7 @@ class Ddp(Backend):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._known: dict[int, DdpModel] = {}
+        self._made_models = 0
         self._agreed: defaultdict[int, list[FromCpp]] = defaultdict(list)
         """Group -> what C++ issued in this step beside the buckets, which no hook sees."""
 
@@ -186,7 +192,8 @@ class Ddp(Backend):
         if model is None or model.ref() is None:
             on_cpu = ddp.device_type == "cpu"
             group = self.collectives.group_of(ddp.process_group)
-            model = self._known[id(ddp)] = DdpModel(ddp, group.id, on_cpu=on_cpu)
+            model = self._known[id(ddp)] = DdpModel(ddp, group.id, self._made_models, on_cpu=on_cpu)
+            self._made_models += 1
             self.context.add_metadata(**DDP.metadata())
             self.models.register_module(ddp)
             if on_cpu:
@@ -199,12 +206,12 @@ class Ddp(Backend):
             model.agreeing = model.has_agreed = ddp._has_rebuilt_buckets
         if self.steps.attached_mid_step:
             return  # the reducer's figures are of a backward before the agent was attached
-        if not model.on_cpu and model.rebuilt:
+        if not model.on_cpu and model.are_final:
             return  # on a device, starts are of the host's clock and durations of the device's
         data = ddp.logger._get_ddp_logging_data()
         figures = data.ints_map
-        if not model.rebuilt:
-            self._read_buckets(model, data.strs_map, figures, ddp.reducer)
+        if not model.are_final:
+            self._read_buckets(model, ddp, data.strs_map, figures)
         if not model.on_cpu:
             return
         start, end = figures.get("backward_comm_time_start", 0), 0
@@ -229,16 +236,23 @@ class Ddp(Backend):
         # fmt: on
 
     def _read_buckets(
-        self, model: DdpModel, texts: dict[str, str], figures: dict[str, int], reducer: Any
+        self, model: DdpModel, ddp: Any, texts: dict[str, str], figures: dict[str, int]
     ) -> None:
-        model.rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
-        text = texts.get("rebuilt_bucket_sizes") if model.rebuilt else texts.get("bucket_sizes")
+        rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
+        text = texts.get("rebuilt_bucket_sizes") if rebuilt else texts.get("bucket_sizes")
         model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
         model.sizes = (*model.buckets, *model.used) if model.buckets else ()
-        members = texts.get("rebuilt_per_bucket_param_indices") if model.rebuilt else ""
-        model.members = [[int(i) for i in part.split()] for part in (members or "").split(",")]
+        model.are_final = rebuilt or (model.finds_unused and bool(model.buckets))
+        if not model.are_final:
+            return
+        members = texts.get("rebuilt_per_bucket_param_indices") or ""
+        model.members = (
+            [[int(i) for i in part.split()] for part in members.split(",")]
+            if rebuilt
+            else _first_members(ddp, model.buckets)
+        )
         # a torch without these statistics: buckets are counted and not timed
-        timed = hasattr(reducer, "get_backward_stats")
+        timed = hasattr(ddp.reducer, "get_backward_stats")
         if timed and len(model.members) == len(model.buckets):
             model.units = [
                 self.context.unit_id(f"bucket {number}", {"kind": "ddp"})
@@ -251,11 +265,31 @@ class Ddp(Backend):
         write, count = self.context.write, len(model.units)
         for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
             ready = max(ready, max((moments[i] for i in members), default=0))
-            sequence = -(iteration * count + number + 1)
+            sequence = -(model.first_sequence + iteration * count + number + 1)
             # fmt: off
             write(began_ns + ready, Kind.BUCKET, 0, 0, 0, model.group, unit,
                   model.buckets[number], sequence, number, 0)
             # fmt: on
+
+
+def _first_members(ddp: Any, nbytes: list[int]) -> list[list[int]]:
+    """Returns the indices of the parameters in each of the first buckets, which torch does not tell.
+
+    Parameters fill the buckets in the reverse of their order, each up to its size. Where that does not
+    explain *nbytes*, as with parameters of several types, all buckets count as ready with the last
+    gradient.
+    """
+    parameters = list(enumerate(ddp._build_params_for_reducer()[0]))
+    members: list[list[int]] = []
+    for size in reversed(nbytes):
+        members.insert(0, [])
+        while parameters and size > 0:
+            index, parameter = parameters.pop(0)
+            members[0].append(index)
+            size -= parameter.numel() * parameter.element_size()
+        if size:
+            return [[*range(len(ddp._build_params_for_reducer()[0]))], *([] for _ in nbytes[1:])]
+    return members
 
 
 @functools.lru_cache(64)

@@ -77,7 +77,7 @@ def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Collectives inside graphs or other C++ have no times."""
     for rank in run.ranks:
         if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
-            text = f"exposed communication is unknown: {exposed_unknown(rank)}"
+            text = f"exposed communication and late ranks are unknown: {exposed_unknown(rank)}"
             yield Match(text, rank.rank)
         elif (text := in_graphs(rank)) and in_graphs_ratio(rank) > _MANY_UNTIMED:
             yield Match(text, rank.rank)
