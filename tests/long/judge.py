@@ -70,7 +70,7 @@ class Expected:
     """What may not be said at any time."""
 
 
-_LATE = r"\blate\b|others wait|waits? .*for (it|rank)|behind"
+_LATE = r"\blate\b|others wait|wait(s|ed)? .*for (it|rank)|behind"
 _MISSING = r"missing|never called|not called|not heard|hung|stuck|stalled|does not end"
 _MISMATCH = r"mismatch|different (operation|collective|order)"
 _DIVERGED = rf"{_MISMATCH}|never called|not called|missing|skipped|one call|ahead|behind|drift"
@@ -90,7 +90,7 @@ EXPECTED = {
     "hiccup": Expected(
         r"every \d+ steps|hiccup|paus|slow steps?|\d+ of (the )?(last )?\d+ steps", deadline=14
     ),
-    "checkpoint": Expected(r"checkpoint|torch\.save|\bsav(e|es|ing)\b", deadline=14),
+    "checkpoint": Expected(r"checkpoint|torch\.save|\bsav(e|es|ed|ing)\b", deadline=14),
     "stall_all": Expected(
         r"stall|no step|hung|asleep|sleep", r"stall|no step|hung", live_rank="", deadline=19,
         is_broken=True,
@@ -110,8 +110,8 @@ EXPECTED = {
         is_broken=True,
     ),
     "sleeps": Expected(_MISSING, is_broken=True, deadline=15),
-    "leak": Expected(r"grow|leak|runs? out"),
-    "leak_limited": Expected(r"grow|leak|runs? out|memory"),
+    "leak": Expected(r"gr[eo]w|leak|r[ua]ns? out"),
+    "leak_limited": Expected(r"gr[eo]w|leak|r[ua]ns? out|memory"),
     "exception": Expected(rf"exception|{_ERROR}", _ERROR, is_broken=True, deadline=5),
     "killed": Expected(r"SIGKILL|killed", is_broken=True, deadline=5),
     "exit_zero": Expected(_LEFT, is_broken=True, deadline=5),
@@ -142,11 +142,11 @@ _HANGS = re.compile(r"(?:^|verdict\s+)stalled|does not end|\bhung\b|stuck", re.I
 _STILL_RUNS = re.compile(r"^run \S+: (running|starting|stalled)\b")
 _STOPPED = re.compile(r"stopped by \w+", re.I)
 _ACCUSED = (
-    r"rank {rank}( is)? late", r"rank {rank}: the others wait", r"waits? for rank {rank}\b",
-    r"rank {rank}( is)? missing", r"rank {rank} (has not|never|did not) call",
+    r"rank {rank}( is| was)? late", r"rank {rank}: the others wait", r"wait(s|ed)? for rank {rank}\b",
+    r"rank {rank}( is| was)? missing", r"rank {rank} (has not|never|did not) call",
     r"rank {rank}: (SIG|exception|exit|[A-Z]\w+Error)", r"rank {rank}, (SIG|exception|exit)",
     r"rank {rank} (died(?! of)|(has |had )?left|is dead|was dead|was killed|raised|exited|returned)",
-    r"rank {rank} (leaks|pauses|saves)",
+    r"rank {rank} (leak|paus|sav)(s|es|ed)",
 )  # fmt: skip
 """Ways to accuse a rank."""
 _UNWELL = re.compile(
