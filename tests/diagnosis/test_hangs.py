@@ -77,8 +77,8 @@ def test_the_dimension_of_the_group_is_named() -> None:
     whole = run(rank(0), rank(1), member(2, 6), waits, taken_ns=NOW)
     (hang,) = whole.hangs
     assert hang_text(whole, hang) == (
-        "all_reduce #7 of tp (ranks 2, 3; 64 B) has not ended for 20 s: a member has not come; "
-        "rank 3 is waiting; rank 2 has not called it, it is in forward"
+        "all_reduce #7 of tp (ranks 2, 3; 64 B) has not ended for 20 s: rank 3 waits, "
+        "rank 2 has not called it (in forward)"
     )
     assert hang_headline(whole, hang) == (
         "all_reduce in tp is stuck: rank 3 waits, rank 2 has not called it (in forward)"
@@ -166,7 +166,7 @@ def test_it_is_said_once_with_who_and_where() -> None:
     told = [f for f in advise(snapshot) if f.rule == "collective_in_flight"]
     assert [f.rank for f in told] == [1]
     assert "all_reduce #7 of group world (64 B) has not ended for 20 s" in told[0].text
-    assert "rank 1 has not called it, it is in data_wait" in told[0].text
+    assert "rank 1 has not called it (in data_wait" in told[0].text
     text = as_text(snapshot, snapshot.hangs, {1: "File train.py"})
     assert "!! all_reduce #7" in text and "Python stack of rank 1\n  File train.py" in text
     assert "no collective hangs" in as_text(run(at(0)), (), {})
@@ -191,7 +191,7 @@ def test_a_mismatch_that_the_backend_ended_is_told_from_the_record() -> None:
     assert (hang.kind, hang.seconds, hang.sequence) == ("mismatched sizes", 0.0, 7)
     told = [f for f in advise(run(dead(0, 64), dead(1, 128))) if f.rule == "collective_mismatch"]
     assert told[0].text == (
-        "all_reduce #7 of group world (64 B) broke off: mismatched sizes; "
+        "all_reduce #7 of group world (64 B) broke off: mismatched sizes in world: "
         "rank 0 called all_reduce (64 B), rank 1 called all_reduce (128 B)"
     )
     (hang,) = found(dead(0, 64), dead(1, 64, "broadcast"))

@@ -140,7 +140,7 @@ def _broken_off(
         if name in hanging or not failed.intersection(members):
             continue
         newest = max(group.sequence for group in members.values())
-        last = [_call_of(r, g) for r, g in members.items() if g.sequence == newest]
+        last = [_call(r, g) for r, g in members.items() if g.sequence == newest]
         kind, calls = _difference(recent(name)) or (_mismatch(last), last)
         if kind is None or not failed.intersection(call.rank for call in calls):
             continue
@@ -228,7 +228,7 @@ def _hang(
     group = _group(ranks, oldest.group_id)
     alone = oldest.sequence < 0
     members = sorted(inside) if group is None or alone else list(group.ranks)
-    calls = {member: _call_in(member, entry) for member, entry in inside.items()}
+    calls = {member: _call(member, entry) for member, entry in inside.items()}
     missing, dead, elsewhere = [], [], []
     for member in members:
         rank = by_rank.get(member)
@@ -272,25 +272,17 @@ def since_difference(hang: Hang, recent: RecentCalls) -> Hang:
     return replace(hang, kind=first[0], calls=tuple(first[1])) if first is not None else hang
 
 
-def _call_in(member: int, entry: InFlight) -> MemberCall:
+def _call(member: int, call: InFlight | GroupProgress) -> MemberCall:
     return MemberCall(
-        rank=member, sequence=entry.sequence, op=entry.op, nbytes=entry.nbytes, unit=entry.unit,
-        phase=entry.phase,
-    )  # fmt: skip
-
-
-def _call_of(member: int, group: GroupProgress) -> MemberCall:
-    return MemberCall(
-        rank=member, sequence=group.sequence, op=group.op, nbytes=group.nbytes, unit=group.unit,
-        phase=group.phase,
+        rank=member, sequence=call.sequence, op=call.op, nbytes=call.nbytes, unit=call.unit,
+        phase=call.phase,
     )  # fmt: skip
 
 
 def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
     """What *rank* is in, in a group; else its newest call there."""
-    own = [entry for entry in rank.in_flight if entry.group_id == progress.group_id]
-    own = [entry for entry in own if entry.sequence >= 0]
-    return _call_in(rank.rank, own[0]) if own else _call_of(rank.rank, progress)
+    inside = (one for one in rank.in_flight if one.group_id == progress.group_id)
+    return _call(rank.rank, next((one for one in inside if one.sequence >= 0), progress))
 
 
 def _has_left(rank: AnyRank | None) -> bool:

@@ -8,7 +8,7 @@ from zeromon.focus import has_left, roles_of
 from zeromon.snapshot import Death, DeathRole, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
 
-MAX_LISTED_MEMBERS = 4
+_MAX_LISTED_RANKS = 4
 
 
 def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
@@ -74,6 +74,6 @@ def consequence_text(rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
 
 def numbered(ranks: Sequence[int]) -> str:
     """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``."""
-    more = len(ranks) - MAX_LISTED_MEMBERS
-    listed = ", ".join(map(str, ranks[:MAX_LISTED_MEMBERS]))
+    more = len(ranks) - _MAX_LISTED_RANKS
+    listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
     return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {more} more' if more > 0 else ''}"

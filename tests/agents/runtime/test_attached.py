@@ -256,7 +256,7 @@ def test_attach_names_the_collective_that_hung_before_it_came(
     assert "attached to ranks 0, 1 as run joined-" in output.err
     verdict = output.out.splitlines()[0]
     assert verdict.startswith("!! all_")
-    assert "a member has not come; rank 0 is waiting; rank 1 has not called it" in verdict
+    assert "rank 0 waits, rank 1 has not called it" in verdict
     assert "joined.py:" in verdict and "in train" in verdict
     # again: nobody is joined twice, and the view is the same
     assert main(["attach", str(hung.ranks()[1].pid), "--no-view"]) == 1

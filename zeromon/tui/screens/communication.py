@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import mean_busbw, untimed_dimensions
-from zeromon.readout.hang import hang_kind
+from zeromon.readout.hang import hang_headline
 from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.report.communication import checked
@@ -170,7 +170,7 @@ def arrivals(
     for late in run.stragglers:
         lines += wrapped(straggler_text(late), width, "warn")
     for hang in run.hangs:
-        lines += wrapped(hang_kind(hang), width, "bad")
+        lines += wrapped(hang_headline(run, hang), width, "bad")
     for node in run.nodes:
         if node.silent:
             lines += wrapped(node_lost(node), width, "bad")
