@@ -9,7 +9,7 @@ After the end a hang is judged as it was when the ranks were stopped. Where memb
 things, the first difference of their last calls is the cause, however much later a call stuck.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -88,12 +88,12 @@ def hangs_of(
             stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
     hanging = []
     for inside in stuck.values():
-        hang = _hang(members, living, inside, moment)
-        limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
-        if hang.kind == HangKind.LEFT_MEMBER:  # nobody has to be waited for
-            limit = _GONE_NS
-        if hang.seconds * 1e9 > limit:
-            hanging.append(hang)
+        age_ns = moment - min(entry.issued_ns for entry in inside.values())
+        if age_ns > _GONE_NS:
+            hang = _hang(members, living, inside, moment)
+            limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
+            if age_ns > limit or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
+                hanging.append(hang)
     hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off(members, {hang.group_id for hang in hanging}, recent))
@@ -155,9 +155,6 @@ def _broken_off(
                 nbytes=calls[0].nbytes,
                 seconds=0.0,
                 waiting=tuple(sorted(call.rank for call in calls)),
-                missing=(),
-                dead=(),
-                elsewhere=(),
                 calls=tuple(calls),
                 dim=group.dim,
                 members=group.ranks,
@@ -178,15 +175,12 @@ def _difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCal
             by_number.setdefault(call.sequence, []).append(call)
     shared = [calls for _, calls in sorted(by_number.items()) if len(calls) > 1]
     for agreed, calls in enumerate(shared):
-        kind = _mismatch(calls, of_units=True)
-        if kind is not None:
-            is_first = agreed > 0 or calls[0].sequence == 1
-            is_lasting = kind is not HangKind.MISMATCHED_UNITS or agreed >= len(shared) - agreed
-            if not is_first or not is_lasting:
-                return None
+        if (kind := _mismatch(calls, of_units=True)) is not None:
+            is_lasting = kind is not HangKind.MISMATCHED_UNITS or 2 * agreed >= len(shared)
             if any(history.in_cpp for history in recent):
                 calls = [replace(call, sequence=-1) for call in calls]
-            return kind, calls
+            is_first = agreed > 0 or calls[0].sequence == 1
+            return (kind, calls) if is_first and is_lasting else None
     return None
 
 
@@ -214,10 +208,8 @@ def _mismatch(calls: Sequence[MemberCall], *, of_units: bool = False) -> HangKin
     return None
 
 
-def _step_ns(members: Sequence[AnyRank], inside: Iterable[int]) -> float:
-    waiting = set(inside)
-    steps = [r.step_seconds for r in members if r.rank in waiting and r.step_seconds]
-    return max(steps, default=0.0) * 1e9
+def _step_ns(members: Sequence[AnyRank], inside: Mapping[int, InFlight]) -> float:
+    return max((r.step_seconds or 0.0 for r in members if r.rank in inside), default=0.0) * 1e9
 
 
 def _hang(
@@ -229,23 +221,18 @@ def _hang(
     alone = oldest.sequence < 0
     members = sorted(inside) if group is None or alone else list(group.ranks)
     calls = {member: _call(member, entry) for member, entry in inside.items()}
-    missing, dead, elsewhere = [], [], []
-    for member in members:
-        rank = by_rank.get(member)
-        if member in inside:
-            continue
-        if rank is None:
-            elsewhere.append(member)
-        elif member not in living:
-            dead.append(member)
-        else:
-            progress = _progress(rank, oldest.group_id)
-            if progress is None or progress.sequence < oldest.sequence:
-                missing.append(member)
-            else:  # it has left its call of this number, which may have been another operation
-                calls[member] = _present_call(rank, progress)
-    kind = HangKind.NO_PEER if alone else _kind(calls.values(), missing, dead, elsewhere)
-    if kind == HangKind.DEAD_MEMBER and all(map(_has_left, map(by_rank.get, dead))):
+    absent = [member for member in members if member not in inside]
+    elsewhere = [member for member in absent if member not in by_rank]
+    dead = [member for member in absent if member in by_rank and member not in living]
+    missing = []
+    for member in (member for member in absent if member in living):
+        progress = _progress(by_rank[member], oldest.group_id)
+        if progress is None or progress.sequence < oldest.sequence:
+            missing.append(member)
+        else:  # it has left its call of this number, which may have been another operation
+            calls[member] = _present_call(by_rank[member], progress)
+    kind = HangKind.NO_PEER if alone else _kind([*calls.values()], missing, dead, elsewhere)
+    if kind == HangKind.DEAD_MEMBER and all(_has_left(by_rank[member]) for member in dead):
         kind = HangKind.LEFT_MEMBER
     return Hang(
         kind=kind,
@@ -285,7 +272,7 @@ def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
     return _call(rank.rank, next((one for one in inside if one.sequence >= 0), progress))
 
 
-def _has_left(rank: AnyRank | None) -> bool:
+def _has_left(rank: AnyRank) -> bool:
     return isinstance(rank, RankSnapshot) and has_left(rank)
 
 
@@ -307,9 +294,8 @@ def _progress(rank: AnyRank, group_id: str) -> GroupProgress | None:
 
 
 def _kind(
-    calls: Iterable[MemberCall], missing: list[int], dead: list[int], elsewhere: list[int]
+    calls: Sequence[MemberCall], missing: list[int], dead: list[int], elsewhere: list[int]
 ) -> HangKind:
-    calls = list(calls)
     if len({call.sequence for call in calls}) > 1:
         return HangKind.MISMATCHED_NUMBERS
     if (mismatch := _mismatch(calls)) is not None:

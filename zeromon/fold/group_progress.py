@@ -35,17 +35,11 @@ def progress_row(state: RankState, group: int, dim: str) -> GroupProgress:
     of_group = state.group_calls.get(group, NO_CALLS)
     newest = _newest_call(state, group)
     return GroupProgress(
-        group_id=group_id(state, group),
-        label=group_label(state, group),
-        ranks=tuple(state.groups[group].get("ranks", ())),
-        sequence=newest.sequence,
-        op=newest.op,
-        nbytes=newest.nbytes,
-        unit=newest.unit,
-        phase=newest.phase,
-        dim=dim,
+        group_id=group_id(state, group), label=group_label(state, group),
+        ranks=tuple(state.groups[group].get("ranks", ())), sequence=newest.sequence, op=newest.op,
+        nbytes=newest.nbytes, unit=newest.unit, phase=newest.phase, dim=dim,
         step_sequence=of_group.step_until if of_group.step_until > of_group.step_from >= 0 else -1,
-    )
+    )  # fmt: skip
 
 
 def _newest_call(state: RankState, group: int) -> MemberCall:
@@ -53,19 +47,15 @@ def _newest_call(state: RankState, group: int) -> MemberCall:
     of_group, in_cpp = state.group_calls.get(group, NO_CALLS), issued_in_cpp(state, group)
     counted = state.sequences.get(group, (-1, 0))[0]
     number = of_group.last[4]
-    if in_cpp and number <= of_group.before_cpp:
-        reduced = of_group.reduced
-        if reduced is None:
-            return MemberCall(rank=state.rank, sequence=counted)
+    reduced, is_from_cpp = of_group.reduced, in_cpp > 0 and number <= of_group.before_cpp
+    if is_from_cpp and reduced is not None:
+        nbytes = reduced.nbytes if reduced.calls == 1 else -1
         return MemberCall(
-            rank=state.rank,
-            sequence=counted,
-            op=reduced.op.label,
-            nbytes=reduced.nbytes if reduced.calls == 1 else -1,
-            unit=REDUCER,
+            rank=state.rank, sequence=counted, op=reduced.op.label, nbytes=nbytes, unit=REDUCER,
             phase=reduced.phase.label,
-        )
-    if number < 0 or counted > number + in_cpp:  # control steps report only the group's own count
+        )  # fmt: skip
+    # of a control step, and of other C++, only the group's own count is known
+    if number < 0 or is_from_cpp or counted > number + in_cpp:
         return MemberCall(rank=state.rank, sequence=counted)
     return _call_of(state, of_group.last, in_cpp)
 
@@ -73,13 +63,9 @@ def _newest_call(state: RankState, group: int) -> MemberCall:
 def _call_of(state: RankState, record: Raw, in_cpp: int = 0) -> MemberCall:
     _, _, word, nbytes, sequence, *_ = record
     return MemberCall(
-        rank=state.rank,
-        sequence=sequence + in_cpp,
-        op=OP[word >> 8 & 255].label,
-        nbytes=nbytes,
-        unit=state.units.get(word >> 48, ""),
-        phase=PHASE[word >> 16 & 255].label,
-    )
+        rank=state.rank, sequence=sequence + in_cpp, op=OP[word >> 8 & 255].label, nbytes=nbytes,
+        unit=state.units.get(word >> 48, ""), phase=PHASE[word >> 16 & 255].label,
+    )  # fmt: skip
 
 
 def call_histories(state: RankState, group_name: str) -> list[CallHistory]:
@@ -103,18 +89,13 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         entries += _raised(state)
     rows = [
         InFlight(
-            op=e.op.label,
-            group=group_label(state, e.group),
-            sequence=number,
-            unit=state.units.get(e.unit, ""),
-            phase=e.phase.label,
-            nbytes=e.nbytes,
-            issued_ns=e.t_ns,
+            op=e.op.label, group=group_label(state, e.group), sequence=number,
+            unit=state.units.get(e.unit, ""), phase=e.phase.label, nbytes=e.nbytes, issued_ns=e.t_ns,
             group_id=group_id(state, e.group),
         )
         for group in {e.group for e in entries}
         for number, e in _numbered(state, [e for e in entries if e.group == group]).items()
-    ]
+    ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.issued_ns)[:_MAX_IN_FLIGHT])
 
 

@@ -217,13 +217,13 @@ class Hang:
     """0 for one that broke off."""
     waiting: tuple[int, ...]
     """Ranks that are in it."""
-    missing: tuple[int, ...]
+    missing: tuple[int, ...] = ()
     """Members that live and have not called it."""
-    dead: tuple[int, ...]
+    dead: tuple[int, ...] = ()
     """Members that had ended before, also without an error."""
-    elsewhere: tuple[int, ...]
+    elsewhere: tuple[int, ...] = ()
     """Members on other nodes."""
-    calls: tuple[MemberCall, ...]
+    calls: tuple[MemberCall, ...] = ()
     """What members called where they first differed; what each is in where they agree."""
     pause: str = ""
     """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
