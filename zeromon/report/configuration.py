@@ -1,5 +1,7 @@
 """DeepSpeed's engines and settings, as text. Pure."""
 
+from collections import Counter
+
 from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot, Setting
 from zeromon.units import human_bytes, human_count, human_seconds
@@ -27,17 +29,26 @@ def engines(run: RunSnapshot) -> str:
 
 
 def settings(run: RunSnapshot, *, written_only: bool) -> str:
-    """The configuration: what took effect, beside what was written where the two differ."""
+    """The configuration: what took effect, beside what was written where the two differ.
+
+    A setting that all engines have in common is shown once.
+    """
     rank = next((r for r in run.ranks if r.settings), None)
     if rank is None:
         return ""
-    many = len({s.engine for s in rank.settings}) > 1
-    lines = []
-    for setting in rank.settings:
-        if written_only and not setting.written and setting.name not in _ALWAYS_SHOWN:
-            continue
-        name = f"engine {setting.engine}: {setting.name}" if many else setting.name
-        lines.append((name, setting.effective, _origin(setting)))
+    known = [s for s in rank.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN]
+    engines = len({setting.engine for setting in known})
+    alike = Counter((s.name, s.effective, s.written) for s in known)
+    lines = dict.fromkeys(
+        (
+            s.name
+            if alike[s.name, s.effective, s.written] == engines
+            else f"engine {s.engine}: {s.name}",
+            s.effective,
+            _origin(s),
+        )
+        for s in known
+    )
     width = max((len(name) for name, _, _ in lines), default=0)
     text = "\n".join(f"  {name.ljust(width)}  {value}{note}" for name, value, note in lines)
     hint = "written, and what follows from it" if written_only else "as it took effect"

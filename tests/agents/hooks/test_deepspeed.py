@@ -400,6 +400,10 @@ def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
     assert sum(e.collectives for e in rank.engines) <= sum(c.count for c in rank.collectives)
     assert {"expert_parallel:ep_size_2"} <= {c.group for c in rank.collectives}
     assert "engine3:second" in {u.fqn for u in rank.units}
+    # that of "rebuilt" was destroyed; what DeepSpeed keeps alive of the others is measured and predicted
+    assert [e.engine for e in rank.engines if e.dropped] == [1]
+    (states,) = (row for row in rank.expected if row.role == "optimizer_state")
+    assert states.measured_bytes == pytest.approx(states.predicted_bytes, rel=0.1)
 
 
 def test_an_overflow_storm_is_named(shared_node: Node) -> None:

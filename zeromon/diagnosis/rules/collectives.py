@@ -135,6 +135,8 @@ def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy |
     total = sum(row.nbytes for row in moving)
     left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
     saved = waits * max(0.0, 1 - left / calls) if calls else 0.0
+    if not saved:
+        return None
     return Remedy(
         cause="each collective costs its latency, however small it is",
         dialect=larger.form,

@@ -15,6 +15,9 @@ from zeromon_agents.observe.step import known_number
 from zeromon_agents.runtime.around import RAISED
 from zeromon_agents.runtime.hook_context import OFF, ON
 
+_NEW = (1, 2)
+"""Steps of an engine after which its optimizer's state is there: what a rank holds has changed."""
+
 
 class EngineSteps:
     """Runs before and after the methods of DeepSpeedEngine."""
@@ -87,7 +90,8 @@ class EngineSteps:
         context = self._context
         known = self._engines.of(engine)
         context.engine, skipped = known.number, int(engine.skipped_steps)
-        if context.mode == ON and census_step(context.step + 1, context.steps_before):
+        is_new = int(getattr(engine, "global_steps", 0)) in _NEW
+        if context.mode == ON and (is_new or census_step(context.step + 1, context.steps_before)):
             self._take_census()
         self._scalars.optimizer_steps(engine.optimizer)
         self._steps.engine_step_begins(offloads=known.offloads_optimizer)
