@@ -1,7 +1,7 @@
 """What a page of a run is made from, and what it is made into. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeromon.compare.comparison import Comparison
@@ -38,6 +38,13 @@ class Known:
     comparison: Comparison | None = None
     """Of the run and the others; None without others."""
     about: About = field(default_factory=About)
+
+    @property
+    def chosen(self) -> RunSnapshot:
+        """The run with the chosen ranks alone, which every figure of a page is of."""
+        ranks = self.where.ranks
+        shown = tuple(r for r in self.run.ranks if r.rank in ranks)
+        return replace(self.run, ranks=shown) if shown else self.run
 
     @property
     def rank(self) -> RankSnapshot | None:

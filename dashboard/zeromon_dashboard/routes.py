@@ -113,7 +113,7 @@ def _rows(hub: Hub, route: Route, name: str) -> list[dict[str, Any]]:
     followed = hub.followed(route.run)
     run = followed.newest().run if route.at is None else followed.at(route.at)
     if name == "ranks":
-        return rank_rows(run)
+        return rank_rows(Known(route, run, {}).chosen)
     if name == "traffic":
         return stats_rows(Known(route, run, {}).rank)
     _, series = followed.series(*route.drawn)

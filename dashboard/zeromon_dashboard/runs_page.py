@@ -7,10 +7,9 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped
+from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
 from zeromon.readout.text import clock
-from zeromon.units import human_count
 from zeromon_dashboard.hub import Item
 from zeromon_dashboard.page import rounded
 from zeromon_dashboard.url_state import Route
@@ -128,9 +127,7 @@ def _compared_head(number: int, column: Column) -> Any:
         [
             dcc.Link(f"{letter(number)}  {column.runs[0]}", href=f"/run/{column.runs[0]}/overview"),
             dmc.Text(
-                f"{column.strategy}, {human_count(column.steps)} steps{ended}",
-                size="xs",
-                c="dimmed",
+                f"{column.strategy}, {steps_text(column)} steps timed{ended}", size="xs", c="dimmed"
             ),
         ]
     )

@@ -68,7 +68,7 @@ def test_several_live_runs_are_offered_and_a_number_chooses(tmp_path: Path) -> N
     )
     os.close(theirs)
     offered = read_until(ours, "Which run? [1-2]")
-    assert "1  first  1 ranks, step 20" in offered
+    assert "1  first  1 ranks, live, step 20" in offered
     os.write(ours, b"7\n")
     read_until(ours, "Which run? [1-2]")
     os.write(ours, b"2\n")

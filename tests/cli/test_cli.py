@@ -12,6 +12,7 @@ import pytest
 from builders import rank, run
 from command_line import zeromon
 
+from zeromon.cli import main
 from zeromon.diagnosis.engine import advise
 from zeromon.storage.run_store import Store
 
@@ -95,3 +96,23 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert len(done.stdout) == 10
+
+
+@pytest.mark.parametrize(
+    ("port", "why"), [("99999", "0 to 65535"), ("-1", "0 to 65535"), ("x", "port")]
+)
+def test_a_port_that_is_none_is_no_port_in_use(
+    port: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["dash", "--no-browser", f"--port={port}"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert why in told and "in use" not in told
+
+
+def test_the_dashboard_refuses_a_server_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["dash", "--no-browser", "--prometheus", "http://127.0.0.1:1"]) == 2
+    assert "no Prometheus answers at http://127.0.0.1:1" in capsys.readouterr().err

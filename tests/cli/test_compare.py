@@ -67,8 +67,8 @@ def test_the_table_says_what_differs_and_which_to_take(home: Path) -> None:
     lines = {
         line.split("  ")[2].strip(): line for line in done.stdout.splitlines() if line[:4] == "    "
     }
-    assert lines["step time (median)"].count("*") == 1
-    assert lines["step time (median)"].rstrip().endswith("%*")
+    assert lines["step time, median"].count("*") == 1
+    assert lines["step time, median"].rstrip().endswith("%*")
     assert lines["peak RSS"].endswith("+17.2 %*")
     # 8 samples of 64 tokens in 0.1 s
     assert 5_000 < int(lines["tokens/s"].split()[1].replace(",", "")) < 5_250
@@ -191,7 +191,7 @@ def test_many_runs_fit_eighty_columns(count: int) -> None:
     table, _, rest = text.partition("Not known")
     assert max(map(len, table.splitlines())) <= 80
     assert max(map(len, rest.splitlines())) <= 80
-    rows = [line for line in table.splitlines() if "step time" in line]
+    rows = [line for line in table.splitlines() if "step time, median" in line]
     shown = sum(len(re.findall(r"\d m?s\b", line)) for line in rows)
     assert shown == count + len(rows) - 1
     headers = " ".join(x for x in table.splitlines() if x.split()[:1] == ["A"] and "run-" not in x)

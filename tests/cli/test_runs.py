@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_lists_every_record_with_its_verdict(tmp_path: Path, store: Store) -> No
     done = zeromon(tmp_path, "runs")
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
-    assert head.split()[:3] == ["run", "verdict", "duration"]
+    assert head.split()[:3] == ["run", "verdict", "started"]
     assert [line.split()[:2] for line in lines] == [
         ["broken", "dead"],
         ["base", "finished"],
@@ -129,6 +130,20 @@ def test_a_note_cannot_write_on_the_terminal(tmp_path: Path, store: Store) -> No
     assert listing(tmp_path)["base"]["note"] == ""
 
 
+def test_a_list_says_when_each_run_started_and_a_writer_what_it_wrote_to(
+    tmp_path: Path, store: Store
+) -> None:
+    """A prefix may mean another run than the user has in mind."""
+    started = {one.run: one.started_wall for one in store.manifests()}
+    lines = zeromon(tmp_path, "runs").stdout.splitlines()[1:]
+    for line in lines:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(started[line.split()[0]]))
+        assert at in line
+    noted = zeromon(tmp_path, "runs", "note", "bas", "four workers")
+    assert (noted.stdout, "wrote to base: four workers" in noted.stderr) == ("", True)
+    assert "wrote to base: #x four workers" in zeromon(tmp_path, "runs", "tag", "ba", "x").stderr
+
+
 def test_rm_deletes_ended_runs_and_no_running_one(
     tmp_path: Path,
     store: Store,
@@ -139,7 +154,14 @@ def test_rm_deletes_ended_runs_and_no_running_one(
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     live = LiveRun(
-        address="127.0.0.1:1", run="lost", ended=False, ranks=1, steps=1, pids=(1,), command=()
+        address="127.0.0.1:1",
+        run="lost",
+        ended=False,
+        detached=False,
+        ranks=1,
+        step=1,
+        pids=(1,),
+        command=(),
     )
     monkeypatch.setattr(verb, "node_runs", lambda: [live])
     assert main(["runs", "rm", "--yes", "base", "lost"]) == 2

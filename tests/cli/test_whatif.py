@@ -92,6 +92,47 @@ def test_a_run_is_calibrated_and_its_straggler_can_be_taken_away(
     assert twice["samples"] == 2 * base["samples"]
 
 
+def test_a_batch_of_other_size_is_unknown_where_the_compute_of_a_sample_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The engine and the DataLoader say how many samples a micro-batch has; without them nobody does."""
+    facts = {name: value for name, value in METADATA.items() if name != "micro_batch"}
+    path = tmp_path / "run.json"
+    for loader, known in (({}, False), ({"batch_size": 4}, True)):
+        ranks = [
+            replace(
+                trained(n, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)),
+                models=(facts,), loader=loader,
+            )
+            for n in (0, 1)
+        ]  # fmt: skip
+        path.write_bytes(encode(run(*ranks)))
+        base, *others = asked(capsys, "--from", str(path), "--sweep", "micro-batch=2,8")
+        assert base["step_seconds"] is not None
+        for other in others:
+            assert (other["step_seconds"] is not None, other["pareto"] and not known) == (
+                known,
+                False,
+            )
+            assert (other["tokens_per_second"] is not None) == known
+        if known:
+            assert others[1]["step_seconds"] > base["step_seconds"] > others[0]["step_seconds"]
+
+
+def test_where_no_step_is_known_one_sentence_says_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No table of n/a: what is missing, and the way out."""
+    one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0,) * 6), recent=(), memory=None)
+    path = tmp_path / "run.json"
+    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    assert main(["whatif", "--from", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert "n/a" not in out
+    assert "cannot be predicted without the time of compute" in err
+    assert "timed forward and backward" in err
+
+
 def test_torchs_wrappers_follow_the_stage(
     capsys: pytest.CaptureFixture[str], recorded: str
 ) -> None:

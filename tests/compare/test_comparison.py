@@ -15,7 +15,7 @@ from hypothesis import example, given, settings, strategies as st
 from zeromon.compare.comparison import Advice, Column, Comparison, advise, compare, row_of
 from zeromon.compare.figures import METRIC, METRICS, Figure, RunFigures, figures_of
 from zeromon.compare.machine import Machine
-from zeromon.compare.text import format_cell, format_change, format_figure
+from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
 from zeromon.compare.thresholds import judge, parse
 from zeromon.errors import CompareError
 from zeromon.snapshot import (
@@ -202,6 +202,19 @@ def test_offload_is_bytes_a_step_and_time_that_stood_still() -> None:
     assert of(unseen, "offload_bytes") == "the run did not report its offload"
 
 
+def test_steps_a_second_are_those_of_the_mean_step_that_is_shown() -> None:
+    """A pause of 2 s in one of 54 steps moves mean and rate alike, and the median not at all."""
+    seconds = [0.1] * 59 + [2.1]
+    m = one(seconds)
+    assert len(m.seconds) == 54 and sum(m.seconds) == pytest.approx(53 * 0.1 + 2.1)
+    assert of(m, "mean_step_time").value == pytest.approx(sum(m.seconds) / 54)
+    assert of(m, "steps_per_second").value == pytest.approx(54 / sum(m.seconds))
+    assert of(m, "step_time").value == pytest.approx(0.1)
+    labels = [METRIC[name].label for name in ("step_time", "mean_step_time", "steps_per_second")]
+    assert labels == ["step time, median", "step time, mean", "steps/s, 1/mean"]
+    assert steps_text(compare([[m], [m]]).columns[0]) == "54 of 60"
+
+
 def test_of_a_run_that_told_nothing_every_figure_says_why() -> None:
     """No rank, no step: no figure is made up."""
     empty = figures_of(run(), series([]))
@@ -231,7 +244,7 @@ def test_two_runs_of_one_program_differ_in_nothing() -> None:
 def test_one_that_is_a_tenth_slower_is_marked_and_not_taken() -> None:
     found = compare([[one(noisy(1))], [one(noisy(2, 0.11))]])
     marked = {row.name for row in found.rows if row.cells[1].marked}
-    assert marked == {"step_time", "steps_per_second", "samples_per_second"}
+    assert marked == {"step_time", "mean_step_time", "steps_per_second", "samples_per_second"}
     cell = found.row("step_time").cells[1]
     assert not cell.better
     assert cell.difference == pytest.approx(0.01, rel=0.1)
@@ -320,6 +333,7 @@ def column(name: str, **facts: Any) -> Column:
     base = {
         "runs": (name,), "strategy": name, "params": 10**9, "ranks": 8, "micro_batch": 4,
         "micro_steps": 1, "effective_batch": 32.0, "tokens": 32768.0, "died": False, "steps": 180,
+            "taken": 200,
         "ended": "finished after 200 steps",
     }  # fmt: skip
     return Column(**(base | facts))

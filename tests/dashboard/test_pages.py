@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from builders import device_memory, rank, run, summary
 from hypothesis import given, strategies as st
+from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.cli import main
 from zeromon.report.render import render
-from zeromon.snapshot import Finding, Remedy, RunSnapshot
+from zeromon.snapshot import Finding, Remedy, Risk, RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import Writer, frame, row_of
 from zeromon_dashboard.charts import MOST_POINTS, by_rank, charts_of, reduced
 from zeromon_dashboard.html_report import run_page
+from zeromon_dashboard.page import Known, Page
+from zeromon_dashboard.pages import memory, overview, ranks as ranks_page
+from zeromon_dashboard.url_state import Route
 
 EVIL = "<script>alert('x')</script>\"'&"
 
@@ -154,3 +160,62 @@ def test_a_picture_of_the_page_is_drawn_where_a_browser_is(
     monkeypatch.setenv("PATH", "")
     assert main(["report", "train-1", "-o", str(snapshot)]) == 2
     assert "needs Chromium" in capsys.readouterr().err
+
+
+# ---- figures of the chosen ranks -------------------------------------------------------------------
+
+
+def texts(part: object) -> str:
+    """All the text of a page's part."""
+    encoded = json.dumps(part, cls=PlotlyJSONEncoder)
+    return " | ".join(re.findall(r'"(?:children|title)": "([^"]*)"', encoded))
+
+
+def cards_of(page: Page) -> list[str]:
+    return [
+        texts(own) for name, own in page.parts.items() if name.startswith("card-") and texts(own)
+    ]
+
+
+def fleet() -> RunSnapshot:
+    """Rank 11 is the nearest to its limit, rank 21 waits most."""
+    near = Risk(pool="device", ratio=0.5, cause="growth", steps_left=100.0, used_bytes=65 << 30,
+                capacity_bytes=80 << 30)  # fmt: skip
+    return run(
+        rank(11, memory=device_memory(reserved_bytes=65 << 30, capacity_bytes=80 << 30), risks=(near,)),
+        rank(21, memory=device_memory(reserved_bytes=42 << 30, capacity_bytes=80 << 30),
+             exposed_ratio=0.9, exposed_seconds=0.09),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("chosen", "reserved"), [((), 65), ((21,), 42)])
+def test_every_card_of_memory_is_of_one_rank_and_says_which(
+    chosen: tuple[int, ...], reserved: int
+) -> None:
+    """The nearest to its limit, or the one that was chosen."""
+    snapshot = fleet()
+    where = Route(run=snapshot.run, page="memory", ranks=chosen)
+    cards = cards_of(memory.content(Known(where, snapshot, steps(1, 3))))
+    number = chosen[0] if chosen else 11
+    assert len(cards) == 4
+    assert all(f"rank {number}" in card for card in cards[1:])
+    assert f"{reserved}.0 GiB" in cards[1]
+    assert (f"rank {number}" in cards[0]) if number == 11 else ("n/a" in cards[0])
+
+
+@pytest.mark.parametrize("chosen", [(), (11,), (21,)])
+def test_every_figure_of_the_overview_is_of_the_chosen_ranks(chosen: tuple[int, ...]) -> None:
+    """Also the bars of where a step goes, and each mean says over which steps."""
+    snapshot = fleet()
+    where = Route(run=snapshot.run, page="overview", ranks=chosen, steps=(2, 3))
+    page = overview.content(Known(where, snapshot, steps(1, 3)))
+    shown = chosen or (11, 21)
+    waits = next(card for card in cards_of(page) if card.startswith("Exposed communication"))
+    assert f"rank {max(shown)}, last 20 steps" in waits
+    step = next(card for card in cards_of(page) if card.startswith("Step time"))
+    assert "mean of the last 20 steps" in step
+    bars = page.parts["breakdown"]["figure"]
+    assert bars["data"][0]["y"] == [f"rank {number}" for number in shown]
+    assert "mean of the last 20" in bars["layout"]["title"]["text"]
+    table = ranks_page.content(Known(replace(where, page="ranks"), snapshot, {}))
+    assert [row["rank"] for row in table.parts["rank-table"]["rowData"]] == list(shown)

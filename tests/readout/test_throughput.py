@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
 from zeromon.storage.step_history import frame, row_of
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends, plots_of
+from zeromon.tui.status_text import figures
 from zeromon_dashboard.charts import charts_of
 
 LAYERS, WIDTH, LENGTH = 4, 1024, 2048
@@ -124,6 +126,22 @@ def test_a_v100_has_no_bf16() -> None:
 def goal(planned: int = 0, ended: bool = False, **facts: Any) -> RunSnapshot:
     one = replace(member(0, [9] * 20), goal=facts)
     return replace(run(one), planned_steps=planned, ended=ended)
+
+
+def test_what_is_left_agrees_with_the_steps_a_second_that_are_shown() -> None:
+    """Of 64 known steps the last 20 take 0.8 s, those before 0.2 s: 1,828 steps at 1.25 a second."""
+    ends = [0.2 * n for n in range(45)] + [8.8 + 0.8 * n for n in range(1, 21)]
+    past = tuple(
+        summary(n, start_ns=round(1e9 * a), end_ns=round(1e9 * b))
+        for n, (a, b) in enumerate(pairwise(ends), 402)
+    )
+    made = rank(
+        0, recent=past, step=466, step_mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"}
+    )
+    known = progress(run(made))
+    assert known is not None and known.left_seconds is not None
+    rate = {name: value for name, value, _ in figures(run(made), DisplayOptions())}["steps/s"]
+    assert known.left_seconds == pytest.approx((2294 - 466) / float(rate))
 
 
 def test_progress_is_of_what_says_how_many_steps_there_are() -> None:

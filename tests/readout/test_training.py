@@ -31,9 +31,9 @@ def test_what_is_unknown_has_its_reason() -> None:
         "loss 2.346, gradient norm NaN or infinite (first in step 7), learning rate 0.0003"
     )
     text = training_text(rank(0, scalars=known[2:]))
-    assert "loss and gradient norm n/a: nothing in the process has them as numbers" in text
+    assert "loss and gradient norm n/a (seen only through a logger: W&B" in text
     text = training_text(rank(0, scalars=()))
-    assert text.startswith("loss, gradient norm and learning rate n/a: nothing")
+    assert text.startswith("loss, gradient norm and learning rate n/a (seen only through a logger")
 
 
 def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:

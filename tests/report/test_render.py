@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from builders import deepspeed_facts, device_memory, rank, run, summary
+from evidence import row as traffic_row
 
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import run_state
+from zeromon.report.communication import communication
 from zeromon.report.render import render
-from zeromon.snapshot import Finding, InFlight, OutOfMemory, RoleRow, Setting, Severity, StepRange
+from zeromon.snapshot import (
+    CollectiveRow,
+    Finding,
+    InFlight,
+    OutOfMemory,
+    RoleRow,
+    Setting,
+    Severity,
+    StepRange,
+)
 
 GIB = 1 << 30
 
@@ -127,3 +138,22 @@ def test_a_long_run_is_told_over_time() -> None:
     assert "Over the whole run" in text
     assert "1 to 5,000" in text and "5,001 to 9,999" in text and "25.0 %" in text
     assert "Over the whole run" not in render(run(rank(0)))
+
+
+def test_the_bus_bandwidth_of_buckets_is_that_of_their_units() -> None:
+    """DDP times its buckets: 342 MB/s in the table of units is not `-` in that of operations."""
+    flow = (
+        traffic_row("all_reduce", unit="bucket 0", nbytes=3e6, busbw_bytes_per_second=3e8),
+        traffic_row("all_reduce", unit="bucket 1", nbytes=1e6, busbw_bytes_per_second=1e8),
+    )
+    both = (
+        CollectiveRow(op="all_reduce", group=flow[0].group, group_size=2, count=9, timed=0, nbytes=9,
+                      quantized_bytes=0, nodes=1, seconds=2.0, exposed_seconds=1.0,
+                      busbw_bytes_per_second=None, best_busbw_bytes_per_second=0.0),
+        CollectiveRow(op="broadcast", group=flow[0].group, group_size=2, count=4, timed=4, nbytes=9,
+                      quantized_bytes=0, nodes=1, seconds=0.01, exposed_seconds=0.0,
+                      busbw_bytes_per_second=None, best_busbw_bytes_per_second=1.19e9),
+    )  # fmt: skip
+    lines = communication(run(rank(0, collectives=both, traffic=flow))).splitlines()
+    assert lines[-2].split()[-2:] == ["200", "MB/s"]  # 4 MB in 20 ms
+    assert lines[-1].split()[-1] == "n/a"

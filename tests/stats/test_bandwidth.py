@@ -34,6 +34,12 @@ def test_bandwidth_without_meaning_is_none() -> None:
     assert algbw(8, 0.0) is None
 
 
+def test_no_bytes_are_no_bandwidth() -> None:
+    """What is left of a broadcast of the first step has decayed to nothing after some hundred steps."""
+    assert busbw(Op.BROADCAST, 0, 1e-9, 2) is None
+    assert busbw(Op.ALL_GATHER, 0, 0.5, 8) is None
+
+
 def test_overlap_without_communication_is_undefined_not_zero() -> None:
     """|C| = 0."""
     assert overlap_ratio(0, 0) is None

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import rank, run
 from tui.snapshots import GIB, FixedSource, snapshot, steps
 
 from zeromon.cli.attach import again
+from zeromon.collector import http
 from zeromon.collector.http import start_server
 from zeromon.errors import RunNotFound, SourceError
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
 from zeromon.sources.recorded import StoreSource
@@ -158,13 +160,32 @@ def test_a_run_is_found_again(address: str) -> None:
     assert again("unknown", True) is None
 
 
+def test_a_run_that_is_not_watched_is_offered_last_and_as_such(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step is the job's, not the number of steps that were watched."""
+    left = LiveRun("left", False, True, 1, 9, (), (), address)
+    here = LiveRun("here", False, False, 1, 1692, (), (), address)
+    monkeypatch.setattr(live, "node_runs", lambda: [left, here])
+    assert live.find(None) == [here]
+    assert live.find("left") == [left]
+    assert (left.state, here.state) == ("not watched since step 9", "live, step 1,692")
+
+
+def test_the_list_of_a_collector_has_the_step_of_the_job() -> None:
+    """It was attached after 1,352 steps, and has seen 340."""
+    brief = http._brief(run(rank(0, step=1692, steps=340), rank(1, step=1690, steps=340)))
+    assert (brief["step"], brief["detached"]) == (1692, False)
+    assert http._brief(run(rank(0, ended=DETACHED)))["detached"]
+
+
 def test_a_live_run_wins_over_an_ended_one_of_the_same_beginning(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second `--name zero3` is called zero3-2 while the first has ended."""
 
     def known(*ended: bool) -> None:
-        runs = [LiveRun(name, over, 1, 1, (), (), address)
+        runs = [LiveRun(name, over, False, 1, 1, (), (), address)
                 for name, over in zip(("zero3", "zero3-2", "other"), ended, strict=True)]  # fmt: skip
         monkeypatch.setattr(live, "node_runs", lambda: runs)
 

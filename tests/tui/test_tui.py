@@ -1238,3 +1238,18 @@ async def test_without_an_output_the_logs_say_why(make: Make) -> None:
     async with running(app) as pilot:
         await pilot.press("7", "o")
         await until(pilot, lambda: "which keeps nothing. Use a file." in screen_text(app))
+
+
+async def test_steps_that_take_as_long_have_the_same_shade(
+    monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    """546.2 and 546.1 ms are no dark and no bright cell: the scale of every figure begins at 0."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    ranks = [rank(n, step_mean_seconds=seconds) for n, seconds in enumerate((0.5462, 0.5461, 0.1))]
+    async with running(make(run(*ranks))) as pilot:
+        await pilot.press("5", "h")
+        await pilot.pause()
+        lines = screen_text(pilot.app).splitlines()  # type: ignore[arg-type]
+    at = next(n for n, line in enumerate(lines) if "step time, mean of the last 20 steps" in line)
+    cells = re.findall(r"[▁▂▃▄▅▆▇█]{2,}", lines[at + 1])[:3]
+    assert set(cells[0]) == set(cells[1]) != set(cells[2]), lines[at + 1]

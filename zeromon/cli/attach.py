@@ -95,8 +95,7 @@ def _found(options: argparse.Namespace) -> Source:
 
 
 def _as_line(run: LiveRun) -> str:
-    state = "ended" if run.ended else f"{run.ranks} ranks, step {run.steps}"
-    return f"{run.run}  {state}  {' '.join(run.command)[:60]}"
+    return f"{run.run}  {run.ranks} ranks, {run.state}  {' '.join(run.command)[:60]}"
 
 
 def _listed(server: Server, options: argparse.Namespace) -> Source:

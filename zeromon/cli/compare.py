@@ -40,6 +40,7 @@ from zeromon.compare.text import (
     format_figure,
     grouped,
     has_content,
+    steps_text,
 )
 from zeromon.compare.thresholds import NAMES, Verdict, judge, parse
 from zeromon.errors import CompareError
@@ -53,7 +54,7 @@ from zeromon.tui.line import plain
 from zeromon.units import human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
-_LONGEST = 30
+_LONGEST = 24
 _PAGE_COLUMNS = 120
 _CHART_COLUMNS, _CHART_ROWS = 78, 9
 _GAPS = (0, 4, 1, 8)
@@ -173,12 +174,12 @@ def _runs(found: Comparison) -> str:
             f"{letter(number)}  {_name(column)}",
             _short(column.strategy),
             _batch(column),
-            human_count(column.steps),
+            steps_text(column),
             "died" if column.died else column.ended.split(" ")[0].strip(","),
         )
         for number, column in enumerate(found.columns)
     ]
-    return table(("   run", "strategy", "batch", "steps", ""), rows)
+    return table(("   run", "strategy", "batch", "steps timed", ""), rows)
 
 
 def _name(column: Column) -> str:

@@ -24,11 +24,12 @@ from typing import Any
 from urllib.parse import quote
 
 from zeromon.cli import servers
-from zeromon.cli.options import flag
+from zeromon.cli.options import flag, port
 from zeromon.cli.output import package
 from zeromon.errors import CollectorError
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.runs import runs_of
 
 DEFAULT_PORT = 9418
 _PORTS_TO_TRY = 20
@@ -48,7 +49,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--port",
-        type=int,
+        type=port,
         help=f"port to listen on (default: {DEFAULT_PORT}, or the next free port)",
     )
     flag(parser, "--no-browser", "only print the address")
@@ -56,7 +57,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Serves the dashboard until Ctrl-C."""
-    return serve(options, options.run, server=servers.server_of(options))
+    server = servers.server_of(options)
+    if server is not None:
+        runs_of(server)  # raises where nothing answers
+    return serve(options, options.run, server=server)
 
 
 def serve(
@@ -73,13 +77,13 @@ def serve(
     loopback = is_loopback(options.host)
     token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)
     listening = listen(options.host, options.port)
-    port = listening.getsockname()[1]
+    number = listening.getsockname()[1]
     hub = hub_module.Hub(server=server)
     start = f"/run/{quote(resolved(hub, run))}/overview?" if run else "/?"
     start += f"at={at:.3f}&" if at is not None else ""
-    app = app_module.make_app(hub, token=token, port=port, loopback=loopback)
+    app = app_module.make_app(hub, token=token, port=number, loopback=loopback)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{'127.0.0.1' if loopback else host}:{port}{start}token={token}"
+    address = f"http://{'127.0.0.1' if loopback else host}:{number}{start}token={token}"
     sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
     if (
         not options.no_browser

@@ -53,6 +53,13 @@ def whole(text: str) -> int:
     return int(number)
 
 
+def port(text: str) -> int:
+    """Parses the value of an option that is the number of a TCP port; 0: any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, not {text}")
+    return int(text)
+
+
 def between(least: float, most: float = 1e18, *, above: bool = False) -> Callable[[str], float]:
     """Returns the parser of an option that is a number from *least*, or *above* it, to *most*."""
 

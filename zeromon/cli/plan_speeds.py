@@ -90,7 +90,9 @@ def calibrated(
         return None
     rank = next(rank for rank in run.ranks if rank.models)
     size, speeds = micro_batch(rank), found.speeds
-    if options.micro_batch and size:
+    if options.micro_batch and not size:  # the compute of a sample is not known
+        speeds = replace(speeds, forward_seconds=None, backward_seconds=None)
+    elif options.micro_batch and size:
         speeds = larger(speeds, options.micro_batch / size)
     if options.checkpointing and not rank.models[0].get("recomputes"):
         speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)

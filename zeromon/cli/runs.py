@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -138,6 +139,7 @@ def _listed(store: Store, one: Manifest, *, live: bool) -> Listed:
 _COLUMNS = (
     "run",
     "verdict",
+    "started",
     "duration",
     "steps",
     "ranks",
@@ -166,13 +168,18 @@ def as_text(found: list[Listed]) -> str:
 
 
 def _cells(one: Listed) -> tuple[str, ...]:
-    about = " ".join([*(f"#{tag}" for tag in one.tags), one.note])
     cells = (
         one.run, f"{one.health}, running" if one.live else one.health,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(one.started_wall)),
         human_seconds(one.seconds), f"{one.steps:,}", f"{one.ranks}", one.strategy or "n/a",
-        human_bytes(one.record_bytes), _cut(one.cause, 60), _cut(about, 40),
+        human_bytes(one.record_bytes), _cut(one.cause, 60), _cut(_about(one), 40),
     )  # fmt: skip
     return tuple(printable(cell) for cell in cells)
+
+
+def _about(one: About | Listed) -> str:
+    """``#baseline the note``."""
+    return printable(" ".join([*(f"#{tag}" for tag in one.tags), one.note])).strip()
 
 
 def _cut(text: str, width: int) -> str:
@@ -215,6 +222,7 @@ def _write(store: Store, run: str, about: About) -> None:
         store.write_about(run, about)
     except OSError as error:
         raise RunRefused(f"cannot write the record of {run}: {error.strerror}", "") from error
+    say(f"wrote to {run}: {_about(about) or 'no note, no tags'}")
 
 
 def _rename(options: argparse.Namespace) -> int:

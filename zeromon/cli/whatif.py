@@ -87,6 +87,11 @@ def call(options: argparse.Namespace) -> int:
     refuse_format(options.html, ".html")
     run = snapshot(options.run) if options.run else None
     base, points, asked = predict(options, run, _MOST_POINTS)
+    if run is not None and all(one.time is None for one in (base, *points)):
+        raise PlanError(
+            f"the step of {run.run} cannot be predicted without {base.unknown}",
+            hint="The run needs steps with timed forward and backward, or give what is missing.",
+        )
     found = as_json(base, points, of=asked)
     if options.html:
         write_html(found, options.html, "whatif")
@@ -96,7 +101,7 @@ def call(options: argparse.Namespace) -> int:
         show(as_text(base, points))
     if len(points) < asked:
         say(f"interrupted: {len(points)} of {asked} points")
-    return 0 if base.time is not None or any(p.time is not None for p in points) else 2
+    return 0 if any(one.time is not None for one in (base, *points)) else 2
 
 
 def of_run(run: RunSnapshot, changes: Sequence[str], most: int) -> dict[str, Any]:

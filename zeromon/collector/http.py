@@ -321,9 +321,10 @@ def _brief(run: RunSnapshot) -> dict[str, Any]:
     return {
         "run": run.run,
         "ended": run.ended,
+        "detached": run.detached,
         "ranks": len(run.ranks),
         "pids": [rank.pid for rank in run.ranks],
-        "steps": max((rank.steps for rank in run.ranks), default=0),
+        "step": max((rank.step for rank in run.ranks), default=0),
         "started": run.started_wall,
         "command": list(run.command),
     }

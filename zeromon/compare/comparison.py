@@ -94,7 +94,8 @@ class Column:
     ended: str
     died: bool
     steps: int
-    """Number of steps that the figures cover."""
+    """Number of steps that the figures cover: those after the warm-up."""
+    taken: int
     lacked: float | None = None
     """The largest share of the time of its steps that a rank had no CPU; None where unknown."""
     doubt: str = ""
@@ -233,6 +234,7 @@ def _column(runs: Sequence[RunFigures]) -> Column:
         ended=run_state((dead or runs)[0].snapshot),
         died=bool(dead),
         steps=sum(len(run.seconds) for run in runs),
+        taken=sum(run.taken for run in runs),
     )
 
 

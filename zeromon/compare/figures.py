@@ -43,6 +43,8 @@ class RunFigures:
 
     snapshot: RunSnapshot
     seconds: tuple[float, ...]
+    taken: int
+    """All steps that the record has, with the warm-up."""
     exposed: tuple[tuple[float, float], ...]
     """(exposed communication, duration), seconds, of steps with timed communication."""
     data_waits: tuple[tuple[float, float], ...]
@@ -99,6 +101,7 @@ def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
     return RunFigures(
         snapshot=snapshot,
         seconds=tuple(steps),
+        taken=round(sum(series["steps"])),
         exposed=tuple(
             (waits, step) for waits, step, flags in exposed if not int(flags) & NOT_TIMED
         ),
@@ -139,6 +142,10 @@ def died(run: RunSnapshot) -> bool:
 def _step_time(m: RunFigures) -> Figure:
     estimated = typical(m.seconds) if m.seconds else None
     return estimated if estimated is not None and estimated.value > 0 else _NO_STEP
+
+
+def _mean_step_time(m: RunFigures) -> Figure:
+    return estimate(m.seconds, statistics.fmean) if sum(m.seconds) else _NO_STEP
 
 
 def _per_second(work: Callable[[RunSnapshot], float | str]) -> Callable[[RunFigures], Figure]:
@@ -341,15 +348,17 @@ SPEED = Metric(name="speed", label="speed", unit="1/s", find=_step_time, more_is
 """Work per second at the median step; the recommendation uses this metric."""
 
 METRICS = (
-    Metric(name="step_time", label="step time (median)", unit="s", find=_step_time, least=_TIME),
-    Metric(name="steps_per_second", label="steps/s", unit="1/s", find=_per_second(lambda _: 1.0),
+    Metric(name="step_time", label="step time, median", unit="s", find=_step_time, least=_TIME),
+    Metric(name="mean_step_time", label="step time, mean", unit="s", find=_mean_step_time, least=_TIME),
+    Metric(name="steps_per_second", label="steps/s, 1/mean", unit="1/s", find=_per_second(lambda _: 1.0),
            more_is_better=True, least=_TIME),
     Metric(name="samples_per_second", label="samples/s", unit="1/s", find=_per_second(samples_per_step),
            more_is_better=True, least=_TIME),
     Metric(name="tokens_per_second", label="tokens/s", unit="1/s", find=_per_second(tokens_per_step),
            more_is_better=True, least=_TIME),
-    Metric(name="exposed_share", label="exposed share", unit="ratio", find=_exposed_share, least=_POINT),
-    Metric(name="exposed_time", label="exposed a step", unit="s", find=_exposed_time, least=_TIME),
+    Metric(name="exposed_share", label="exposed, all steps", unit="ratio", find=_exposed_share,
+           least=_POINT),
+    Metric(name="exposed_time", label="exposed per step", unit="s", find=_exposed_time, least=_TIME),
     Metric(name="data_wait_share", label="waits for data", unit="ratio", find=_data_wait_share,
            least=_POINT),
     Metric(name="sent_bytes", label="sent a step", unit="bytes", find=_sent),

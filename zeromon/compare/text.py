@@ -66,13 +66,20 @@ def _signed(difference: float, base: float, unit: str) -> str:
 
 
 _GROUPS = (
-    ("Time", ("step_time", "steps_per_second", "samples_per_second", "tokens_per_second",
-              "exposed_share", "exposed_time", "data_wait_share", "offload_time", "skipped_steps")),
+    ("Time", ("step_time", "mean_step_time", "steps_per_second", "samples_per_second",
+              "tokens_per_second", "exposed_share", "exposed_time", "data_wait_share", "offload_time",
+              "skipped_steps")),
     ("Moved", ("sent_bytes", "offload_bytes")),
     ("Memory", ("peak_reserved", "peak_allocated", "headroom", "allocation_retries", "peak_rss",
                 "largest_micro_batch")),
 )  # fmt: skip
 _ONLY_WHERE_THERE = frozenset(("offload_time", "offload_bytes", "allocation_retries"))
+
+
+def steps_text(column: Column) -> str:
+    """``54 of 60``: the steps that the figures are over, of all that were recorded."""
+    of = f" of {human_count(column.taken)}" if column.taken > column.steps else ""
+    return f"{human_count(column.steps)}{of}"
 
 
 def course_title(comparison: Comparison) -> str:

@@ -6,16 +6,20 @@ how a figure is read from a snapshot, in which unit it is shown and which thresh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median
 
 from zeromon.focus import oom_ratio
 from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
+from zeromon.readout.breakdown import WINDOW
 from zeromon.snapshot import FleetNode, RankSnapshot
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 GIB = 1 << 30
+LAST_STEPS = f"last {WINDOW} steps"
+"""What the step time, its parts and the exposed communication of a snapshot are means over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,6 @@ class Figure:
     metrics: tuple[str, ...] = ()
     """Metrics that carry it, without ``zeromon_``; a later one counts where the first is absent."""
     level: Level | None = None
-    from_zero: bool = True
-    """Whether a scale of it begins at 0; else differences between ranks would not show."""
 
     def of_node(self, node: FleetNode) -> float | None:
         """The value of the node's worst rank; None where unknown."""
@@ -104,12 +106,19 @@ def mean_step_seconds(rank: RankSnapshot) -> float | None:
     return rank.step_seconds if rank.step_mean_seconds is None else rank.step_mean_seconds
 
 
+def run_step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
+    """The mean step time of the median rank; None where no step is known."""
+    known = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
+    return median(known) if known else None
+
+
 STEP = Figure(
-    name="step", label="step time, mean", unit=SECONDS, of_rank=mean_step_seconds,
-    field="step_seconds", on_nodes=True, metrics=("step_seconds",), from_zero=False,
+    name="step", label=f"step time, mean of the {LAST_STEPS}", unit=SECONDS, of_rank=mean_step_seconds,
+    field="step_seconds", on_nodes=True, metrics=("step_seconds",),
 )  # fmt: skip
 EXPOSED = Figure(
-    name="exposed", label="exposed communication", unit=RATIO, of_rank=lambda r: r.exposed_ratio,
+    name="exposed", label=f"exposed communication, {LAST_STEPS}", unit=RATIO,
+    of_rank=lambda r: r.exposed_ratio,
     field="exposed_ratio", on_nodes=True, metrics=("exposed_communication_ratio",),
     level=EXPOSED_LEVEL,
 )  # fmt: skip
@@ -131,7 +140,7 @@ WAITS = Figure(
 )  # fmt: skip
 MEMORY = Figure(
     name="memory", label="memory", unit=BYTES, of_rank=held_bytes, field="memory_bytes",
-    on_nodes=True, metrics=("memory_reserved_bytes", "host_memory_rss_bytes"), from_zero=False,
+    on_nodes=True, metrics=("memory_reserved_bytes", "host_memory_rss_bytes"),
 )  # fmt: skip
 HEADROOM = Figure(
     name="headroom", label="headroom", unit=BYTES, of_rank=headroom_bytes, field="headroom_bytes",

@@ -15,6 +15,7 @@ from zeromon.memory.devices import peak_flops
 from zeromon.memory.seconds import training_flops
 from zeromon.memory.whole import model_of, ranks_of_dim, whole_parts
 from zeromon.readout.breakdown import WINDOW
+from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import pause_seconds, roughly
 from zeromon.ring.dimensions import Dim
 from zeromon.ring.events import Padding
@@ -211,14 +212,17 @@ class Progress:
 
 
 def progress(run: RunSnapshot) -> Progress | None:
-    """How far the last rank is; None where nothing says how many steps there are."""
+    """How far the last rank is; None where nothing says how many steps there are.
+
+    The time that is left is by the step time that views show, so that they agree with it.
+    """
     found = [(one, rank) for rank in run.ranks if (one := _goal(run, rank)) is not None]
     if not found:
         return None
-    (step, of, by), rank = min(found, key=lambda one: one[0][0])
-    steps = settled(rank.recent)
-    moves = steps and step < of and not run.ended and pause_seconds(run) is None
-    left = (of - step) * fmean(one.seconds for one in steps) if moves else None
+    (step, of, by), _ = min(found, key=lambda one: one[0][0])
+    each = run_step_seconds(run.ranks)
+    moves = step < of and not run.ended and pause_seconds(run) is None
+    left = (of - step) * each if each and moves else None
     return Progress(step=step, of=of, by=by, left_seconds=left)
 
 

@@ -13,22 +13,24 @@ NAMES = {
 }
 
 
+_UNSEEN = "seen only through a logger: W&B, TensorBoard, MLflow, Trainer, Lightning"
+
+
 def telling(run: RunSnapshot) -> RankSnapshot | None:
     """The first of the ranks that know most of their loss, gradient norm and learning rate."""
     return max(run.ranks, key=lambda rank: len(rank.scalars), default=None)
 
 
 def training_text(rank: RankSnapshot) -> str:
-    """What the host knows of them on *rank*, and why the others are unknown."""
+    """What a logger was given of them on *rank*, and why the others are unknown."""
     known = {row.name: row for row in rank.scalars}
     parts = [
         f"{called} {value_text(known[name])}" for name, called in NAMES.items() if name in known
     ]
     missing = [called for name, called in NAMES.items() if name not in known]
     if missing:
-        it = "them as numbers" if len(missing) > 1 else "it as a number"
         which = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-        parts.append(f"{which} n/a: nothing in the process has {it} on the host")
+        parts.append(f"{which} n/a ({_UNSEEN})")
     return ", ".join(parts)
 
 

@@ -4,7 +4,7 @@ from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
 from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.table import table
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import (
     human_bytes,
@@ -28,7 +28,7 @@ def communication(run: RunSnapshot) -> str:
             human_bytes(row.nbytes),
             human_seconds(row.seconds) if row.seconds else "-",
             human_seconds(row.exposed_seconds) if row.seconds else "-",
-            human_rate(row.busbw_bytes_per_second) if row.timed else "-",
+            human_rate(_bus_bandwidth(rank, row)),
         )
         for row in rank.collectives
     ]
@@ -45,6 +45,18 @@ def communication(run: RunSnapshot) -> str:
     if text := in_graphs(rank):
         lines.append(f"  {text}")
     return "\n".join(lines)
+
+
+def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
+    """Of the last steps; where calls are timed by bucket, as by DDP, that of all units together."""
+    units = [
+        one for one in rank.traffic
+        if (one.op, one.group) == (row.op, row.group) and one.busbw_bytes_per_second
+    ]  # fmt: skip
+    seconds = sum(one.nbytes / (one.busbw_bytes_per_second or 1.0) for one in units)
+    return row.busbw_bytes_per_second or (
+        sum(u.nbytes for u in units) / seconds if seconds else None
+    )
 
 
 def dimensions(run: RunSnapshot) -> str:

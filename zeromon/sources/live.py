@@ -47,8 +47,11 @@ class LiveRun:
 
     run: str
     ended: bool
+    detached: bool
+    """The agent was removed from all its ranks, so that it goes on without being watched."""
     ranks: int
-    steps: int
+    step: int
+    """Of the job, as its ranks count."""
     pids: tuple[int, ...]
     command: tuple[str, ...]
     address: str = ""
@@ -57,6 +60,13 @@ class LiveRun:
     def open(self) -> LiveSource:
         """A source of this run's snapshots."""
         return LiveSource(self.address, self.run)
+
+    @property
+    def state(self) -> str:
+        """``live, step 340``; how it is where it has ended or is not watched."""
+        if self.ended:
+            return "ended"
+        return f"{'not watched since' if self.detached else 'live,'} step {self.step:,}"
 
 
 class LiveSource:
@@ -279,14 +289,14 @@ def node_runs() -> list[LiveRun]:
                 found += runs_at(address)
             except SourceError:
                 continue
-    return sorted(found, key=lambda run: (run.ended, run.run))
+    return sorted(found, key=lambda run: (run.ended, run.detached, run.run))
 
 
 def find(target: str | None) -> list[LiveRun]:
     """The runs that *target* may mean, at least one; raises :class:`RunNotFound` without any.
 
     *target*: a run id or its beginning, the pid of a rank, ``host:port`` of a collector, or None for all
-    runs of this node. A run that has ended is only among them where no other matches.
+    runs of this node. One that has ended or is not watched is only among them where no other matches.
     """
     if target and ":" in target:
         candidates = runs_at(target)
@@ -296,7 +306,7 @@ def find(target: str | None) -> list[LiveRun]:
             candidates = [run for run in candidates if int(target) in run.pids]
         elif target:
             candidates = [run for run in candidates if run.run.startswith(target)]
-    candidates = [run for run in candidates if not run.ended] or candidates
+    candidates = [run for run in candidates if not (run.ended or run.detached)] or candidates
     candidates = [run for run in candidates if run.run == target] or candidates
     if not candidates and target and target in Store().names():
         raise RunNotFound(f"{target} has ended", f"zeromon report {target}")

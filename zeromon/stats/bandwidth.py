@@ -30,10 +30,10 @@ def algbw(total_bytes: float, seconds: float) -> float | None:
 
 
 def busbw(op: Op, total_bytes: float, seconds: float, group_size: int) -> float | None:
-    """Returns the bus bandwidth in bytes/s; None for a barrier, no time, or a group of one rank."""
+    """Returns the bus bandwidth in bytes/s; None for a barrier, no bytes, no time, or a group of one."""
     factor = bus_factor(op, group_size)
     bandwidth = algbw(total_bytes, seconds)
-    return None if factor is None or bandwidth is None else bandwidth * factor
+    return bandwidth * factor if factor and bandwidth else None
 
 
 def bus_factor(op: Op, group_size: int) -> float | None:

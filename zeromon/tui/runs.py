@@ -30,8 +30,7 @@ def choices(store: Store) -> tuple[RunChoice, ...]:
     """Live runs, then recorded ones."""
     live = [
         RunChoice(
-            run.run, "ended" if run.ended else f"live, step {run.steps}", clean(" ".join(run.command)),
-            run.address,
+            run.run, run.state, clean(" ".join(run.command)), run.address,
         )
         for run in node_runs()
     ]  # fmt: skip

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 from zeromon.focus import nearest_oom
 from zeromon.levels import OOM, Level
 from zeromon.readout import throughput
-from zeromon.readout.figures import mean_step_seconds
+from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.risk import risk_level
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import beside, exposed_severity, verdict
@@ -67,24 +66,18 @@ def level_and_cause(risk: Risk, look: DisplayOptions) -> str:
     return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 
-def step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
-    """The step time of the median rank."""
-    known = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
-    return median(known) if known else None
-
-
 def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | str:
     """Tokens a second of all ranks, or why they are unknown; by ``--tokens-per-step`` where given."""
     if not look.tokens_per_step:
         return throughput.tokens_per_second(run)
-    each = step_seconds(run.ranks) if pause_seconds(run) is None else None
+    each = run_step_seconds(run.ranks) if pause_seconds(run) is None else None
     return look.tokens_per_step / each if each else "no step ends"
 
 
 def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]]:
     """The run in numbers: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
-    each = spreads["step_seconds"].median if "step_seconds" in spreads else step_seconds(ranks)
+    each = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
     shares = [rank.exposed_ratio for rank in ranks if rank.exposed_ratio is not None]
     overlaps = [rank.overlap_ratio for rank in ranks if rank.overlap_ratio is not None]
     exposed, overlap = max(shares, default=None), min(overlaps, default=None)

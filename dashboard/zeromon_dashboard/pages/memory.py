@@ -6,7 +6,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.focus import first_counted
+from zeromon.focus import first_counted, nearest_oom
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.roles import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
@@ -29,12 +29,13 @@ from zeromon_dashboard.widgets import (
 
 
 def content(known: Known) -> Page:
-    """The charts and cards of one rank's memory."""
-    rank = known.rank
-    counted = rank if known.where.ranks else first_counted(known.run.ranks)
+    """The charts and cards of one rank's memory: the chosen one, else the nearest to its limit."""
+    nearest = nearest_oom(known.chosen.ranks)
+    rank = nearest[0] if nearest is not None else known.rank
+    counted = rank if rank is not None and rank.roles else first_counted(known.chosen.ranks)
     return Page(
         {
-            **card_parts(risk_card(known.run), *_fragmentation(rank)),
+            **card_parts(risk_card(known.chosen), *_fragmentation(rank)),
             **optional(
                 "roles",
                 snapshot_figures.roles(counted) if counted else None,
@@ -82,7 +83,7 @@ def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
             card(
                 "Host headroom",
                 human_bytes(host.headroom_bytes if host else None),
-                f"cgroup: {limit}",
+                f"cgroup: {limit}; rank {rank.rank}",
             ),
             card("Pinned", human_bytes(rank.pinned_bytes), f"rank {rank.rank}"),
         ]
@@ -97,13 +98,13 @@ def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
         card(
             "Headroom",
             human_bytes(memory.headroom_bytes),
-            f"of {human_bytes(memory.capacity_bytes)}",
+            f"of {human_bytes(memory.capacity_bytes)}, rank {rank.rank}",
         ),
         card(
             "Fragmentation",
             human_bytes(slack),
             f"reserved, not allocated; {human_bytes(memory.inactive_split_bytes)} in split blocks; "
-            f"{retries}",
+            f"{retries}; rank {rank.rank}",
         ),
     ]
 
@@ -111,7 +112,8 @@ def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
 def _rests(rank: RankSnapshot | None) -> str:
     """The memory that no role accounts for."""
     rests = unattributed_memory(rank) if rank is not None else ()
-    return "; ".join(
+    of_rank = f"rank {rank.rank}: " if rank is not None and rests else ""
+    return of_rank + "; ".join(
         f"{UNATTRIBUTED_NAMES[rest.kind]} ({rest.place}): {human_bytes(rest.nbytes)}"
         for rest in rests
     )

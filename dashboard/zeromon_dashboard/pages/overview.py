@@ -7,7 +7,7 @@ from dash import html
 
 from zeromon.focus import most_exposed
 from zeromon.readout.charts import names
-from zeromon.readout.figures import SPREAD, mean_step_seconds
+from zeromon.readout.figures import LAST_STEPS, SPREAD, mean_step_seconds
 from zeromon.readout.text import (
     exposed_unknown,
     in_graphs,
@@ -52,7 +52,7 @@ _NO_LEDGER = (
 
 def content(known: Known) -> Page:
     """The cards, the breakdown of a step, all charts, and the most severe findings."""
-    run = known.run
+    run = known.chosen
     return Page(
         {
             **card_parts(
@@ -124,7 +124,7 @@ def _waits(run: RunSnapshot) -> Any:
         return card("Exposed communication", "n/a", why)
     share = worst.exposed_ratio
     colour = SEVERITY_COLOURS[exposed_severity(run)]
-    note = f"{human_seconds(worst.exposed_seconds)} a step on rank {worst.rank}"
+    note = f"{human_seconds(worst.exposed_seconds)} per step on rank {worst.rank}, {LAST_STEPS}"
     if worst.traffic and worst.traffic[0].exposed_seconds > 0:
         most = worst.traffic[0]
         note += f"; most in {most.unit or most.group} ({most.op})"
@@ -141,7 +141,7 @@ def _steps(run: RunSnapshot) -> Any:
         return card("Step time", "n/a", "no step has ended lately" if began else "no step yet")
     slowest, pause = max(known), pause_seconds(run)
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
-    return card("Step time", human_seconds(slowest), f"{rate}; mean of the last steps")
+    return card("Step time", human_seconds(slowest), f"{rate}; mean of the {LAST_STEPS}")
 
 
 def _throughput(run: RunSnapshot) -> Any:

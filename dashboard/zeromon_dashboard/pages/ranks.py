@@ -29,8 +29,8 @@ def content(known: Known) -> Page:
     """The map and the table of ranks, and the stragglers."""
     return Page(
         {
-            "rank-map": {"figure": snapshot_figures.rank_map(known.run, known.where.metric)},
-            "rank-table": {"rowData": rank_rows(known.run, known.where.node)},
+            "rank-map": {"figure": snapshot_figures.rank_map(known.chosen, known.where.metric)},
+            "rank-table": {"rowData": rank_rows(known.chosen, known.where.node)},
             "rank-count": {"children": _count(known)},
             "stragglers": {"children": _stragglers(known.run)},
         }

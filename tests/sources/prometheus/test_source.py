@@ -19,6 +19,7 @@ from support import Node, train_command, wait_for
 from zeromon.cli import main
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.breakdown import rank_parts
+from zeromon.readout.text import clock
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import client, history, reader, source as source_module
@@ -28,7 +29,6 @@ from zeromon.sources.prometheus.source import PrometheusSource
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
 from zeromon.storage.step_query import StepQuery
-from zeromon_dashboard.page import clock
 
 pytestmark = needs_prometheus
 

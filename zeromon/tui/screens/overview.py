@@ -158,7 +158,7 @@ def spread_lines(fleet: Fleet, look: DisplayOptions, most: int) -> list[Line]:
         say = look.size if figure.unit is BYTES else figure.unit.text
         values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
         cells = ((fit(say(value), 10, right=True), "") for value in values)
-        lines.append([(fit(figure.label, 22), "dim"), *cells])
+        lines.append([(fit(figure.title, 22), "dim"), *cells])
     return lines
 
 

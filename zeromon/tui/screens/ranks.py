@@ -47,8 +47,7 @@ class HeatMap(Panel):
         if fleet is not None:
             values, what = [shown.of_node(node) for node in fleet.nodes], "nodes"
         known = [value for value in values if value is not None]
-        low = 0.0 if shown.from_zero else min(known, default=0.0)
-        high = nice_ceiling(max(known, default=1.0)) if shown.from_zero else max(known, default=1.0)
+        high = nice_ceiling(max(known, default=1.0))
         high = min(high, 1.0) if shown.unit is RATIO else high
         words = model.look.size if shown.unit is BYTES else shown.unit.text
 
@@ -57,8 +56,8 @@ class HeatMap(Panel):
             each = f"{self._mesh.each} {what} a cell, the worst  " if self._mesh.each > 1 else ""
             hint = f"{each}h: another figure" if known else "not known"
             hint += "  n: nodes" if fleet is not None else ""
-            foot = spread([(hint, "dim")], scale(words(low), words(high), letters=letters), width)
-            return [*heat(values, (low, high), self._mesh, chosen, letters=letters), foot]
+            foot = spread([(hint, "dim")], scale(words(0.0), words(high), letters=letters), width)
+            return [*heat(values, (0.0, high), self._mesh, chosen, letters=letters), foot]
 
         self.show(lines, f"{shown.label}, {human_count(len(values))} {what}")
 
