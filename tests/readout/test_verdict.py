@@ -146,6 +146,12 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "hang": (replace(_two(), hangs=(_HANG,)), Health.STALLED, "all_reduce in"),
     "a rank killed": (_two(_DEAD), Health.DYING, "died: rank 0, SIGKILL"),
     "all killed": (_two(_DEAD, ended=True), Health.DEAD, "died: rank 0, SIGKILL"),
+    "an exception": (
+        _advised(_two({
+            **_DEAD, "ended": "exception", "exception": "ValueError at t.py:32: bad sample 4711",
+        }, ended=True)),
+        Health.DEAD, "rank 0: ValueError at t.py:32: bad sample 4711 after step 20",
+    ),
     "killed on another node": (
         _two(_DEAD, findings=(
             _found("ZM016", "node_lost", Severity.CRITICAL, "node c has not reported"),

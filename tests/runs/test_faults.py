@@ -53,10 +53,11 @@ def test_an_exception_in_a_step_is_in_the_record(node: Node) -> None:
     assert result.code == 1
     first = result.snapshot.ranks[0]
     assert (first.failed, first.ended, first.step) == (True, "exception", 2)
-    assert first.exception == "RuntimeError: injected in a step"
+    assert first.exception == "RuntimeError at tiny.py:57: injected in a step"
     report = render(result.snapshot)
     assert "rank 0: exception; last seen in step 3" in report
-    assert "RuntimeError: injected in a step" in report
+    cause = "rank 0: RuntimeError at tiny.py:57: injected in a step after step 2"
+    assert cause in report.splitlines()[1]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
     alike = sum(rank.ended == first.ended for rank in culprits)
     more = f" (and {alike - 1} more)" if alike > 1 else ""
-    how = f", {first.ended}, after step {first.step}"
+    name = first.ended if first.ended != "exception" else error_of(first).split()[0].rstrip(":")
+    how = f", {name}, after step {first.step}"
     if has_left(first):
         how = f" left after step {first.step} ({exit_text(first)})"
     others = [rank.rank for rank in culprits if rank.ended != first.ended]
@@ -31,6 +32,15 @@ def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
         named = numbered(victims) if count == len(victims) else f"{human_count(count)} ranks"
         parts.append(f"{named} died of it")
     return "; ".join(parts)
+
+
+def error_of(rank: RankSnapshot) -> str:
+    """How *rank* ended: ``SIGKILL``, or its exception: ``ValueError at t.py:32: bad sample 4711``."""
+    text = rank.exception if rank.ended == "exception" else ""
+    return f"{text[:_MAX_ERROR]}..." if len(text) > _MAX_ERROR else text or rank.ended
+
+
+_MAX_ERROR = 160
 
 
 def exit_text(rank: RankSnapshot) -> str:

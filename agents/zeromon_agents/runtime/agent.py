@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ import torch
 from zeromon import __version__
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
+from zeromon.ring.model_metadata import INSTALLED
 from zeromon_agents.hooks.backend import Services
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
@@ -440,7 +442,7 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
             self._write_loading()
-            text = self.context.text(f"{kind.__name__}: {error}")
+            text = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error}")
             self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
             atexit.unregister(self._at_exit)
         self._excepthook(kind, error, trace)
@@ -455,3 +457,13 @@ class Agent:
             self.guard.guarded(self.capture.flush)()
             self.context.emit(Kind.EXIT, op=ExitKind.CLEAN)
             self.collectives.completions.settle()
+
+
+def _raised_at(trace: TracebackType | None) -> str:
+    """`` at train.py:32``: the innermost line of the script in *trace*; "" without one."""
+    place = ""
+    for frame, line in traceback.walk_tb(trace):
+        name = frame.f_code.co_filename
+        if not any(part in name for part in INSTALLED):
+            place = f" at {os.path.basename(name)}:{line}"
+    return place

@@ -9,7 +9,7 @@ from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_sta
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
-from zeromon.readout.deaths import consequence_text, death_text, host_evidence, left_text
+from zeromon.readout.deaths import consequence_text, death_text, error_of, host_evidence, left_text
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, node_lost, roughly, script_frame
 from zeromon.snapshot import (
@@ -46,7 +46,7 @@ def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]
     if has_left(rank):
         return left_text(run, rank, roles)
     why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
-    text = f"{rank.ended} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
+    text = f"{error_of(rank)} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
     return text + consequence_text(rank, roles)
 
 
