@@ -181,6 +181,14 @@ def has_left(rank: RankSnapshot) -> bool:
     return not (rank.alive or rank.failed or rank.detached or rank.silent)
 
 
+def is_ending(run: RunSnapshot) -> bool:
+    """Whether a rank of *run* has finished after as many steps as the others, and none has failed."""
+    if run.ended or any(rank.failed for rank in run.ranks):
+        return False
+    has_one_left = any(rank.leaving or has_left(rank) for rank in run.ranks)
+    return has_one_left and len({rank.step for rank in run.ranks}) == 1
+
+
 def _waits_for_absent(rank: RankSnapshot, ended: Sequence[RankSnapshot]) -> bool:
     """Whether *rank* died in a collective of one that had *ended* before and never called it."""
     return any(other.last_event_ns < rank.last_event_ns and _needs(rank, other) for other in ended)

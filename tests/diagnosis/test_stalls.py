@@ -13,7 +13,9 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stalls import stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause
+from zeromon.levels import PAUSE_SECONDS
 from zeromon.readout.text import pause_seconds, run_state
+from zeromon.readout.verdict import Health, verdict
 from zeromon.snapshot import (
     Finding,
     GroupProgress,
@@ -70,6 +72,21 @@ def test_a_rank_is_stalled_after_fifteen_seconds_and_five_usual_steps() -> None:
     assert found(stalled_for(21, stuck())) is not None
     assert found(stalled_for(40, stuck(step=10.0))) is None
     assert found(stalled_for(66, stuck(step=10.0))) is not None
+
+
+def test_a_rank_that_shuts_down_after_the_others_have_finished_is_not_stalled() -> None:
+    """Nor does the verdict change while a run ends well; one that stops earlier than the others is."""
+    others = stuck(1), stuck(2)
+    for gone in (
+        replace(others[0], alive=False, ended="finished"), replace(others[0], leaving=True),
+    ):  # fmt: skip
+        ends = stalled_for(40, stuck(), gone, replace(others[1], stack=()))
+        assert found(ends) is None
+        judged = verdict(ends)
+        assert (judged.health, judged.severity) == (Health.HEALTHY, None)
+        assert run_state(ends) == "ending after step 10" and "processes end" in judged.cause
+        assert found(stalled_for(PAUSE_SECONDS + 1, stuck(), gone)) is not None
+        assert found(stalled_for(40, replace(stuck(), step=8), gone)) is not None
 
 
 def test_a_stall_names_since_when_and_where_each_rank_is() -> None:

@@ -8,6 +8,7 @@ expected: a checkpoint, a compilation, a debugger, and an evaluation without col
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zeromon.focus import is_ending
 from zeromon.fold.pauses import STARTS
 from zeromon.levels import PAUSE_SECONDS, STALL_SECONDS, STALL_STEPS, START_SECONDS, Severity
 from zeromon.snapshot import Halt, RankSnapshot, RunSnapshot
@@ -36,6 +37,8 @@ def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     quiet = [Stall(rank, _still(rank, now)) for rank in present if _is_quiet(rank, now)]
     if not any(map(_is_long, quiet)):
         return ()
+    if is_ending(run) and max(stall.seconds for stall in quiet) < PAUSE_SECONDS:
+        return ()  # the others have finished: it saves, evaluates or shuts down
     stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
     return tuple(sorted(stalled, key=lambda stall: (-stall.seconds, stall.rank.rank)))
 

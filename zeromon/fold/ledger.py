@@ -253,6 +253,11 @@ def startup_parts(state: RankState) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda part: -part[1])) if any(found) else {}
 
 
+def has_exited(state: RankState) -> bool:
+    """Whether the script of the rank has ended without an error."""
+    return state.exit is not None and state.exit.how is ExitKind.CLEAN
+
+
 def _add_step_under_way(
     state: RankState, causes: dict[Cause, float], until: int, observed: Observed
 ) -> None:
@@ -268,8 +273,7 @@ def _add_step_under_way(
     _take(phases, silent)
     for phase, ns in zip(Phase, phases, strict=False):
         causes[OF_PHASE[phase]] += ns
-    has_left = state.exit is not None and state.exit.how is ExitKind.CLEAN
-    is_over = has_left or not observed.alive
+    is_over = has_exited(state) or not observed.alive
     causes[Cause.SHUT_DOWN if is_over else OF_PHASE[state.phase]] += phases[-1]
 
 

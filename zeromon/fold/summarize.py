@@ -10,7 +10,7 @@ from typing import Any
 from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.group_progress import in_flight_rows, progress_row
-from zeromon.fold.ledger import activity_rows, ledger_rows, ledger_totals, startup_parts
+from zeromon.fold.ledger import activity_rows, has_exited, ledger_rows, ledger_totals, startup_parts
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
@@ -159,6 +159,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
         pipeline=pipeline_row(state),
+        leaving=observed.alive and has_exited(state),
         ledger_totals=ledger_totals(state, observed),
         ledger=ledger_rows(state, observed),
         resumed_step=resumed if isinstance(resumed := meta.get("resumed_step"), int) else None,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from zeromon.focus import first_failed, roles_of
+from zeromon.focus import first_failed, is_ending, roles_of
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
@@ -74,6 +74,8 @@ def _state(run: RunSnapshot) -> str:
         return f"finished after {human_count(steps)} steps"
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
+    if is_ending(run):
+        return f"ending after step {human_count(steps)}"
     return f"running, step {human_count(steps)}"
 
 

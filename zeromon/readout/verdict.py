@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, nearest_oom
+from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, is_ending, nearest_oom
 from zeromon.levels import Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.hang import hang_headline
@@ -229,6 +229,8 @@ def _most_severe(found: Sequence[Finding]) -> Finding:
 def _well(run: RunSnapshot) -> Verdict:
     if not any(rank.steps for rank in run.ranks):
         return Verdict(Health.STARTING, Health.STARTING.severity, "no step has ended yet")
+    if is_ending(run):
+        return Verdict(Health.HEALTHY, None, "the script has ended, its processes end")
     worst = nearest_oom(run.ranks)
     if worst is not None and worst[1].steps_left is not None:  # in a long time
         texts = risk_headline(*worst), risk_headline(*worst, short=True)

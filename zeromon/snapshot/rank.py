@@ -210,6 +210,8 @@ class RankSnapshot:
 
     ledger: tuple[LedgerRow, ...] = ()
     """Every second of the process, or since the agent was attached; () in a record of before."""
+    leaving: bool = False
+    """Its script has ended well, and its process still runs."""
     ledger_totals: dict[str, float] = field(default_factory=dict)
     """Seconds by cause of the set-up and of the steps whose times are complete: they only grow."""
     activities: tuple[ActivityRow, ...] = ()
