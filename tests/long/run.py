@@ -7,7 +7,7 @@
 Each case is judged three times: live, once a second, by the verdict on the snapshot of /api/runs/RUN;
 in the second after its end, by the first two lines of `zeromon report`; later from the store alone, once
 collector and live records are gone. A folder (--out) keeps a file for each case: a run that is started
-again goes on where it was. At the end result.json has the seed, the machine, the commit and all lines.
+again on the same commit goes on where it was. At the end result.json has the seed, the machine, the commit and all lines.
 It needs about half a minute per case, and nothing else that trains beside it.
 """
 
@@ -280,6 +280,12 @@ def with_marks(result: dict[str, Any]) -> dict[str, Any]:
     return marked
 
 
+def earlier_result(kept: Path) -> dict[str, Any] | None:
+    """The result of a case of this commit, judged anew; None where there is none."""
+    result = json.loads(kept.read_text()) if kept.exists() else {}
+    return with_marks(result) if result.get("commit") == commit() else None
+
+
 def _changes(lines: Sequence[Line]) -> list[Line]:
     """The lines whose words, without figures, differ from those of the line before."""
     shown: list[Line] = []
@@ -293,8 +299,8 @@ def _changes(lines: Sequence[Line]) -> list[Line]:
 
 
 def commit() -> str:
-    """The commit of the tree, short."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
+    """The commit of the tree, short; with ``-dirty`` where it has changes."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
@@ -424,8 +430,8 @@ def main() -> int:
     try:
         for case in cases:
             kept = folder / f"{given.seed}-{case.name}.json"
-            if kept.exists() and given.case is None:
-                results.append(with_marks(json.loads(kept.read_text())))
+            if given.case is None and (earlier := earlier_result(kept)) is not None:
+                results.append(earlier)
                 continue
             if time.monotonic() - started > given.minutes * 60:
                 break
