@@ -7,8 +7,8 @@
 Each case is judged three times: live, once a second, by the verdict on the snapshot of /api/runs/RUN;
 in the second after its end, by the first two lines of `zeromon report`; later from the store alone, once
 collector and live records are gone. A folder (--out) keeps a file for each case: a run that is started
-again on the same commit goes on where it was. At the end result.json has the seed, the machine, the commit and all lines.
-It needs about half a minute per case, and nothing else that trains beside it.
+again on the same commit goes on where it was. At the end result.json has the seed, the machine, the
+commit and all lines. It needs about half a minute per case, and nothing else that trains beside it.
 """
 
 from __future__ import annotations
