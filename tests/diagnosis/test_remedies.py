@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import run, summary
+from builders import deepspeed_facts, run, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -38,6 +38,7 @@ from zeromon.snapshot import (
     RankSnapshot,
     Risk,
     RiskCause,
+    RoleRow,
     Severity,
 )
 from zeromon.snapshot.ledger import ActivityRow
@@ -307,3 +308,19 @@ def test_gradients_that_the_script_averages_are_given_to_ddp(
 )
 def test_few_or_large_calls_and_those_of_units_are_not_stacked(rank: RankSnapshot) -> None:
     assert not [diff for diff in remedies(rank, "tiny_collectives") if "stack" in diff]
+
+
+@pytest.mark.parametrize(
+    ("living", "grown", "diff"),
+    [(6, 600 * MIB, "engine.destroy()"), (1, 600 * MIB, "losses"), (6, 100 * MIB, "losses")],
+)
+def test_engines_that_pile_up_are_destroyed(living: int, grown: int, diff: str) -> None:
+    """A sweep makes one after another; a growth that is not theirs gets the usual advice."""
+    engine = deepspeed_facts()["engines"][0]
+    engines = tuple(replace(engine, engine=n, dropped=n > living) for n in range(1, 7))
+    state = RoleRow(role="optimizer_state", device_bytes=0, host_bytes=GIB, disk_bytes=0,
+                    pinned_bytes=0, grown_bytes=grown)  # fmt: skip
+    leak = Risk(pool=HOST, ratio=0.6, cause=RiskCause.GROWTH, steps_left=500.0, used_bytes=2 * GIB,
+                capacity_bytes=20 * GIB, growth_bytes_per_step=11.0 * MIB, grown_bytes=GIB)  # fmt: skip
+    (found_diff,) = remedies(one(engines=engines, roles=(state,), risks=(leak,)), "oom_risk")
+    assert diff in found_diff

@@ -39,12 +39,38 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             if severity is None:
                 continue
             reported_host = reported_host or of_host
+            engines = _engines_that_grow(run, rank, risk)
+            kept = (
+                f"; {engines} DeepSpeed engines are alive, each with its state" if engines else ""
+            )
+            remedy = _climb(run, rank, risk)
+            if risk.cause == RiskCause.GROWTH:
+                remedy = _destroyed() if engines else _keep_less()
             yield Match(
-                risk_text(risk, rank) + _what_grows(risk, rank),
+                risk_text(risk, rank) + (kept or _what_grows(risk, rank)),
                 rank.rank,
-                _keep_less() if risk.cause == RiskCause.GROWTH else _climb(run, rank, risk),
+                remedy,
                 severity,
             )
+
+
+def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
+    """The living engines of *rank*, where what several of them hold is half of a growth; else 0."""
+    living = sum(not engine.dropped for engine in rank.engines)
+    ranks = run.ranks if risk.pool == Pool.HOST else [rank]
+    grown = sum(max(0, row.grown_bytes) for one in ranks for row in one.roles)
+    is_theirs = risk.cause == RiskCause.GROWTH and grown >= risk.grown_bytes / 2
+    return living if living > 1 and is_theirs else 0
+
+
+def _destroyed() -> Remedy:
+    return Remedy(
+        cause="DeepSpeed keeps an engine alive that the script lets go of",
+        dialect=ConfigFormat.PYTHON,
+        diff="+ engine.destroy()\n  del engine",
+        effect="the growth ends",
+        price="none",
+    )
 
 
 _LEAST_GROWN = 0.10
