@@ -18,8 +18,6 @@ from drawn_faults import ALL_RANKS, FAULTS, Case
 RANKS = 2
 FLIP_SECONDS = 5.0
 """A verdict that changes and is back within so long has flipped."""
-SEEN_SECONDS = 2.5
-"""Nothing that ends sooner can be seen by who looks once a second at figures that are a second old."""
 MAX_STEPS_EARLY = 3
 MAX_STEPS_LATE = 15
 """How far "since step N" may be from the truth."""
@@ -62,6 +60,8 @@ class Expected:
     """Of the report; as live where empty."""
     deadline: float = 12.0
     """Seconds from the fault to the first right line."""
+    seen: float = 2.5
+    """What ends sooner cannot be seen by who looks once a second at figures that are a second old."""
     begins: float = 0.0
     """Seconds after the fault from which lines count."""
     is_broken: bool = False
@@ -114,8 +114,8 @@ EXPECTED = {
     "leak_limited": Expected(r"gr[eo]w|leak|r[ua]ns? out|memory"),
     "exception": Expected(rf"exception|{_ERROR}", _ERROR, is_broken=True, deadline=5),
     "killed": Expected(r"SIGKILL|killed", is_broken=True, deadline=5),
-    "exit_zero": Expected(_LEFT, is_broken=True, deadline=5),
-    "return_early": Expected(_LEFT, is_broken=True, deadline=5),
+    "exit_zero": Expected(_LEFT, seen=4, is_broken=True, deadline=6),
+    "return_early": Expected(_LEFT, seen=4, is_broken=True, deadline=6),
     "nan": Expected(r"\bNaN\b|infinite|not a number"),
     "python": Expected(r"(own|script|python).*drawn\.py:\d+|drawn\.py:\d+", live_rank=""),
     "slow_start": Expected(
@@ -133,7 +133,8 @@ EXPECTED = {
         r"restart|attempt 2|^starting", rf"attempt 2[\s\S]*({_INIT})|({_INIT})", live_rank=""
     ),
 }  # fmt: skip
-"""Kind of fault -> what must be said of it. Live, a restart is no death."""
+"""Kind of fault -> what must be said of it. Live, a restart is no death. A rank that leaves takes a
+second or two to end."""
 
 _GREEN = re.compile(r"(?:^|verdict\s+)(healthy|slow|running|starting|finished|unknown)\b", re.I)
 _GROUP = re.compile(r" ?\(ranks [^)]*\)")
@@ -275,7 +276,7 @@ def judge_live(case: Case, lines: Sequence[Line]) -> LiveJudged:
     if worst is not None:
         reason = marks[worst].reason
         return LiveJudged(Mark.WRONG, reason, after[worst].text, seconds, stayed)
-    if first is None and after[-1].seconds < SEEN_SECONDS:
+    if first is None and not case.is_healthy and after[-1].seconds < EXPECTED[case.kind].seen:
         return LiveJudged(Mark.UNSEEN, "over before it could be seen", after[-1].text, None, False)
     if seconds is None or first is None:
         return LiveJudged(marks[-1].mark, marks[-1].reason, after[-1].text, None, False)
