@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import resource
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import pytest
@@ -36,9 +34,8 @@ from zeromon.storage.step_history import (
     step_ranges,
     unpack,
 )
-from zeromon.storage.step_history.log import BODIES, MAGIC
+from zeromon.storage.step_history.log import MAGIC
 from zeromon.storage.step_history.parquet import read_parquet, write_parquet
-from zeromon.storage.step_history.rows import ABSENT, VERSIONS
 
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
@@ -85,30 +82,6 @@ def test_a_step_comes_back_with_what_each_phase_waited() -> None:
     assert step_of(row_of(3, one, 5_000_000), 5_000_000) == one
     unknown = summary(7, phase_exposed_ns=())
     assert step_of(row_of(3, unknown, 0), 0).phase_exposed_ns == ()
-
-
-@pytest.mark.parametrize("version", list(VERSIONS)[:-1])
-def test_what_a_former_version_wrote_is_kept_and_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Its records, and its closed segments, lack the last columns."""
-    magic, columns = b"ZMHIST\0" + bytes((version,)), VERSIONS[version]
-    former = BODIES[magic]
-    older = [row[:columns] for row in rows(20)]
-
-    def record(row: Row) -> bytes:
-        body = former.pack(*(math.nan if value is None else value for value in row))
-        return body + zlib.crc32(body).to_bytes(4, "little")
-
-    frame(rows(10)).select(NAMES[:columns]).write_parquet(tmp_path / "000001.parquet")
-    log = magic + b"".join(map(record, older[20:]))
-    (tmp_path / "000002.log").write_bytes(log + b"a torn end")
-    whole = load(tmp_path)[0].sort("step", "rank").rows()
-    assert [row[:columns] for row in whole] == older
-    assert {row[columns:] for row in whole} == {ABSENT[columns:]}
-    writer = Writer(tmp_path)
-    assert writer.append(rows(21)) == 2
-    assert keys(tmp_path) == [(r, s) for s in range(1, 22) for r in range(2)]
-    assert [path.suffix for path in segments(tmp_path).values()] == [".parquet", ".parquet", ".log"]
-    assert sum(merged(read_parquet(tmp_path / "000001.parquet"))["steps"]) == 20
 
 
 def test_what_was_written_is_read_once_also_by_a_second_writer(tmp_path: Path) -> None:

@@ -11,16 +11,11 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, SCALARS, VERSIONS, Row
+from zeromon.storage.step_history.rows import COLUMNS, NAMES, SCALARS, Row
 
-BODIES = {
-    b"ZMHIST\0" + bytes((version,)): struct.Struct(
-        "<" + "".join(code for _, code in COLUMNS[:count])
-    )
-    for version, count in VERSIONS.items()
-}
-"""First bytes of a log -> layout of its records, without the checksum; the newest version last."""
-MAGIC, BODY = list(BODIES.items())[-1]
+MAGIC = b"ZMHIST\0\6"
+BODY = struct.Struct("<" + "".join(code for _, code in COLUMNS))
+"""Layout of a record, without its checksum."""
 _CRC = struct.Struct("<I")
 _FIRST_SCALAR = NAMES.index(SCALARS[0])
 RECORD_SIZE = BODY.size + _CRC.size
@@ -39,19 +34,14 @@ def pack(row: Row) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def unpack(blob: bytes, body: struct.Struct = BODY) -> Iterator[Row]:
-    """Yields the whole records at the beginning of *blob* and stops at the first broken one.
-
-    Columns that records of an earlier format version lack are 0 or None.
-    """
-    size = body.size + _CRC.size
-    missing = ABSENT[len(body.unpack(bytes(body.size))) :]
-    for at in range(0, len(blob) - size + 1, size):
-        record = blob[at : at + body.size]
-        (crc,) = _CRC.unpack_from(blob, at + body.size)
+def unpack(blob: bytes) -> Iterator[Row]:
+    """Yields the whole records at the beginning of *blob* and stops at the first broken one."""
+    for at in range(0, len(blob) - RECORD_SIZE + 1, RECORD_SIZE):
+        record = blob[at : at + BODY.size]
+        (crc,) = _CRC.unpack_from(blob, at + BODY.size)
         if zlib.crc32(record) != crc:
             return
-        values = body.unpack(record) + missing
+        values = BODY.unpack(record)
         scalars = (None if value != value else value for value in values[_FIRST_SCALAR:])
         yield (*values[:_FIRST_SCALAR], *scalars)
 
@@ -71,12 +61,6 @@ def segments(folder: Path) -> dict[int, Path]:
 
 def read_log(path: Path) -> Iterator[Row]:
     """Yields the rows of a log up to the first broken one; nothing for a file that is no log."""
-    body = record_layout(path)
-    if body is not None:
-        yield from unpack(path.read_bytes()[len(MAGIC) :], body)
-
-
-def record_layout(log: Path) -> struct.Struct | None:
-    """Returns the layout of the records of *log*; None for an unknown format."""
-    with log.open("rb") as content:
-        return BODIES.get(content.read(len(MAGIC)))
+    content = path.read_bytes()
+    if content.startswith(MAGIC):
+        yield from unpack(content[len(MAGIC) :])

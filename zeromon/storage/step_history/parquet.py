@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeromon.ring.atomic import replacing
 from zeromon.storage.step_history.log import segments
-from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, VERSIONS, Row
+from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, Row
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,21 +51,7 @@ def read_parquet(path: Path) -> pl.DataFrame:
     """Reads a whole segment. The file is not mapped: a writer may replace it meanwhile."""
     import polars as pl
 
-    return with_all_columns(pl.read_parquet(path, memory_map=False).lazy()).collect()
-
-
-def with_all_columns(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Adds the columns that *rows* of an earlier format version lack, as 0 or null."""
-    import polars as pl
-
-    known = rows.collect_schema().names()
-    later = NAMES[VERSIONS[1] :]
-    missing = [
-        (pl.lit(None, pl.Float64) if name in SCALARS else pl.lit(0, pl.UInt64)).alias(name)
-        for name in later
-        if name not in known
-    ]
-    return rows.with_columns(missing).select(NAMES)
+    return pl.read_parquet(path, memory_map=False).select(NAMES)
 
 
 def shrink(folder: Path, limit_bytes: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeromon.snapshot import StepRange
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history.log import read_log, segments
-from zeromon.storage.step_history.parquet import frame, unreadable, with_all_columns
+from zeromon.storage.step_history.parquet import frame, unreadable
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
@@ -54,7 +54,7 @@ def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
         if path.suffix == ".log":
             parts.append(frame(list(read_log(path))).lazy())
         else:
-            parts.append(with_all_columns(pl.scan_parquet(path)))
+            parts.append(pl.scan_parquet(path).select(NAMES))
     return pl.concat(parts)
 
 

@@ -31,8 +31,6 @@ COLUMNS = (
     ("samples", "d"), ("tokens", "d"),
 )  # fmt: skip
 """Name and :mod:`struct` code of each column, in the order of a row."""
-VERSIONS = {1: 22, 2: 28, 3: 36, 4: 38, 5: 41, 6: len(COLUMNS)}
-"""Format version -> how many of the columns its logs and Parquet files have."""
 
 NAMES = tuple(name for name, _ in COLUMNS)
 TIMES = tuple(name for name in NAMES if name.endswith("_us") and name != "start_us")
@@ -40,10 +38,10 @@ _PHASES = tuple(f"{phase.label}_us" for phase in Phase)
 _EXPOSED = tuple(name.replace("_us", "_exposed_us") for name in _PHASES)
 """Exposed communication of each phase."""
 _FIRST, _SECOND, _THIRD = slice(6), slice(6, 10), slice(10, None)
-"""The phases that the format versions 1 and 2, 3, and 4 have: later ones append their columns."""
+"""The phases whose columns stand together."""
 SCALARS = tuple(name for name, code in COLUMNS if code == "d")
 ABSENT = tuple(None if code == "d" else 0 for _, code in COLUMNS)
-"""What a row of an earlier format version has in the columns that it lacks."""
+"""The value of each column where the figure does not exist."""
 PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
 
 Row = tuple[Any, ...]

@@ -9,15 +9,7 @@ from pathlib import Path
 
 from zeromon.errors import HistoryError
 from zeromon.ring import paths
-from zeromon.storage.step_history.log import (
-    BODY,
-    MAGIC,
-    RECORD_SIZE,
-    pack,
-    read_log,
-    record_layout,
-    segments,
-)
+from zeromon.storage.step_history.log import MAGIC, RECORD_SIZE, pack, read_log, segments
 from zeromon.storage.step_history.parquet import (
     frame,
     read_parquet,
@@ -58,13 +50,6 @@ class Writer:
         self._number = max(known, default=0) or 1
         if known.get(self._number, Path()).suffix == ".parquet":
             self._number += 1
-        newest = known.get(self._number)
-        if (
-            newest is not None
-            and newest.suffix == ".log"
-            and record_layout(newest) not in (None, BODY)
-        ):
-            self._number += 1  # an earlier format version lacks columns
         for number, path in known.items():
             if path.suffix == ".log" and number != self._number:
                 self._to_parquet(path)  # its writer ended before it closed this log
