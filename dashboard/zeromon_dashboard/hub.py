@@ -213,10 +213,10 @@ class Followed:
         if series is None or not series["step"]:
             rows = _rows_of(run, ranks, steps) if run is not None else []
             return frame(rows).to_dict(as_series=False)
-        if steps is not None:  # a collector of an earlier version sends all
-            return _kept(series, lambda n: _overlaps(series, n, steps))
+        if steps is not None or not last:
+            return series
         first = max(series["step"]) - last
-        return _kept(series, lambda n: series["step"][n] > first) if last else series
+        return _kept(series, lambda n: series["step"][n] > first)
 
 
 def _rows_of(
@@ -254,12 +254,6 @@ def _appended(
         return series
     columns = zip(*fresh, strict=True)
     return {name: [*old, *new] for (name, old), new in zip(series.items(), columns, strict=True)}
-
-
-def _overlaps(series: Series, number: int, steps: tuple[int, int]) -> bool:
-    """Whether row *number*, which may be merged of several steps, is of *steps*."""
-    first = series["step"][number]
-    return bool(first <= steps[1] and first + max(1, series["steps"][number]) > steps[0])
 
 
 def _kept(series: Series, wanted: Callable[[int], bool]) -> Series:

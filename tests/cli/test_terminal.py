@@ -107,7 +107,6 @@ def test_errors_name_what_was_typed(tmp_path: Path, words: list[str], text: str)
         (["report", "-o", "x.pdf"], ".html and .png"),
         (["compare", "a", "b", "-o", "x.pdf"], ".html"),
         (["plan", "7B", "-o", "x.pdf"], ".html"),
-        (["plan", "7B", "--html", "x.png"], ".html"),
         (["trace", "analyze", "t.json", "-o", "x.csv"], ".html"),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_picture(tmp_path: Path) -> None:
     """As of a plan: one file, with the points."""
     pytest.importorskip("plotly")
     path = tmp_path / "whatif.html"
-    assert main(["whatif", *MODEL, "--set", "stage=1", "--html", str(path)]) == 0
+    assert main(["whatif", *MODEL, "--set", "stage=1", "-o", str(path)]) == 0
     assert "stage=1" in path.read_text()
 
 

@@ -405,7 +405,7 @@ def test_ranks_by_what_the_trace_says_by_its_name_or_in_order(
 def test_the_text_and_the_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, random_events(8, 60))
     page = tmp_path / "t.html"
-    assert main(["trace", "analyze", str(path), "--html", str(page)]) == 0
+    assert main(["trace", "analyze", str(path), "-o", str(page)]) == 0
     text = capsys.readouterr().out
     for part in (
         "Where the time of the device went",

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from zeromon.cli.options import option
 from zeromon.errors import ExportError, ZeromonError
 from zeromon.probes.installation import install_hint
 from zeromon.ring.atomic import replace_file
 from zeromon.units import printable
-
-
-def add_page_argument(parser: argparse.ArgumentParser, text: str) -> None:
-    """``-o FILE``, and the older name ``--html``."""
-    option(parser, "-o --output", "FILE", text, dest="html")
-    parser.add_argument("--html", metavar="FILE", help=argparse.SUPPRESS)
 
 
 def refuse_format(path: str | None, *suffixes: str) -> None:

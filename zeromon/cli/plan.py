@@ -31,7 +31,7 @@ import msgspec
 
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli.options import flag, option, positive, several
-from zeromon.cli.output import add_page_argument, refuse_format
+from zeromon.cli.output import refuse_format
 from zeromon.cli.plan_output import as_json, as_text, write_html
 from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup_arguments(parser)
     flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
     flag(parser, "--json", "print JSON")
-    add_page_argument(parser, "write the table and a chart as HTML (needs plotly)")
+    option(parser, "-o --output", "FILE", "write the table and a chart as HTML (needs plotly)")
 
 
 def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,15 +109,15 @@ DESCRIBED = "zeromon: "
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
-    refuse_format(options.html, ".html")
+    refuse_format(options.output, ".html")
     with working("computing"):
         run = snapshot(options.run) if options.run else None
         setup = setup_of_run(run, options) if run is not None else from_model(options)
         rows = plan.table(setup)
         best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
         found = as_json(setup, rows, best, why, fewest=options.fewest)
-    if options.html:
-        write_html(found, options.html)
+    if options.output:
+        write_html(found, options.output)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:

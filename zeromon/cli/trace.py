@@ -33,7 +33,7 @@ import msgspec
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, option, positive
-from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
+from zeromon.cli.output import dashboard, refuse_format, write
 from zeromon.cli.terminal import show, status
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "what each moment of a step waited for (default: the step of median length)"
     option(sub, "--critical-path", "STEP", text, int, nargs="?", const=-1)
     flag(sub, "--json", "print JSON")
-    add_page_argument(sub, "write a timeline by rank as HTML (needs plotly)")
+    option(sub, "-o --output", "FILE", "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
     _add_diff(verbs)
     add_actions(verbs)
@@ -209,7 +209,7 @@ def _await(source: LiveSource, number: int) -> Capture:
 
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
-    refuse_format(options.html, ".html")
+    refuse_format(options.output, ".html")
     ranks, orders, drawn = [], [], []
     step = None if options.critical_path == -1 else options.critical_path
     for number, (data, again) in enumerate(_read([Path(file) for file in options.files])):
@@ -218,15 +218,15 @@ def call(options: argparse.Namespace) -> int:
             one = replace(one, critical_path=critical_path(data, again(step)))
         ranks.append(one)
         orders.append(durations(data))
-        if options.html:
+        if options.output:
             drawn.append((f"rank {ranks[-1].rank}", lanes(data)))
     if not ranks:
         names = " ".join(options.files)
         hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
         raise TraceError(f"{names} has no trace", hint)
     ranks = _told_apart(_with_waits(orders, ranks))
-    if options.html:
-        write_html(drawn, options.html)
+    if options.output:
+        write_html(drawn, options.output)
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
         return 0

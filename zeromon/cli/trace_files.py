@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli.options import flag
-from zeromon.cli.output import add_page_argument, dashboard, refuse_format, write
+from zeromon.cli.options import flag, option
+from zeromon.cli.output import dashboard, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import TraceError
@@ -47,7 +47,7 @@ def add_actions(verbs: Any) -> None:
     sub.add_argument("file", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     sub.add_argument("later", nargs="?", metavar="FILE", help="what grew until this one")
     flag(sub, "--json", "print JSON")
-    add_page_argument(sub, "write a flame graph as HTML (needs plotly)")
+    option(sub, "-o --output", "FILE", "write a flame graph as HTML (needs plotly)")
     sub.set_defaults(call=memory)
     sub = verbs.add_parser(
         "flight", help="what hangs, in dumps of torch's Flight Recorder", description=FLIGHT
@@ -59,7 +59,7 @@ def add_actions(verbs: Any) -> None:
 
 def memory(options: argparse.Namespace) -> int:
     """Reads one or two snapshots, and prints who holds what."""
-    refuse_format(options.html, ".html")
+    refuse_format(options.output, ".html")
     names = [name for name in (options.file, options.later) if name]
     read = [_devices(name) for name in names]
     files = list(zip(names, read, strict=True))
@@ -72,9 +72,9 @@ def memory(options: argparse.Namespace) -> int:
     text = "\n".join(as_text(Path(name).name, found) for name, found in files)
     for rows in grown.values():
         text += "\n" + as_growth(names, rows)
-    if options.html:
+    if options.output:
         page = dashboard("html_report").memory_page(Path(names[-1]).name, read[-1], text)
-        write(page, options.html)
+        write(page, options.output)
     if options.json:
         content = {
             "files": [{"file": name, "devices": found} for name, found in files],

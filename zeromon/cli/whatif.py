@@ -31,8 +31,8 @@ from typing import Any
 import msgspec
 
 from zeromon.cli import say
-from zeromon.cli.options import flag, several
-from zeromon.cli.output import add_page_argument, refuse_format
+from zeromon.cli.options import flag, option, several
+from zeromon.cli.output import refuse_format
 from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.plan_output import write_html
 from zeromon.cli.terminal import show
@@ -78,13 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
     )
     flag(parser, "--json", "print JSON")
-    add_page_argument(parser, "write memory against time as HTML (needs plotly)")
+    option(parser, "-o --output", "FILE", "write memory against time as HTML (needs plotly)")
     parser.set_defaults(setup_parser=parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
-    refuse_format(options.html, ".html")
+    refuse_format(options.output, ".html")
     run = snapshot(options.run) if options.run else None
     base, points, asked = predict(options, run, _MOST_POINTS)
     if run is not None and all(one.time is None for one in (base, *points)):
@@ -93,8 +93,8 @@ def call(options: argparse.Namespace) -> int:
             hint="The run needs steps with timed forward and backward, or give what is missing.",
         )
     found = as_json(base, points, of=asked)
-    if options.html:
-        write_html(found, options.html, "whatif")
+    if options.output:
+        write_html(found, options.output, "whatif")
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:

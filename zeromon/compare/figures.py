@@ -74,11 +74,7 @@ class RunFigures:
     @property
     def data_parallel(self) -> int | None:
         """Number of data-parallel ranks; None where unknown."""
-        if self.rank is None:
-            return None
-        if self.described is not None and not self.rank.dimensions:  # a record of an older version
-            return self.described.plan.ranks
-        return self.rank.data_parallel_ranks
+        return self.rank.data_parallel_ranks if self.rank is not None else None
 
     @property
     def has_device(self) -> bool:

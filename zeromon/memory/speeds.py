@@ -260,10 +260,7 @@ def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
 
 
 def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
-    """Returns the mean seconds of *phase* in a step, without exposed communication.
-
-    A record of an older version has no later phases.
-    """
+    """Returns the mean seconds of *phase* in a step, without exposed communication."""
     spent = [
         max(0, step.phase_ns[phase] - step.phase_exposed_ns[phase]) / 1e9
         for step in steps

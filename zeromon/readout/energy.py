@@ -12,7 +12,7 @@ from zeromon.units import human_count, human_energy, human_seconds
 def energy_text(run: RunSnapshot) -> str:
     """What the run's node has used since the run was watched, or why that is unknown.
 
-    "" where no collector has looked: records of an earlier version, and a Prometheus.
+    "" from a Prometheus, where no collector has looked.
     """
     used = run.energy
     if used is None:

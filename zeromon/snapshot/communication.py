@@ -54,7 +54,7 @@ class CollectiveRow:
     """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
     best_busbw_bytes_per_second: float
     dim: str = ""
-    """The name of the group's dimension (``tp``); "" in a record of an older version."""
+    """The name of the group's dimension (``tp``); "" from Prometheus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class CollectiveStatsRow:
     """Of the transfer where it is known, else of the whole time."""
     best_busbw_bytes_per_second: float
     dim: str = ""
-    """The name of the group's dimension (``tp``); "" in a record of an older version."""
+    """The name of the group's dimension (``tp``); "" from Prometheus."""
 
 
 SIZE_BOUNDS = tuple(1 << bits for bits in range(10, 31, 2))
@@ -228,7 +228,7 @@ class Hang:
     pause: str = ""
     """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
     dim: str = ""
-    """The name of the group's dimension (``tp``); "" in a record of an older version."""
+    """The name of the group's dimension (``tp``); "" from Prometheus."""
     members: tuple[int, ...] = ()
     """The ranks of the group; empty where they are not known."""
 

@@ -37,11 +37,5 @@ class EngineRow:
     nonfinite: int
     """Steps whose gradient norm was infinite or NaN."""
     strategy_fields: Strategy | None = None
-    """None in a record of an older version."""
     dropped: bool = False
     """The script has let go of it: its model and settings are no longer those of the rank."""
-
-    @property
-    def sharding_strategy(self) -> Strategy:
-        """How the engine shards its model; by the label where no fields are known."""
-        return self.strategy_fields or Strategy.parse(self.strategy)

@@ -44,7 +44,7 @@ class Remedy:
 
     cause: str
     dialect: str
-    """What *diff* changes, mostly a :class:`ConfigFormat`; text of older versions stays as it is."""
+    """What *diff* changes, mostly a :class:`ConfigFormat`."""
     diff: str
     """Removed lines begin with ``-``, added lines with ``+``."""
     gain_low_seconds: float | None = None

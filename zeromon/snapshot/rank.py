@@ -69,11 +69,6 @@ class Halt(TextEnum):
     TRACED = "held by a debugger"
     UNRESPONSIVE = "not running Python: a call holds the GIL, or the agent has stopped"
 
-    @classmethod
-    def _missing_(cls, _: object) -> Halt:
-        """The text of another version."""
-        return cls.UNRESPONSIVE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
@@ -204,12 +199,12 @@ class RankSnapshot:
     untimed_ratio: float | None = None
     """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None
-    """None in a record of an older version, and from Prometheus, which has the label alone."""
+    """None from Prometheus, which has the label alone."""
     dimensions: tuple[Dimension, ...] = ()
     """Those of the process groups that the rank has met."""
 
     ledger: tuple[LedgerRow, ...] = ()
-    """Every second of the process, or since the agent was attached; () in a record of before."""
+    """Every second of the process, or since the agent was attached."""
     leaving: bool = False
     """Its script has ended well, and its process still runs."""
     ledger_totals: dict[str, float] = field(default_factory=dict)

@@ -145,7 +145,7 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
             content = load(read, path.name, taken)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
-    if isinstance(content, list):  # of an old torch, or _snapshot()["segments"]
+    if isinstance(content, list):  # _snapshot()["segments"]
         content = {"segments": content}
     try:
         if "segments" not in content:
@@ -164,7 +164,6 @@ def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
     found, at = [], int(row["address"])
     for block in row["blocks"]:
         state, nbytes = block["state"], int(block["size"])
-        older: Any = next(iter(block.get("history") or ()), {})  # of torch before 2.1
         found.append(
             Block(
                 address=int(block.get("address", at)),
@@ -172,7 +171,7 @@ def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
                 requested=int(block.get("requested_size", nbytes)),
                 active=state != "inactive",
                 allocated=state == "active_allocated",
-                stack=stacks.number(block.get("frames") or older.get("frames")),
+                stack=stacks.number(block.get("frames")),
             )
         )
         at += nbytes
