@@ -14,13 +14,7 @@ from builders import rank, run
 
 import zeromon
 from zeromon.memory.reconcile import read_facts
-from zeromon.ring.model_metadata import (
-    LoaderMetadata,
-    ModelMetadata,
-    loader_metadata,
-    model_metadata,
-    process_metadata,
-)
+from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata, declared
 from zeromon.storage.run_store import decode, encode
 
 ROOT = Path(zeromon.__file__).parents[1]
@@ -98,7 +92,7 @@ def test_all_keys_that_the_prediction_reads_are_declared() -> None:
 
 def test_every_key_has_a_meaning() -> None:
     """A name says it alone, or a text below does; units are in the name or in the module's text."""
-    source = inspect.getsource(inspect.getmodule(model_metadata))  # type: ignore[arg-type]
+    source = inspect.getsource(inspect.getmodule(ModelMetadata))  # type: ignore[arg-type]
     told = {"numel", "trainable_shard_numel", "largest_tensor_numel", "grad_bucket_numel",
             "num_workers", "pin_memory"}  # fmt: skip
     for key in {*ModelMetadata.__annotations__, *LoaderMetadata.__annotations__} - told:
@@ -119,18 +113,20 @@ def test_every_key_has_a_meaning() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_declared_or_of_another_type_is_left_out(raw: Any, kept: Any) -> None:
-    assert model_metadata(raw) == kept
+    assert declared(ModelMetadata, raw) == kept
 
 
 def test_a_loader_is_read_in_the_same_way() -> None:
     raw = {"num_workers": 2, "pin_memory": True, "batch_size": "8", "more": 1}
-    assert loader_metadata(raw) == {"num_workers": 2, "pin_memory": True}
+    assert declared(LoaderMetadata, raw) == {"num_workers": 2, "pin_memory": True}
 
 
 def test_a_process_is_read_in_the_same_way() -> None:
     raw = {"variables": {"OMP_NUM_THREADS": "1"}, "threads": 1, "autocast": "", "more": 1}
-    assert process_metadata(raw) == {k: v for k, v in raw.items() if k != "more"}
-    assert process_metadata({"variables": {"A": 1}, "threads": "1", "autocast": None}) == {}
+    assert declared(ProcessMetadata, raw) == {k: v for k, v in raw.items() if k != "more"}
+    assert (
+        declared(ProcessMetadata, {"variables": {"A": 1}, "threads": "1", "autocast": None}) == {}
+    )
 
 
 def test_the_metadata_keep_their_json() -> None:

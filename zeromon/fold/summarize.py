@@ -22,13 +22,13 @@ from zeromon.fold.units import unit_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Path, Phase
 from zeromon.ring.model_metadata import (
+    CompiledMetadata,
+    GoalMetadata,
+    LoaderMetadata,
     ModelMetadata,
-    compiled_metadata,
-    goal_metadata,
-    loader_metadata,
-    model_metadata,
-    process_metadata,
-    trackers_metadata,
+    ProcessMetadata,
+    TrackersMetadata,
+    declared,
 )
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -173,7 +173,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         batches=batch_row(state),
         loading=loading_row(state),
         out_of_batches=state.out_of_batches,
-        goal=goal_metadata(state.meta.get("goal")),
+        goal=declared(GoalMetadata, state.meta.get("goal")),
         settings=_settings(state),
         gathers=tuple(
             GatherRow(
@@ -196,14 +196,17 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         sizes=size_rows(state.sizes, state.traffic),
         capture=_capture(state),
         trial=_trial(state),
-        loader=loader_metadata(state.meta.get("loader")),
-        process=process_metadata(
-            _facts_of(state, "process") | _facts_of(state, "initial") | _facts_of(state, "clipping")
+        loader=declared(LoaderMetadata, state.meta.get("loader")),
+        process=declared(
+            ProcessMetadata,
+            _facts_of(state, "process")
+            | _facts_of(state, "initial")
+            | _facts_of(state, "clipping"),
         ),
-        compiled=compiled_metadata(state.meta.get("compiled")),
-        trackers=trackers_metadata(state.meta),
+        compiled=declared(CompiledMetadata, state.meta.get("compiled")),
+        trackers=declared(TrackersMetadata, state.meta),
         models=models,
-        planned=model_metadata(state.meta.get("planned")),
+        planned=declared(ModelMetadata, state.meta.get("planned")),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
         out_of_memory=_out_of_memory(state),
@@ -243,7 +246,7 @@ def _models(state: RankState) -> tuple[ModelMetadata, ...]:
     raw = list(of_torch) if isinstance(of_torch, list) else []
     engines = (key for key in sorted(state.meta) if key.startswith("engine"))
     raw += [_facts_of(state, key).get("model") for key in engines]
-    return tuple(model for one in raw if (model := model_metadata(one)))
+    return tuple(model for one in raw if (model := declared(ModelMetadata, one)))
 
 
 def _facts_of(state: RankState, name: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ pipeline parallelism leave to a rank. ``shard`` marks what one rank keeps of tha
 element, but for ``buffer_bytes``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import Any, TypedDict, cast, get_args, get_type_hints
+from typing import Any, TypedDict, TypeVar, cast, get_args
+
+T = TypeVar("T")
 
 
 class ModelMetadata(TypedDict, total=False):
@@ -229,40 +229,12 @@ PACKAGES = (
 """Packages whose version may change what a run does or how fast it is."""
 
 
-def model_metadata(raw: Any) -> ModelMetadata:
-    """The declared keys of *raw* whose values have the declared types; empty where it is no mapping."""
-    return cast(ModelMetadata, _valid(raw, _MODEL))
-
-
-def loader_metadata(raw: Any) -> LoaderMetadata:
-    """The same of a DataLoader."""
-    return cast(LoaderMetadata, _valid(raw, _LOADER))
-
-
-def process_metadata(raw: Any) -> ProcessMetadata:
-    """The same of a process."""
-    return cast(ProcessMetadata, _valid(raw, _PROCESS))
-
-
-def goal_metadata(raw: Any) -> GoalMetadata:
-    """The same of how long it trains."""
-    return cast(GoalMetadata, _valid(raw, _GOAL))
-
-
-def compiled_metadata(raw: Any) -> CompiledMetadata:
-    """The same of what torch.compile has done."""
-    return cast(CompiledMetadata, _valid(raw, _COMPILED))
-
-
-def trackers_metadata(raw: Any) -> TrackersMetadata:
-    """The same of the runs of trackers that it has open."""
-    return cast(TrackersMetadata, _valid(raw, _TRACKERS))
-
-
-def _valid(raw: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+def declared(kind: type[T], raw: Any) -> T:
+    """The keys of *raw* that *kind* declares, with values of the declared types; empty otherwise."""
     if not isinstance(raw, Mapping):
-        return {}
-    return {key: raw[key] for key, kind in keys.items() if key in raw and _is(raw[key], kind)}
+        return kind()
+    keys = kind.__annotations__.items()
+    return cast(T, {key: raw[key] for key, type_ in keys if key in raw and _is(raw[key], type_)})
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -274,11 +246,3 @@ def _is(value: Any, kind: Any) -> bool:
     if kind == dict[str, str]:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-_MODEL = get_type_hints(ModelMetadata)
-_LOADER = get_type_hints(LoaderMetadata)
-_PROCESS = get_type_hints(ProcessMetadata)
-_GOAL = get_type_hints(GoalMetadata)
-_COMPILED = get_type_hints(CompiledMetadata)
-_TRACKERS = get_type_hints(TrackersMetadata)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.ring.model_metadata import trackers_metadata, without_secrets
+from zeromon.ring.model_metadata import TrackersMetadata, declared, without_secrets
 from zeromon_agents.hooks.loggers import Loggers
 from zeromon_agents.observe.trackers import Trackers
 
@@ -73,7 +73,7 @@ def test_a_run_of_wandb_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert (facts["id"], facts["project"], facts["name"]) == (run.id, "p", "n")
         assert (facts["mode"], facts["folder"]) == ("offline", str(tmp_path))
         assert trackers.news() == {}
-        assert trackers_metadata({"wandb": facts, "rank": 0}) == {"wandb": facts}
+        assert declared(TrackersMetadata, {"wandb": facts, "rank": 0}) == {"wandb": facts}
     finally:
         run.finish()
 
