@@ -35,11 +35,12 @@ from evidence import (
     row,
     units,
 )
+from strategies import EVERY
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.settings import sets
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import EVERY, Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
+from zeromon.ring.strategy import Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
 from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, Pressure, RankSnapshot, Setting
 
 FAR = units("all_gather", "forward", nodes=2)

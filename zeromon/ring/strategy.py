@@ -183,14 +183,3 @@ EVERY_FRAMEWORK: tuple[Strategy, ...] = (
     ),
 )
 """One of each label that an agent can send."""
-
-EVERY: tuple[Strategy, ...] = (
-    *EVERY_FRAMEWORK,
-    *(Strategy(parts=(dim,)) for dim in MODEL_PARALLEL),
-    *(
-        replace(framework, parts=parts)
-        for framework in (DDP, fsdp2(reshards=True), fsdp1(Sharding.FULL), deepspeed(1))
-        for parts in ((Dim.TP,), (Dim.PP,), (Dim.TP, Dim.PP, Dim.CP, Dim.EP))
-    ),
-)
-"""The frameworks, the model parallelism alone, and some of their combinations."""

@@ -232,13 +232,8 @@ class Activities(Backend):
         self._write(begun.phase, begun.start_ns, time.monotonic_ns(), activity, 0, flags)
 
     def _watch_capture(self, module: Any) -> None:
-        self.patches.wrap(
-            module.graph, "__enter__", around(self.context, after=self._capture_begins)
-        )
+        self.patches.wrap(module.graph, "__enter__", around(self.context, after=self._compiles))
         self.patches.wrap(module.graph, "__exit__", around(self.context, after=self._capture_ends))
-
-    def _capture_begins(self, *_: Any) -> None:
-        self._compiles()
 
     def _capture_ends(self, *_: Any) -> None:
         begun, self._compilation = self._compilation, None

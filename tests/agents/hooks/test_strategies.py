@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch.distributed.fsdp
+from strategies import EVERY
 from torch.distributed.fsdp import ShardingStrategy
 
 import zeromon_agents
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.strategy import DDP, EVERY, ZERO_REDUNDANCY, Offload, Sharding, Strategy
+from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY, Offload, Sharding, Strategy
 from zeromon_agents.hooks import ddp, fsdp1, fsdp2, zero_redundancy
 from zeromon_agents.hooks.deepspeed import engines
 from zeromon_agents.runtime.guard import Guard

@@ -1,0 +1,19 @@
+"""Strategies that tests go through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zeromon.ring.dimensions import MODEL_PARALLEL, Dim
+from zeromon.ring.strategy import DDP, EVERY_FRAMEWORK, Sharding, Strategy, deepspeed, fsdp1, fsdp2
+
+EVERY: tuple[Strategy, ...] = (
+    *EVERY_FRAMEWORK,
+    *(Strategy(parts=(dim,)) for dim in MODEL_PARALLEL),
+    *(
+        replace(framework, parts=parts)
+        for framework in (DDP, fsdp2(reshards=True), fsdp1(Sharding.FULL), deepspeed(1))
+        for parts in ((Dim.TP,), (Dim.PP,), (Dim.TP, Dim.PP, Dim.CP, Dim.EP))
+    ),
+)
+"""The frameworks, the model parallelism alone, and some of their combinations."""
