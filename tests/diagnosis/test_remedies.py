@@ -283,6 +283,10 @@ def test_many_scalars_that_the_script_averages_are_stacked() -> None:
     ("facts", "diff"),
     [
         ({"strategy": "unknown"}, "DistributedDataParallel(model)"),
+        (
+            {"strategy": "unknown", "process": {"params_bytes": 6 * MIB + 4096}},
+            "DistributedDataParallel",
+        ),
         ({"strategy": "fsdp2"}, "torch.stack"),
         ({"strategy": "unknown", "process": {"params_bytes": 100 * MIB}}, "torch.stack"),
         ({"strategy": "unknown", "process": {}}, "torch.stack"),

@@ -65,7 +65,7 @@ class OwnCode:
         context = self._context
         for number in range(_LOOKS_A_SECOND):
             if context.phase != Phase.OTHER or context.mode == OFF or not self._loop:
-                return
+                break
             if number:
                 time.sleep(_PAUSE_SECONDS)
             self._count(self._line(sys._current_frames().get(context.thread)))

@@ -157,6 +157,20 @@ def test_nothing_is_looked_at_in_a_phase(
     assert look_at(context, plain, 1) == []
 
 
+def test_steps_that_are_shorter_than_the_looks_are_counted(context: Any) -> None:
+    """Each second look finds the thread in a phase again."""
+    phases = itertools.cycle((Phase.OTHER, Phase.OTHER, Phase.FORWARD))
+
+    class Changing(SimpleNamespace):
+        @property
+        def phase(self) -> Phase:
+            return next(phases)
+
+    del context.phase
+    short = Changing(**vars(context))
+    assert look_at(short, plain, 1, looks=20) == ["/home/me/train.py:2 in log_metrics"]
+
+
 def test_nothing_is_looked_at_when_the_agent_is_off(context: Any) -> None:
     context.mode = OFF
     assert look_at(context, plain, 1) == []

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import (
+    AVERAGED,
     MIB,
     Gain,
     bucket_cap_mb,
@@ -92,9 +93,8 @@ def _of_script(rank: RankSnapshot) -> Match | None:
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None
     line = busiest_line(rank, communicates=True)
-    averages = (
-        rank.sharding_strategy == Strategy() and 0 < rank.process.get("params_bytes", 0) <= nbytes
-    )
+    params = rank.process.get("params_bytes", 0)
+    averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
     return Match(
         f"the script itself issues {human_count(calls)} all_reduces per step, of "
         f"{human_bytes(nbytes / calls)} each{f', mostly at {line}' if line else ''}: "

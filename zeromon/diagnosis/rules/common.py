@@ -14,6 +14,8 @@ from zeromon.snapshot.step import settled
 LEAST_STEPS = 20
 """A rank with fewer steps is not judged by its medians."""
 LEAST_SHARE = AVOIDABLE.warning
+AVERAGED = 0.9
+"""The share of the parameters' bytes that a step all-reduces over all ranks, where they are replicas."""
 WINDOW = 20
 """The last steps that means are taken over."""
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_STEPS
+from zeromon.diagnosis.rules.common import AVERAGED, LEAST_STEPS
 from zeromon.diagnosis.settings import as_number, setting
 from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
 from zeromon.ring.dimensions import Dim, dim_of
@@ -161,9 +161,6 @@ def _calmer(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
 
 # ---- what ranks begin with --------------------------------------------------------------------------
 
-_AVERAGED = 0.9
-"""The share of the parameters' bytes that a step all-reduces over all ranks, where they are replicas."""
-
 
 def _are_replicas(rank: RankSnapshot) -> bool:
     """Whether every rank trains on samples of its own: by its wrapper or mesh, or by what it sends."""
@@ -175,7 +172,7 @@ def _are_replicas(rank: RankSnapshot) -> bool:
         if row.op == "all_reduce" and row.group_size == rank.world_size
     )
     nbytes = rank.process.get("params_bytes", 0)
-    return bool(nbytes) and sent >= _AVERAGED * nbytes
+    return bool(nbytes) and sent >= AVERAGED * nbytes
 
 
 @rule("ZM411", severity=Severity.WARNING)
