@@ -23,6 +23,7 @@ MODULES = (
     "zeromon/fold/communication.py",
     "zeromon/fold/dimensions.py",
     "zeromon/fold/fold.py",
+    "zeromon/fold/group_progress.py",
     "zeromon/fold/ledger.py",
     "zeromon/fold/memory.py",
     "zeromon/fold/overhead.py",
