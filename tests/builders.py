@@ -350,3 +350,11 @@ def arrival(
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     ended_ns = end_ns or at_ns + MS
     return Arrival(1, sequence, at_ns, ended_ns, 1000, 0, waits_from_ns, step, 0, row)
+
+
+def short_of_cpus(share: float, **facts: Any) -> Pressure:
+    """A rank that has no CPU for *share* of its last steps, and of the last minute."""
+    return Pressure(
+        cpu_wait_ratio=share, minute_cpu_wait_ratio=share, held_cpu_wait_ratio=share,
+        major_faults_per_second=0, **facts,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builders import MS, device_memory, pipelined, rank, run, summary
+from builders import MS, device_memory, pipelined, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.engine import advise
 from zeromon.ring.events import Phase
@@ -16,7 +16,6 @@ from zeromon.snapshot import (
     Finding,
     HostMemory,
     Links,
-    Pressure,
     RankSnapshot,
     Risk,
     RoleRow,
@@ -261,7 +260,7 @@ FIRES: dict[str, RankSnapshot] = {
     "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 28 * 10**9},)),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
     "cpu_starved": one(
-        pressure=Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4), process=MANY_THREADS
+        pressure=short_of_cpus(0.3, cpus=4), process=MANY_THREADS
     ),
     "loss_scale_settings": TRIED,
     "offload_waits": offloading(way("disk_read")),
@@ -316,7 +315,7 @@ SILENT: dict[str, RankSnapshot] = {
     "grad_norm_spikes": normed(40, norm=2.5),
     "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 0},)),
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),
-    "cpu_starved": one(pressure=Pressure(cpu_wait_ratio=0.1, major_faults_per_second=0, cpus=4)),
+    "cpu_starved": one(pressure=short_of_cpus(0.1, cpus=4)),
     "loss_scale_settings": fp16("." * 30 + "..x.x" * 4),
     "offload_waits": offloading(way("disk_read"), blocked_ms=10),
     "host_memory_short": planning(on="device"),

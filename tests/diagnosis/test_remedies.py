@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import deepspeed_facts, run, summary
+from builders import deepspeed_facts, run, short_of_cpus, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -34,7 +34,6 @@ from zeromon.snapshot import (
     HostMemory,
     LoadingRow,
     Pool,
-    Pressure,
     RankSnapshot,
     Risk,
     RiskCause,
@@ -47,7 +46,7 @@ from zeromon.units import human_count
 WORKERS: Any = {"num_workers": 4, "persistent_workers": True}
 SAVES = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,
                     longest_seconds=2.0, nbytes=4 * GIB, last_ns=0)  # fmt: skip
-CPU = Pressure(cpu_wait_ratio=0.5, major_faults_per_second=0)
+CPU = short_of_cpus(0.5)
 SAME: Any = {
     "world_size": 2, "first_batches": (1, 2, 3), "loader": {"sampler": "RandomSampler"},
     "strategy": "ddp",

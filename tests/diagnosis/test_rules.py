@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, pipelined, run, summary
+from builders import MS, pipelined, run, short_of_cpus, summary
 from evidence import (
     FIRES,
     GATHERS,
@@ -335,27 +335,19 @@ def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> No
 
 
 def starved(share: float) -> Pressure:
-    """A rank that had no CPU for *share* of ten seconds within the last minute, and has one now."""
-    return Pressure(
-        cpu_wait_ratio=0.0, major_faults_per_second=0, most_cpu_wait_ratio=share, cpus=2
-    )
+    """A rank that has no CPU for *share* of its steps."""
+    return short_of_cpus(share, cpus=2)
 
 
 @pytest.mark.parametrize(
-    ("lacks", "severity", "ends"),
-    [
-        (0.10, "warning", "a step (80.0 %) of exposed all-gathers"),  # hardly noticeable
-        (0.20, "warning", "; a lack of CPUs may explain 20.0 % of a step (ZM605)"),
-        (0.70, "info", "; a lack of CPUs may explain 70.0 % of a step (ZM605)"),
-        (0.90, "info", "; a lack of CPUs may explain all of it (ZM605)"),
-    ],
+    ("lacks", "severity"), [(0.10, "warning"), (0.20, "warning"), (0.70, "info"), (0.90, "info")]
 )
-def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str, ends: str) -> None:
+def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str) -> None:
     """160 of 200 ms are exposed: what is left of them beyond the lack decides."""
     waiting = one(*[replace(r, exposed_seconds=0.02) for r in GATHERS], pressure=starved(lacks))
     finding = found(waiting, "fsdp_prefetch_off")
     assert finding is not None
-    assert finding.severity == severity and finding.text.endswith(ends)
+    assert finding.severity == severity and "CPU" not in finding.text  # ZM605 says it once
     full = replace(FIRES["stage_too_low"], pressure=starved(lacks))
     memory = found(full, "stage_too_low")
     assert memory is not None and memory.severity == "warning"  # that has another cause
@@ -366,7 +358,7 @@ def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str, en
     [
         (0.0, 0.3, "warning", "(50.0 %)"),  # it sleeps: a sleeping thread lacks no CPU
         (0.3, 0.3, "warning", "(50.0 %)"),  # all lack as much
-        (0.7, 0.0, "info", "a lack of CPUs may explain all of it (ZM605)"),
+        (0.7, 0.0, "info", "(50.0 %)"),
     ],
 )
 def test_a_straggler_is_doubted_by_what_it_lacks_beyond_the_others(
@@ -403,7 +395,7 @@ def test_threads_are_not_limited_where_they_are_already() -> None:
     starved = FIRES["cpu_starved"]
 
     def told(threads: int | None, variable: str = "", cpus: float = 2) -> Finding:
-        pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=cpus)
+        pressure = short_of_cpus(0.3, cpus=cpus)
         known: Any = {"variables": {"OMP_NUM_THREADS": variable}, "threads": threads}
         rank = replace(starved, pressure=pressure, process=known if threads else {})
         finding = found(rank, "cpu_starved")
@@ -411,7 +403,7 @@ def test_threads_are_not_limited_where_they_are_already() -> None:
         return finding
 
     ours = told(1, "1")
-    assert ours.remedy is None and ours.text.endswith("2 CPUs; it computes with 1 thread already")
+    assert ours.remedy is None and "2 CPUs; it computes with 1 thread already" in ours.text
     assert told(2, "2", cpus=4).remedy is None
     assert told(1, "1", cpus=4).remedy is None  # more threads would not help
     assert told(None).remedy is None  # unknown
@@ -680,7 +672,7 @@ def test_saves_that_stop_the_loop_are_written_by_a_thread() -> None:
     gains = finding.remedy.gain_low_seconds, finding.remedy.gain_high_seconds
     assert gains == pytest.approx((0.3 * 0.2, 0.9 * 0.2))
     assert "a copy of the state (1.0 GiB on this rank)" in finding.remedy.price
-    starved = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0)
+    starved = short_of_cpus(0.3)
     short = found(replace(rank, pressure=starved), "slow_steps")
     assert short is not None and short.remedy is not None and short.remedy.gain_low_seconds == 0
     threads = replace(rank, activities=(save, replace(save, background=True)))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, arrival, rank, run, summary
+from builders import MS, arrival, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, StepSkew
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import cause, lack_of_cpus, longer_phases, since_step, stragglers
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import MOST_ARRIVALS, RankState
-from zeromon.levels import UNSTEADY_SECONDS, WINDOW_STEPS
+from zeromon.levels import CPU_WAIT, UNSTEADY_SECONDS, WINDOW_STEPS
 from zeromon.probes.cpu_pressure import PressureReader, cpus_of
+from zeromon.probes.cpu_users import CpuUsers
 from zeromon.ring.events import Flag, Kind, Op, Phase, of_call
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 
@@ -320,51 +323,81 @@ def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
     assert cause(rank(1), others) == lack_of_cpus(rank(1), others, 0.05) == ""
 
 
-def test_pressure_is_read_from_proc(tmp_path: Path) -> None:
-    """Over the last ten seconds; a name with spaces and parentheses does not shift the fields."""
-    folder = tmp_path / "7"
-    folder.mkdir()
-    reader = PressureReader(7, tmp_path)
-    for second in range(30):
-        (folder / "schedstat").write_text(f"5 {second * 250_000_000} 9\n")
+def read_pressure(folder: Path, waited_s: Sequence[float], steps: Sequence[int]) -> list[Any]:
+    """One reading a second of a process that has waited so long for a CPU, and taken so many steps."""
+    (folder / "7").mkdir()
+    reader, found = PressureReader(7, folder), []
+    for second, (waited, taken) in enumerate(zip(waited_s, steps, strict=True)):
+        # a name with spaces and parentheses does not shift the fields
         fields = " ".join(["S", *"123456789"[:8], str(second * 4), "0"])
-        (folder / "stat").write_text(f"7 (a) b) c) {fields}\n")
-        found = reader.read(second * 1_000_000_000)
-        assert (found is None) == (second == 0)
-    assert found is not None
-    assert found.cpu_wait_ratio == pytest.approx(0.25)
-    assert found.major_faults_per_second == pytest.approx(4)
-    assert PressureReader(8, tmp_path).read(1) is None
+        (folder / "7" / "stat").write_text(f"7 (a) b) c) {fields}\n")
+        (folder / "7" / "schedstat").write_text(f"5 {round(waited * 1e9)} 9\n")
+        found.append(reader.read(second * 10**9, taken, (second - 10) * 10**9))
+    return found
 
 
-def test_the_most_of_a_minute_is_kept_for_so_long(tmp_path: Path) -> None:
-    """Ready and without a CPU for three seconds, then never."""
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "stat").write_text(f"7 (a) {' '.join(['S', *'123456789'[:8], '0', '0'])}\n")
-    reader, most = PressureReader(7, tmp_path), {}
-    for second in range(90):
-        (folder / "schedstat").write_text(f"5 {min(second, 3) * 1_000_000_000} 9\n")
-        found = reader.read(second * 1_000_000_000)
-        most[second] = found.most_cpu_wait_ratio if found else None
-    assert (most[10], most[60]) == (1.0, 1.0)
-    assert most[80] == 0.0
+def test_pressure_is_read_from_proc(tmp_path: Path) -> None:
+    found = read_pressure(tmp_path, [s / 4 for s in range(30)], [*range(30)])
+    assert (found[0], found[4].minute_cpu_wait_ratio) == (None, 0.0)  # too few seconds of steps
+    assert found[-1].cpu_wait_ratio == found[-1].minute_cpu_wait_ratio == pytest.approx(0.25)
+    assert found[-1].major_faults_per_second == pytest.approx(4)
+    assert PressureReader(8, tmp_path).read(1, 1, 1) is None
+
+
+def test_imports_before_the_first_step_are_no_pressure(tmp_path: Path) -> None:
+    """Starved for twenty seconds of imports, then never."""
+    waited = [min(s, 20.0) for s in range(60)]
+    found = read_pressure(tmp_path, waited, [max(0, 10 * (s - 21)) for s in range(60)])
+    assert [f for f in found[:22] if f] == []
+    assert {(f.cpu_wait_ratio, f.minute_cpu_wait_ratio) for f in found[23:]} == {(0.0, 0.0)}
+
+
+def test_a_share_that_wobbles_around_a_level_is_held(tmp_path: Path) -> None:
+    """23 and 27 % of the time in turns of seven seconds for four minutes: one level, not thirty."""
+    waited = [0.0]
+    for second in range(240):
+        waited.append(waited[-1] + (0.27 if second // 7 % 2 else 0.23))
+    found = [f for f in read_pressure(tmp_path, waited, [*range(241)]) if f]
+    over = [f.held_cpu_wait_ratio >= CPU_WAIT.critical for f in found]
+    assert sum(a is not b for a, b in itertools.pairwise(over)) <= 1
+    swings = [f.minute_cpu_wait_ratio >= CPU_WAIT.critical for f in found]
+    assert sum(a is not b for a, b in itertools.pairwise(swings)) > 3
 
 
 def test_the_wait_of_all_steps_leaves_out_start_up_and_pauses(tmp_path: Path) -> None:
     """Half of the time without a CPU in the steps; all of it before, and none while no step ends."""
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "stat").write_text(f"7 (a) {' '.join(['S', *'123456789'[:8], '0', '0'])}\n")
-    reader, waited, steps = PressureReader(7, tmp_path), 0.0, 0
-    for second in range(120):
+    waited, taken = [0.0], [0]
+    for second in range(1, 120):
         started, paused = second >= 20, 60 <= second < 80
-        steps += 10 if started and not paused else 0
-        waited += 0.0 if paused else 0.5 if started else 1.0
-        (folder / "schedstat").write_text(f"5 {round(waited * 1e9)} 9\n")
-        found = reader.read(second * 10**9, steps)
-        assert found is None or started or found.steps_cpu_wait_ratio is None
-    assert found is not None and found.steps_cpu_wait_ratio == pytest.approx(0.5)
+        taken.append(taken[-1] + (10 if started and not paused else 0))
+        waited.append(waited[-1] + (0.0 if paused else 0.5 if started else 1.0))
+    found = read_pressure(tmp_path, waited, taken)
+    assert found[-1].steps_cpu_wait_ratio == pytest.approx(0.5)
+
+
+def test_the_processes_that_take_the_cpus_are_named(tmp_path: Path) -> None:
+    """Two that compute, one of which a rank has started, and one that sleeps."""
+    users = CpuUsers(tmp_path)
+    for second in (0, 10):
+        for pid, parent, cpus, words in (
+            (11, 1, 0.9, ("/usr/bin/python", "-u", "/home/me/busy.py", "4")),
+            (12, 7, 0.5, ("pt_data_worker",)),
+            (13, 1, 0.0, ("sleep", "9")),
+        ):
+            (tmp_path / str(pid)).mkdir(exist_ok=True)
+            ticks = round(second * cpus * os.sysconf("SC_CLK_TCK"))
+            fields = f"S {parent} " + "0 " * 9 + f"{ticks} 0 0"
+            (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) {fields}\n")
+            (tmp_path / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
+        found = users.read((100 + second) * 10**9)
+    told = [(u.pid, u.name, round(u.cpus, 1), u.parent) for u in found]
+    assert told == [(11, "python busy.py", 0.9, 1), (12, "pt_data_worker", 0.5, 7)]
+    short = replace(rank(0, steps=40), pid=7, pressure=short_of_cpus(0.3))
+    (told_so,) = (f for f in advise(run(short, cpu_users=found)) if f.code == "ZM605")
+    assert (
+        "python busy.py (pid 11) uses 90.0 % of a CPU; pt_data_worker (pid 12, started by rank 0)"
+        in (told_so.text)
+    )
 
 
 @pytest.mark.parametrize(

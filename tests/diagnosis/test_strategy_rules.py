@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import MS, device_memory, run, summary
+from builders import MS, device_memory, run, short_of_cpus, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -41,7 +41,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.settings import sets
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
-from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, Pressure, RankSnapshot, Setting
+from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, RankSnapshot, Setting
 
 FAR = units("all_gather", "forward", nodes=2)
 SMALL = tuple(
@@ -105,7 +105,7 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     old = FIRES["checkpoint_interval"]
     names = ("unsaved_seconds", "unsaved_steps", "checkpoints", "activities", "ledger")
     yield made(**{name: getattr(old, name) for name in names})
-    pressure = Pressure(cpu_wait_ratio=0.3, major_faults_per_second=0, cpus=4)
+    pressure = short_of_cpus(0.3, cpus=4)
     yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
     yield made(row(nbytes=64.0 * MIB, exposed_seconds=0.03), links=links)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import rank, run, short_of_cpus
 from first_lines import first_lines
 
 from zeromon.diagnosis.engine import FindingMemory, advise
@@ -16,7 +16,6 @@ from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Finding,
     Hang,
-    Pressure,
     Risk,
     RunSnapshot,
     Severity,
@@ -90,7 +89,7 @@ def test_exposed_communication_has_the_colour_of_the_verdict(
     share: float, lack: float, health: Health, tone: str, colour: str
 ) -> None:
     """*lack*: the share of the time without a CPU, which the finding does not count."""
-    pressure = Pressure(cpu_wait_ratio=lack, major_faults_per_second=0, most_cpu_wait_ratio=lack)
+    pressure = short_of_cpus(lack)
     made = run(rank(0, exposed_ratio=share, overlap_ratio=0.9, pressure=pressure))
     made = replace(made, findings=advise(made))
     assert verdict(made).health is health

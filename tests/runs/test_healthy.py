@@ -52,7 +52,7 @@ def findings_of(node: Node, case: str, steps: int, sizes: list[str]) -> tuple[se
     result, found = warned(node, command)
     ranks = result.snapshot.ranks
     assert [rank.steps for rank in ranks] == [steps, steps]
-    lacked = max(rank.pressure.most_cpu_wait_ratio for rank in ranks if rank.pressure)
+    lacked = max(rank.pressure.held_cpu_wait_ratio for rank in ranks if rank.pressure)
     return set(found), lacked >= CPU_WAIT.warning
 
 

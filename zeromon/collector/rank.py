@@ -11,6 +11,7 @@ from zeromon.fold.fold import fold_records
 from zeromon.fold.observed import Vitals
 from zeromon.fold.state import RankState, know_group
 from zeromon.fold.summarize import vitals
+from zeromon.levels import WINDOW_STEPS
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
@@ -197,7 +198,10 @@ class RankFollower:
     def pressure(self) -> Pressure | None:
         """Returns the process's waits for CPU and pages; for a dead rank the last reading."""
         if self.alive:
-            self._pressure = self._pressure_reader.read(time.monotonic_ns(), self.state.steps)
+            state, now = self.state, time.monotonic_ns()
+            last = state.history[-min(len(state.history), WINDOW_STEPS)] if state.history else None
+            since = last.start_ns if last is not None else now
+            self._pressure = self._pressure_reader.read(now, state.steps, since) or self._pressure
         return self._pressure
 
     def workers(self) -> WorkerMemory | None:

@@ -22,6 +22,7 @@ from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.arrivals import ArrivalSkew
+from zeromon.diagnosis.cpu_doubt import lacks_cpus
 from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
@@ -38,6 +39,7 @@ from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.probes import tasks
+from zeromon.probes.cpu_users import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
@@ -102,6 +104,7 @@ class RunFollower:
         self._rapl, self._energy = Rapl(), EnergyMeter()
         self._revision = Revision(folder)
         self._links = LinkPeaks()
+        self._cpu_users = CpuUsers()
         self._nccl = Nccl()
         self._risks = Risks()
         self._skew = ArrivalSkew()
@@ -292,6 +295,7 @@ class RunFollower:
             job=self._job(followers),
             planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
+            cpu_users=self._cpu_users.read(now) if any(map(lacks_cpus, ranks)) else (),
             energy=self._used(followers, ranks, now),
             revision=self._revision.of(
                 next((f for r in ranks if (f := r.process.get("folder"))), "")

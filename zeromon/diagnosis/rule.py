@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zeromon.diagnosis.cpu_doubt import Waits, doubt, explained
+from zeromon.diagnosis.cpu_doubt import Waits, explained
 from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.focus import is_running_out, pool_of
 from zeromon.snapshot import Finding, Remedy, RunSnapshot, Severity
@@ -63,10 +63,8 @@ class Rule:
             if already:
                 text += f"; already set: {', '.join(already)}"
             if match.waits is not None:
-                explains = explained(run, match.waits)
-                share = match.waits.share - explains
+                share = match.waits.share - explained(run, match.waits)
                 severity = match.waits.level.severity_of_cost(share)
-                text += doubt(match.waits.share, explains)
             yield Finding(
                 rule=self.name, code=self.code, severity=severity, rank=match.rank, text=text,
                 remedy=remedy, share=share,

@@ -3,15 +3,16 @@
 import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
 from zeromon.snapshot import Pressure
 
-_KEPT = 11
-"""Number of readings, one a second: figures cover the last ten seconds."""
-_MINUTE = 60
+_MINUTE = 61
+"""Readings, one a second."""
+_LEAST_SECONDS = 5.0
+"""After so many seconds of steps a share of them is no chance."""
+_HOLDS = 0.8
 _WARM_UP = 5
 """Steps that the figure of all steps leaves out."""
 
@@ -21,18 +22,18 @@ class PressureReader:
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._schedstat, self._stat = f"{proc}/{pid}/schedstat", f"{proc}/{pid}/stat"
-        self._readings: deque[tuple[int, int, int]] = deque(maxlen=_KEPT)
-        """(time ns, ns on a run queue, major faults) of each reading."""
-        self._waits: deque[float] = deque(maxlen=_MINUTE)
+        self._readings: deque[tuple[int, int, int]] = deque(maxlen=_MINUTE)
+        """(time ns, ns on a run queue, major faults) of each reading since the first step."""
+        self._held = 0.0
         self._cpus = cpus_of(pid, proc, cgroup)
         self._steps = 0
         self._waited_ns = self._stepped_ns = 0
         """On a run queue, and in all, between readings with steps in between."""
 
-    def read(self, now_ns: int, steps: int = 0) -> Pressure | None:
-        """Returns the means of the last ten readings; None before the second, or without ``/proc``.
+    def read(self, now_ns: int, steps: int, since_ns: int) -> Pressure | None:
+        """Returns the means since *since_ns*; None without ``/proc`` and before the steps.
 
-        *steps*: those that the process has taken. Start-up and warm-up are left out of the run's share.
+        *steps*: those that the process has taken. Start-up and warm-up are left out.
         """
         with suppress(OSError, ValueError, IndexError):
             waited = int(text_of(self._schedstat).split()[1])
@@ -41,23 +42,35 @@ class PressureReader:
             if self._readings and steps > self._steps >= _WARM_UP:
                 self._waited_ns += waited - self._readings[-1][1]
                 self._stepped_ns += now_ns - self._readings[-1][0]
+            if not self._steps:
+                self._readings.clear()
             self._steps = steps
             self._readings.append((now_ns, waited, int(fields[9])))
         if len(self._readings) < 2:
             return None
-        (began, waited_then, faults_then), (ended, waited, faults) = (
-            self._readings[0],
-            self._readings[-1],
+        since_ns = min(since_ns, now_ns - round(_LEAST_SECONDS * 1e9))
+        first = next(
+            r for r in reversed(self._readings) if r[0] <= since_ns or r is self._readings[0]
         )
-        spent = max(1, ended - began)
-        pressure = Pressure(
-            cpu_wait_ratio=max(0.0, (waited - waited_then) / spent),
-            major_faults_per_second=max(0, faults - faults_then) / spent * 1e9,
+        cpu_wait, faults = self._since(first)
+        is_settled = now_ns - self._readings[0][0] >= _LEAST_SECONDS * 1e9
+        minute = self._since(self._readings[0])[0] if is_settled else 0.0
+        if not _HOLDS * self._held <= minute <= self._held:
+            self._held = minute
+        return Pressure(
+            cpu_wait_ratio=cpu_wait,
+            major_faults_per_second=faults,
+            minute_cpu_wait_ratio=minute,
+            held_cpu_wait_ratio=self._held,
             cpus=self._cpus,
             steps_cpu_wait_ratio=self._waited_ns / self._stepped_ns if self._stepped_ns else None,
         )
-        self._waits.append(pressure.cpu_wait_ratio)
-        return replace(pressure, most_cpu_wait_ratio=max(self._waits))
+
+    def _since(self, first: tuple[int, int, int]) -> tuple[float, float]:
+        """Returns the share of the time without a CPU, and major faults per second."""
+        ended, waited, faults = self._readings[-1]
+        spent = max(1, ended - first[0])
+        return max(0.0, (waited - first[1]) / spent), max(0, faults - first[2]) / spent * 1e9
 
 
 def cpus_of(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:

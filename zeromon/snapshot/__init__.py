@@ -27,6 +27,7 @@ from zeromon.snapshot.engine import EngineRow, Setting
 from zeromon.snapshot.finding import ConfigFormat, Finding, Remedy, Rung, Severity
 from zeromon.snapshot.host import (
     CodeLine,
+    CpuUser,
     Device,
     Disk,
     Energy,

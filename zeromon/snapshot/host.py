@@ -73,15 +73,30 @@ class ExtensionLock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUser:
+    """A process of this node that uses CPUs while a rank lacks them."""
+
+    pid: int
+    name: str
+    """``python train.py``."""
+    cpus: float
+    """How many it has used, on average."""
+    parent: int
+    """The pid of its parent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """What a process waits for on its host, over the last seconds."""
+    """What a process has waited for on its host since its first step, over the last steps."""
 
     cpu_wait_ratio: float
     """The share of the time that its main thread could run and had no CPU."""
     major_faults_per_second: float
     """Pages that had to come from disk."""
-    most_cpu_wait_ratio: float = 0.0
-    """The largest of such shares in the last minute."""
+    minute_cpu_wait_ratio: float = 0.0
+    """The same share of the last minute."""
+    held_cpu_wait_ratio: float = 0.0
+    """The largest of such shares of a minute since one was a fifth below it: it does not wobble."""
     cpus: float | None = None
     """That the process may use; None where unknown."""
     steps_cpu_wait_ratio: float | None = None

@@ -9,7 +9,7 @@ from zeromon.snapshot.capture import Capture
 from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
 from zeromon.snapshot.communication import Hang, Straggler
 from zeromon.snapshot.finding import Finding
-from zeromon.snapshot.host import Energy
+from zeromon.snapshot.host import CpuUser, Energy
 from zeromon.snapshot.nccl import Ras
 from zeromon.snapshot.rank import RankSnapshot
 from zeromon.snapshot.trial import Trial
@@ -65,6 +65,8 @@ class RunSnapshot:
     """The git commit of the script, ``-dirty`` with changes; "" where unknown."""
     driver: str = ""
     """The version of the devices' driver on this node; "" where unknown."""
+    cpu_users: tuple[CpuUser, ...] = ()
+    """The processes of this node that use most CPU time, while a rank lacks CPUs."""
     energy: Energy | None = None
     """What this node has used; None where it is not known."""
     attempt: int = 1

@@ -77,7 +77,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
             takes=None if whole else Pool.DEVICE,
         ),
-        waits=Waits(share, AVOIDABLE),
+        waits=Waits(share, AVOIDABLE, is_needless=True),
     )
 
 

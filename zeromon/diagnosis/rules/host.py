@@ -142,22 +142,38 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     rank = max(known, key=_cpu_wait, default=None)
     if rank is None or rank.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
         return
-    cpus, ranks, share = rank.pressure.cpus or 0.0, len(run.ranks), _cpu_wait(rank)
+    cpus, ranks = rank.pressure.cpus or 0.0, len(run.ranks)
     shared = f"; {ranks} ranks of this node may use {cpus:g} CPUs" if cpus else ""
     remedy = _fewer_threads(rank, ranks, cpus)
     threads = rank.process.get("threads")
     few = f"; it computes with {threads} thread{'s' * (threads > 1)} already" if threads else ""
     yield Match(
-        f"its main thread could run and had no CPU for {human_ratio(share)} of the last ten seconds"
-        f"{shared}{few if remedy is None else ''}",
+        "its main thread could run and had no CPU for "
+        f"{human_ratio(rank.pressure.minute_cpu_wait_ratio)} of the last minute"
+        f"{_used_by(run) or shared}{few if remedy is None else ''}; "
+        "other findings count their waits without that",
         rank.rank,
         remedy,
-        CPU_WAIT.severity_of_cost(share),
+        CPU_WAIT.severity_of_cost(_cpu_wait(rank)),
     )
 
 
 def _cpu_wait(rank: RankSnapshot) -> float:
-    return rank.pressure.cpu_wait_ratio if rank.pressure is not None else 0.0
+    return rank.pressure.held_cpu_wait_ratio if rank.pressure is not None else 0.0
+
+
+def _used_by(run: RunSnapshot) -> str:
+    """Which processes beside the ranks use the CPUs; "" where none is known to."""
+    ranks = {rank.pid: rank.rank for rank in run.ranks}
+    texts = []
+    for user in run.cpu_users:
+        if user.pid not in ranks:
+            of = f", started by rank {ranks[user.parent]}" if user.parent in ranks else ""
+            texts.append(f"{user.name} (pid {user.pid}{of}) uses {human_ratio(user.cpus)} of a CPU")
+    return "".join(f"; {text}" for text in texts[:_MAX_LISTED_USERS])
+
+
+_MAX_LISTED_USERS = 3
 
 
 def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None:

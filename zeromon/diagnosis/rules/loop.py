@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zeromon.diagnosis.cpu_doubt import Waits
+from zeromon.diagnosis.cpu_doubt import Waits, lacks_cpus
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
-from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, OWN_CODE, Severity
+from zeromon.levels import AVOIDABLE, DEVICE_IDLE, OWN_CODE, Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
@@ -247,17 +247,12 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         dialect=ConfigFormat.PYTHON,
         diff="+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
         f"- torch.save(state, path)  # or dcp.save\n+ {ASYNC_SAVE}  # on all ranks",
-        gain_low_seconds=0.0 if _lacks_cpus(rank) else _WRITING.low * wait,
+        gain_low_seconds=0.0 if lacks_cpus(rank) else _WRITING.low * wait,
         gain_high_seconds=_WRITING.high * wait,
         price=f"host memory for a copy of the state{size}, and a CPU that training does not need; wait "
         "for the result before the next save",
         takes=Pool.HOST,
     )
-
-
-def _lacks_cpus(rank: RankSnapshot) -> bool:
-    pressure = rank.pressure
-    return pressure is not None and pressure.cpu_wait_ratio >= CPU_WAIT.warning
 
 
 @rule("ZM609")

@@ -243,7 +243,12 @@ def _pressure(facts: RankSamples) -> Pressure | None:
     return (
         None
         if waits is None
-        else Pressure(cpu_wait_ratio=waits, major_faults_per_second=faults or 0.0)
+        else Pressure(
+            cpu_wait_ratio=waits,
+            major_faults_per_second=faults or 0.0,
+            minute_cpu_wait_ratio=waits,
+            held_cpu_wait_ratio=waits,
+        )
     )
 
 
