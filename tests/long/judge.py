@@ -79,7 +79,7 @@ _LEFT = (
     r"|(left|exit|return|ended|finished|gone|early)[^;]*rank {rank}\b"
 )
 _ERROR = r"ValueError|label 99"
-_INIT = r"init_process_group|DistNetworkError|DistStoreError|before (its|the) first step|rendezvous"
+_INIT = r"init_process_group|DistNetworkError|DistStoreError|before (its|the) first step|rendezvous|before a rank reported"
 _SLOW_OR_WELL = r"^(healthy|slow|starting|finished)\b"
 
 EXPECTED = {
@@ -210,8 +210,10 @@ _OF_ALL = ("stall_all", "stall_workers", "leak")
 
 def _accused(case: Case, expected: Expected, text: str) -> str:
     """The words that accuse a rank that did nothing; "" where none are."""
-    if expected.live_rank == _ANY or (case.rank == ALL_RANKS and case.kind in _OF_ALL):
-        return ""  # any of them may be named
+    if expected.live_rank == _ANY or case.kind == "restart_fails":
+        return ""  # any of them may be named; both fail to meet again
+    if case.rank == ALL_RANKS and case.kind in _OF_ALL:
+        return ""
     for rank in range(RANKS):
         if rank == case.rank:
             continue
