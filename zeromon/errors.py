@@ -24,8 +24,6 @@
       AttachRefused        zeromon cannot attach to a process, or detach from it
 """
 
-from __future__ import annotations
-
 
 class ZeromonError(Exception):
     """An error with a text for the user. ``hint`` is what the user can try next."""

@@ -11,8 +11,6 @@ PromQL can answer the question in the same way (``topk(1, ...)``). Ranks of a sy
 of the same length, so seconds decide only between equal shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.levels import OOM

@@ -1,7 +1,5 @@
 """Numbers for people: the last function before the screen. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

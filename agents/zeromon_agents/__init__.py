@@ -8,8 +8,6 @@
 Importing this package imports nothing else. :func:`start` imports torch.
 """
 
-from __future__ import annotations
-
 
 def start() -> None:
     """Starts the agent: at once in a process that is a rank already, else as soon as it becomes one."""

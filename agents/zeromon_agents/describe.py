@@ -9,8 +9,6 @@ model of a config.json is the one that transformers makes: nothing is downloaded
 model's repository runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """``python -m zeromon_virtual < spec.json``: prints the result as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 

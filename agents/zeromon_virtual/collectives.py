@@ -5,8 +5,6 @@ An asynchronous one runs in a stream of its group, and the stream that waits for
 until its end.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

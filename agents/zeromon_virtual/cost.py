@@ -5,8 +5,6 @@ FLOPs are those of torch.utils.flop_counter. A collective takes a latency, and i
 the bus bandwidth (nccl-tests, doc/PERFORMANCE.md).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

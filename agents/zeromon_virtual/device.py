@@ -4,8 +4,6 @@ torch lets one out-of-tree device (PrivateUse1) be implemented in Python. Framew
 its module, here ``torch.virtual``, and so run unchanged. Tensors are fake: they have no data.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 

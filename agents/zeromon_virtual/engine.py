@@ -4,8 +4,6 @@ Inside of :meth:`Engine.running`, whatever torch and FSDP2 do with tensors of th
 advances the clock: kernels in the current stream, collectives on their link, waits where the code waits.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ A storage counts from its first operator, or from its resize, until Python frees
 the caching allocator of CUDA rounds them; reserved memory and fragmentation are not modelled.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Iterator

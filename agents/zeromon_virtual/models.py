@@ -1,7 +1,5 @@
 """The model of a run: a decoder of transformer blocks, or what the user's own function returns."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a virtual step did, as frozen data that becomes JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

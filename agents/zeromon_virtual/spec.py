@@ -3,8 +3,6 @@
 :func:`from_json` reads it strictly: an unknown key or a value of another type is an error that names it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

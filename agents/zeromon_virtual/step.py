@@ -1,7 +1,5 @@
 """Takes the steps of a specification: the model sharded by FSDP2, forward, backward, AdamW."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

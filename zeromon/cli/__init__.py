@@ -4,8 +4,6 @@ Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 findings, 2 us
 hint.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

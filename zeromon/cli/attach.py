@@ -18,8 +18,6 @@ ZEROMON_PROMETHEUS is the default of URL where no TARGET is given; ZEROMON_PROME
 bearer token.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Loads the agent into a run that was not started under zeromon, before a view opens on it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -14,8 +14,6 @@ configurations are checked. With a model and a machine, the strategy itself is c
 Exit code 0 without errors and warnings, 1 with any, 2 for wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -16,8 +16,6 @@ larger than the limit, or ranks lacked CPUs; the message gives the repeats that 
 exceeds every threshold. -o writes one HTML file with the memory of all runs over their steps.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -7,8 +7,6 @@
 Needs pip install 'zeromon[completion]' to make the script, not to use it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

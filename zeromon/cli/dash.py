@@ -8,8 +8,6 @@ another machine, forward the port over ssh, or set --host: then every request ne
 zeromon prints once.
 """
 
-from __future__ import annotations
-
 import argparse
 import html
 import os

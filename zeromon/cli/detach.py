@@ -5,8 +5,6 @@ rank of this user on this node. The record stays: zeromon report. zeromon attach
 again.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import suppress

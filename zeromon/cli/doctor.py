@@ -10,8 +10,6 @@ briefly. With --stacks it does so at once for every rank of this node, also in a
 code 1 when a finding is critical or a problem of this machine affects runs, else 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -21,8 +21,6 @@ begins again. Results: a table of stages, a recommendation with its reason, and 
 Exit code 0 with a recommendation; 1 where no size fits; 2 where the command fails or says nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

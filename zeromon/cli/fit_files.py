@@ -1,7 +1,5 @@
 """How a micro-batch and a stage get into a command: words, variables, a copy of its configuration."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One launch of ``zeromon fit``: the user's command under the agent, measured and then ended."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

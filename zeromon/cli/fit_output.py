@@ -1,7 +1,5 @@
 """The output of ``zeromon fit``: stages side by side and the recommendation, as text and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -7,8 +7,6 @@ docs/grafana.md describes Grafana and Prometheus beside a job, without docker. N
 'zeromon[grafana]'.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -8,8 +8,6 @@ those that its seconds would have trained at the rate of the useful ones. --pric
 of a rank. Exit code 1 when the job lost work.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@ torch is imported in a separate process: the core never imports it, and a broken
 zeromon.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -19,8 +19,6 @@ findings, rule, ledger, memory, communication, whatif, trace, compare_runs, repo
 answer has at most 4 kB, unless the call asks for more by max_bytes. Needs pip install 'zeromon[mcp]'.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect

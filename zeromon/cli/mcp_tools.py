@@ -4,8 +4,6 @@ A tool computes with what the other verbs use and returns the items of its answe
 an answer of bounded size. Its docstring is what an assistant reads of it. The run "" is the newest one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ Exit codes: 0 all services accepted it, 1 one did not, 2 a URL names no service.
 accepted has not been read: look for it. Needs pip install 'zeromon[notify]'.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

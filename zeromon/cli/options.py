@@ -1,7 +1,5 @@
 """How a verb declares its options, and the numbers that they take."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

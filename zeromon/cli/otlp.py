@@ -9,8 +9,6 @@ gauges and histograms over HTTP. OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS are us
 reported, and the next one sends all data. Needs pip install 'zeromon[otlp]'.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import threading

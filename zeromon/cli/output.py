@@ -1,7 +1,5 @@
 """The output of verbs that make a document: standard output, or a file that is replaced atomically."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

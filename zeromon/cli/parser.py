@@ -1,7 +1,5 @@
 """The parser of every verb: help that fits the terminal, and errors that name what was typed."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import itertools

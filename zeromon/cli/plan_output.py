@@ -1,7 +1,5 @@
 """The output of ``zeromon plan``: table and reason as text, everything as JSON, a page as HTML."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

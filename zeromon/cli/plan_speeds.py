@@ -1,7 +1,5 @@
 """The options of ``zeromon plan`` on speeds, and the machine that they describe."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The options of ``zeromon plan`` and ``whatif`` on the strategy, and the plan that they describe."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace

@@ -9,8 +9,6 @@ by node; alerts name the run, the rank, the node, and the rule page (zeromon rul
 docs/prometheus.md describes one machine, Slurm and Kubernetes.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import fields

@@ -5,8 +5,6 @@ the arrow keys move to earlier and later snapshots, < and > change the speed. Wi
 opens at the beginning of the run; the bar at its bottom plays the run.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from zeromon.cli import dash

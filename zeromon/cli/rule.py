@@ -4,8 +4,6 @@ CODE is the code in findings and in zeromon check (ZM302), or the name of the ru
 without CODE, all rules are listed, one per line.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

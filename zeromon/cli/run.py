@@ -16,8 +16,6 @@ environment:
   ZEROMON_NOTIFY URLs as for --notify, with commas or spaces between them
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

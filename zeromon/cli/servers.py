@@ -1,7 +1,5 @@
 """The option ``--prometheus`` of several verbs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -1,7 +1,5 @@
 """Sizes of memory and speeds of links on the command line, read alike by every verb."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

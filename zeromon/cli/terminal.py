@@ -1,7 +1,5 @@
 """What a terminal gets and a pipe does not: colour, wrapped lines, a sign of life while work is done."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -16,8 +16,6 @@
 `zeromon trace ACTION --help` describes each.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import re

@@ -1,7 +1,5 @@
 """``zeromon trace memory`` and ``zeromon trace flight``: what torch has written about a run."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

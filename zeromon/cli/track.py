@@ -10,8 +10,6 @@ opened is found by the agent; without one nothing is sent, which the run's note 
 docs/trackers.md has the details.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

@@ -12,8 +12,6 @@ the token of the collector (ZEROMON_TOKEN, or the same user). Exit codes: 0 shor
 no verdict, 2 refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

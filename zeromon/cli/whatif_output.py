@@ -1,7 +1,5 @@
 """The output of ``zeromon whatif``: a table and a chart as text, everything as JSON."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Watches the rank processes of a launcher before they report, and those that end before they do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Judges which ranks that make no progress are stalled or in a hang, so that the ledger counts it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.collector.rank import RankFollower

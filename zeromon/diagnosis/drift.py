@@ -4,8 +4,6 @@ Members of a group call the same collectives, so the group's number at the end o
 step. A rank that has ended more steps than another at the same number, or at a lower one, is ahead.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zeromon.snapshot import GroupProgress, RankSnapshot, RunSnapshot

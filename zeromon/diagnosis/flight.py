@@ -4,8 +4,6 @@ Who waits for whom is :mod:`.hangs`, as in a live run. Dumps know more of each c
 which members have called something else, of another size or of other types, comes before what hangs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ moments: those are slices, too. Memory and exposed communication are counters. T
 since the first step; slices that overlap are spread over lanes, for those of a thread must nest.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack

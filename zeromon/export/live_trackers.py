@@ -4,8 +4,6 @@ Each goes to the run that the script has opened, or beside it where a second wri
 Keys and passwords are in the environment alone, where the libraries look for them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import ssl

@@ -4,8 +4,6 @@ Both are used only when they are installed, and an export asks neither to reach 
 run gets (:mod:`zeromon.export.live_trackers`) has the same figures under the same names.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Folds what the agent reports of itself and of its rank: heartbeats, traces, precision, the end."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

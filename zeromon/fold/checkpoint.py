@@ -6,8 +6,6 @@ ones at the record at which they were saved. Thus no counter decreases while a p
 none is too low.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

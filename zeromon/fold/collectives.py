@@ -1,7 +1,5 @@
 """Folds collectives: counts, bytes, times, exposed communication, and what is in flight."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket

@@ -1,7 +1,5 @@
 """Folds the gradient buckets of DDP, which its reducer issues from C++."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

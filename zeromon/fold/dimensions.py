@@ -1,7 +1,5 @@
 """The dimensions of a rank's process groups, and its strategy with the model parallelism. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

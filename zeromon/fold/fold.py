@@ -5,8 +5,6 @@ of thousands of records a second. :func:`~zeromon.fold.summarize.summarize` make
 state. The fold reads no clock and no file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 # each of these modules registers its handlers when it is imported

@@ -5,8 +5,6 @@ issues; torch's Flight Recorder lists what is in flight by the group's own numbe
 numbers can be compared between ranks, and an operation is shown only with the number that it has.
 """
 
-from __future__ import annotations
-
 from zeromon.fold.collectives import in_flight
 from zeromon.fold.state import NO_CALLS, RankState, group_id, group_label
 from zeromon.ring.events import OP, PHASE, ExitKind, Flag, Issued, Raw, decode

@@ -8,8 +8,6 @@ sums of the collectives, which may overlap. A stall or hang takes its seconds fr
 befell, while it lasts and after.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

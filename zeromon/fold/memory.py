@@ -1,7 +1,5 @@
 """Folds memory: the allocator, the host, roles, offloaded state in motion."""
 
-from __future__ import annotations
-
 from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState
 from zeromon.ring.events import HostSample, MemoryPeak, MemorySample, Oom, RoleBytes, Transfer

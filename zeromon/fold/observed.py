@@ -1,7 +1,5 @@
 """What a rank's snapshot holds beside the fold of its events, and what must be known before it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

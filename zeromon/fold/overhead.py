@@ -6,8 +6,6 @@ them, and samples what they took. The measured overhead compares steps with cont
 machine its noise is often the larger.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which expected pause a Python stack shows: what takes long in a healthy run as well. Pure."""
 
-from __future__ import annotations
-
 _EVALUATES = "evaluates"
 STARTS = "has not ended its first step"
 IN_DEBUGGER = "is stopped in a debugger"

@@ -1,7 +1,5 @@
 """Folds what the stages of a pipeline compute, and makes a rank's row of the pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Sums of the calls of a schedule on one rank: the actions in their order, and their times."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Which function folds which event: ``@folds(EventType)`` registers it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -3,8 +3,6 @@
 A compiled module tells of such a type only that it is one, so this one is not compiled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.events import Precision

@@ -1,7 +1,5 @@
 """Folds the ends of phases and steps: step summaries, the step-time histogram, control steps."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from typing import Final

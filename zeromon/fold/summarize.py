@@ -1,7 +1,5 @@
 """A rank's state as a frozen :class:`~zeromon.snapshot.RankSnapshot`. Pure: no clock, no file."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from itertools import islice

@@ -1,7 +1,5 @@
 """What the training itself tells of a rank: its loss, its batches. Pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

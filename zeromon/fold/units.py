@@ -1,7 +1,5 @@
 """Folds the marks of FSDP units and ZeRO-3 parameters: gathered, used, freed."""
 
-from __future__ import annotations
-
 from zeromon.fold.registry import folds
 from zeromon.fold.state import RankState
 from zeromon.ring.events import Flag, UnitEvent, UnitMark

@@ -1,7 +1,5 @@
 """What a plan takes and gives on a whole cluster: copies, fewest devices, throughput. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from zeromon.memory.plan import Row, Setup, hosts_of, row

@@ -4,8 +4,6 @@ A value "auto" becomes the value that transformers' integration fills in, where 
 known, else DeepSpeed's own default (``deepspeed/runtime/zero/config.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from reprlib import (

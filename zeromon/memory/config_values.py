@@ -1,7 +1,5 @@
 """Parses numbers and switches of DeepSpeed and accelerate configurations, also from text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 AUTO = "auto"

@@ -9,8 +9,6 @@ TF32, which torch leaves off by default. What is reached is a share, with the le
 - host: CPU-Adam updates 10^10 parameters in 2.57 s (Ren et al. 2021, arXiv 2101.06840, table 4).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

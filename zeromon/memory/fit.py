@@ -4,8 +4,6 @@ A launch measures the peak of the host and of the fullest device. Two launches o
 line. Other stages have the same line, moved by the difference of their states in the plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean

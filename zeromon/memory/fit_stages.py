@@ -1,7 +1,5 @@
 """The stages of a fit side by side: measured, or by the arithmetic of the plan. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

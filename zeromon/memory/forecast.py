@@ -13,8 +13,6 @@ Warm-up, a change of the batch size, evaluation and checkpoints are jumps, not t
 monotone over blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

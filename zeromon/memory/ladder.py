@@ -5,8 +5,6 @@ are the difference of two predictions (:func:`zeromon.memory.plan.row`), its sec
 The plan, the check, the live finding and the report of a death show the same ladder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Builds model descriptions: from a count, from units, from a Hugging Face configuration. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

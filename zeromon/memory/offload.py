@@ -5,8 +5,6 @@ gradients), ``runtime/zero/stage_1_and_2.py`` (staging), ``runtime/swap_tensor``
 swappers); in torch 2.13 ``ATen/core/CachingHostAllocator.h`` (``PowerOf2Ceil``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

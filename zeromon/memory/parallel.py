@@ -1,7 +1,5 @@
 """The part of a model that one rank of tensor and pipeline parallelism has. Pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Plans the sharding of a model: the memory, fit and communication of every strategy. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ terms, each with its cause. Model states follow Rajbhandari et al. 2020 (arXiv
 Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.events.Role`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ The agent sends sizes and settings of each model (:mod:`zeromon.ring.model_metad
 beyond the arithmetic of the ZeRO paper are shown with their cause; bytes without a cause as unexplained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median

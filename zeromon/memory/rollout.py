@@ -1,7 +1,5 @@
 """What reinforcement learning keeps beside the trained model: frozen models, and generation. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from zeromon.memory.spec import ModelSpec, ShardPlan, Transformer, ZeroStage

@@ -8,8 +8,6 @@ those of ring collectives (Rajbhandari et al. 2020, arXiv 1910.02054, section 7)
 the buffers of collectives are added at the speed of the optimizer's updates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

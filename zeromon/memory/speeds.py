@@ -1,7 +1,5 @@
 """The speeds of a machine: by its data sheet, or as a run has measured them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median

@@ -1,7 +1,5 @@
 """A prediction is a list of terms: bytes of one role in one place, with their cause. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

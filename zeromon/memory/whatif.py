@@ -5,8 +5,6 @@ of the same calibration have its error in common, so that their difference has a
 either: it is taken at the likely, the lowest and the highest speeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ Tensor parallelism divides matrices, and a rank says how large they are in all
 knows those of the other stages: they are added up here.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from zeromon.ring.dimensions import Dim, dim_of

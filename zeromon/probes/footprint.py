@@ -1,7 +1,5 @@
 """The host memory of a process and everything that it starts: now, and at the peak of each process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

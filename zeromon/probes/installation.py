@@ -1,7 +1,5 @@
 """Where zeromon is installed: beside the torch of a training, or in an environment of its own."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The end of what a process has written to its standard output, where that is a file."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

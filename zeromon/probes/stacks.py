@@ -1,7 +1,5 @@
 """Reads the Python stacks of another process with py-spy, where that is installed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Measures the memory of a rank's DataLoader workers, which is in no figure of the rank itself."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

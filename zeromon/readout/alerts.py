@@ -3,8 +3,6 @@
 What is told comes from the verdict and the findings that every view shows. The clock is the snapshot's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Where the time of a step goes: phases without what they wait for, and that waiting. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.ring.events import Phase

@@ -5,8 +5,6 @@ HTML report uses, too) each have one renderer that draws any :class:`ChartSpec`.
 function that reads a step, and a line in :data:`CHARTS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

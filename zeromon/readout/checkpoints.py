@@ -5,8 +5,6 @@ approximation to the optimum checkpoint interval", CACM 17(9)): C is the cost of
 between failures.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

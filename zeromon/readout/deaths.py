@@ -1,7 +1,5 @@
 """How ranks and runs ended, in words. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from zeromon.focus import has_left, roles_of

@@ -1,7 +1,5 @@
 """Communication by dimension of the parallelism: dp_shard, tp, pp and so on. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

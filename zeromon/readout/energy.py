@@ -1,7 +1,5 @@
 """The energy of a run, and what a token costs of it. Pure."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from zeromon.readout.throughput import own_part

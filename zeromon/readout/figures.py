@@ -4,8 +4,6 @@ A view chooses figures from here and decides their order, width and colour. What
 how a figure is read from a snapshot, in which unit it is shown and which thresholds it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

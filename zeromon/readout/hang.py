@@ -1,7 +1,5 @@
 """A collective that does not end, in words. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from zeromon.fold.pauses import waits_for_batch

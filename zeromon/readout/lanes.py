@@ -1,7 +1,5 @@
 """What the spans of the last steps say: rows by unit, who came last, a sentence for each span. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The ledger of a job: every second of all its ranks and attempts, in one cause. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """What batches are made of: reading, transforms, collation. Pure."""
 
-from __future__ import annotations
-
 from zeromon.snapshot import LoadingRow, RankSnapshot, WorkerMemory
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 

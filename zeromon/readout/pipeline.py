@@ -1,7 +1,5 @@
 """The pipeline of stages in words. Pure."""
 
-from __future__ import annotations
-
 from zeromon.ring.events import StageAction
 from zeromon.snapshot import PipelineRow, RunSnapshot
 from zeromon.units import human_ratio, human_seconds

@@ -1,7 +1,5 @@
 """A remedy in words: the cause, the change, what it is expected to achieve, and its price. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sentences about memory that runs out, for every view. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from zeromon.readout.text import members_text, roughly, subject

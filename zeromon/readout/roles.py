@@ -1,7 +1,5 @@
 """Memory of a rank by role over the moments of a record. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is known of ranks before they report, and of attempts that ended before, as text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.readout.deaths import death_text

@@ -3,8 +3,6 @@
 A finding's own sentence stands with its rule. Names come from the run: a view cleans or escapes them.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ A rank reports what its own model was called with. Ranks of tensor and pipeline 
 same batch, which counts once; ranks of context parallelism have parts of the same sequences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Loss, gradient norm and learning rate as text. Pure."""
 
-from __future__ import annotations
-
 from zeromon.readout.figures import NUMBER
 from zeromon.ring.events import Scalar
 from zeromon.snapshot import RankSnapshot, RunSnapshot, ScalarRow

@@ -1,7 +1,5 @@
 """Trials in words, and which findings can be tried. Pure."""
 
-from __future__ import annotations
-
 from zeromon.readout.remedy import gain_text, tried_text
 from zeromon.ring.trials import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, RunSnapshot, Trial, TrialState

@@ -1,7 +1,5 @@
 """The verdict on a run: one word, its colour, and one sentence with the most severe cause. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

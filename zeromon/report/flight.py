@@ -1,7 +1,5 @@
 """What hangs by the Flight Recorder's dumps, as text. Pure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone

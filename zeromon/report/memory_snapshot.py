@@ -1,7 +1,5 @@
 """Snapshots of torch's allocator as text: who holds the memory, and who held it at the peak. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zeromon.report.table import fitted, table

@@ -1,7 +1,5 @@
 """Traces as text: what a capture made, and the time of each rank's device by activity. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path

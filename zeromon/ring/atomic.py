@@ -3,8 +3,6 @@
 The package's only way to replace a file. The agents use it too, so it needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

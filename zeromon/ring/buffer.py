@@ -16,8 +16,6 @@ other machines the writer adds a CRC, and the reader checks it.
 The trailing number also tells a slot's age, so the reader needs no shared head counter.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import mmap

@@ -3,8 +3,6 @@
 Rings and stores of earlier versions hold these numbers: add new ones, never reuse old ones.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum, IntFlag
 
 from zeromon.ring.text_enum import TextEnum

@@ -4,8 +4,6 @@ A name is free text: of a DeviceMesh, of Megatron, of DeepSpeed or of the user. 
 it what the group is for; metrics and rules use that value, and views show the name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypedDict

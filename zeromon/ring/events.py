@@ -21,8 +21,6 @@ To add a record: add its number to :class:`Kind`, declare its class here with :f
 it in :mod:`zeromon.fold` with a function marked ``@folds(TheClass)``.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable

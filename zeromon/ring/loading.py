@@ -1,7 +1,5 @@
 """The records of what batches are made of; see :mod:`zeromon.ring.events`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ The ring folder is in memory (``/dev/shm``) when there is room, else on disk: ri
 take the last of a small ``/dev/shm`` from the job's own workers. ``ZEROMON_DIR`` overrides it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

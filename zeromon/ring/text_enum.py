@@ -1,7 +1,5 @@
 """An enumeration whose members are the text that travels in JSON, labels and records."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

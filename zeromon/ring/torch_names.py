@@ -1,7 +1,5 @@
 """Names that torch's profiler and Flight Recorder give to element types and collectives."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from zeromon.ring.codes import Op

@@ -6,8 +6,6 @@ that all ranks agreed to it: each writes its word into one file, :data:`MARGIN` 
 No rank of a job that synchronizes in every step can be so far ahead, so all ranks read the same words.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Earlier attempts of a run whose launcher started its ranks again, and its earlier jobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.text_enum import TextEnum

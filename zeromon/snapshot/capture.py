@@ -1,7 +1,5 @@
 """Traces on demand: their progress, and live figures beside those of the trace."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from zeromon.ring.text_enum import TextEnum

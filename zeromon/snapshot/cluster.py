@@ -1,7 +1,5 @@
 """Several nodes: nodes, ranks of other nodes, and runs too large to show rank by rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

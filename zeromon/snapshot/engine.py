@@ -1,7 +1,5 @@
 """DeepSpeed engines and their settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.strategy import Strategy

@@ -1,7 +1,5 @@
 """Findings and their remedies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.levels import Severity as Severity

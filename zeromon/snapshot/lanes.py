@@ -1,7 +1,5 @@
 """The last steps of each rank as spans on one timeline. Made by :mod:`zeromon.fold.lanes`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

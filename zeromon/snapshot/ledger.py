@@ -1,7 +1,5 @@
 """The ledger: every second of a rank, or of a job, in one cause."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Both count the collectives of one operation in one communicator, from its creation on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

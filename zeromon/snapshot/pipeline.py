@@ -1,7 +1,5 @@
 """A pipeline of stages as one of its ranks sees it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """One rank at one moment."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

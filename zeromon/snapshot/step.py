@@ -1,7 +1,5 @@
 """Steps of a rank, and ranges of steps of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

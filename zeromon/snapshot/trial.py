@@ -1,7 +1,5 @@
 """Changes that were tried in the live ranks: their progress and their result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.text_enum import TextEnum

@@ -1,7 +1,5 @@
 """The new steps of a live run, of all its nodes, from the records of their collectors."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any

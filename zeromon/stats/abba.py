@@ -4,8 +4,6 @@ A drift of the machine that is linear over four blocks cancels. The differences 
 sample: blocks hold many steps, so neighbouring steps that resemble each other do not narrow the error.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Bandwidth and overlap of collectives. Pure; units are in the names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from zeromon.ring.events import Op

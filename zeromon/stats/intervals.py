@@ -4,8 +4,6 @@ A set is a sorted list of disjoint, non-touching ``(start, end)`` pairs with sta
 :func:`union` makes one from any pairs. Pure.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 

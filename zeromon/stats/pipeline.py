@@ -6,8 +6,6 @@ time from its first action to its last (Qi et al. 2023, arXiv 2401.10241, sectio
 2104.04473, section 2.2, as a share of the whole instead of the ideal time).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

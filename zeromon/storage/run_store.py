@@ -7,8 +7,6 @@ run. The name of the folder is the name of the run, whatever the files in it say
 Reading never unpickles and never trusts: a broken file is an error with a name.
 """
 
-from __future__ import annotations
-
 import difflib
 import gzip
 import shutil

@@ -1,7 +1,5 @@
 """Which steps of a run a time series contains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

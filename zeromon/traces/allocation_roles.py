@@ -4,8 +4,6 @@ The innermost frame that tells decides. A stack does not tell everything: what a
 gradient or scratch, so the moment of its end decides; without any such frame it stays unknown.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ Bytes by stack are those that the program asked for; the allocator rounds them u
 the oldest event that torch kept, so totals are counted back from the segments of the end.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

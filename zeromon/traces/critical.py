@@ -17,8 +17,6 @@ script waits for autograd's. HTA looks for the path of the largest sum of durati
 the time between operators counts nothing.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence

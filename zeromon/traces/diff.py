@@ -6,8 +6,6 @@ is unknown, and a difference counts from half of the figure on. What makes all k
 another clock rate or a busy host does, is said once (:attr:`TraceDiff.common_ratio`).
 """
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_right
 from collections import defaultdict

@@ -5,8 +5,6 @@
 with ``_json``.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ The queue of a stream (``get_queue_length_time_series``) is what the host has la
 not begun. HTA's mean weights each change alike; the mean here is over time.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,6 @@ it keeps is bounded. A file of gigabytes has one long list: its items are handed
 forgotten (decision 090).
 """
 
-from __future__ import annotations
-
 import pickletools
 import re
 import struct

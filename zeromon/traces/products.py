@@ -8,8 +8,6 @@ written once. The roofline (Williams, Waterman, Patterson 2009) is the time that
 peak and bytes by bandwidth of memory takes.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict

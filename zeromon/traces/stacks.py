@@ -3,8 +3,6 @@
 A frame is ``file:line:function``, the innermost first. C++ has files without a path to Python.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ Each is a phase of its own. The function that ends last on the training thread o
 does, such as the writing of an asynchronous checkpoint, is recorded and belongs to no step.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -4,8 +4,6 @@ A framework is one :class:`Backend` subclass in a module of its own, and one lin
 :data:`zeromon_agents.hooks.backends.BACKENDS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The training frameworks that the agent knows. A new framework is one line in :data:`BACKENDS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

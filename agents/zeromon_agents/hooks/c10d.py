@@ -8,8 +8,6 @@ record DONE is written when the collective was waited for. Collectives that C++ 
 see :mod:`zeromon_agents.observe.untraced`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

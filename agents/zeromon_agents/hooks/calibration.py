@@ -5,8 +5,6 @@ collective is an asynchronous one with a callback, the most expensive kind on a 
 hook finds its code outside of the caches, so the figures are multiplied by :data:`COLD`.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

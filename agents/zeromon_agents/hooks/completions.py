@@ -1,7 +1,5 @@
 """When asynchronous collectives of a CPU have ended: callbacks of the backend."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

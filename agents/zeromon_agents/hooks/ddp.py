@@ -7,8 +7,6 @@ integer per parameter. The reducer reduces buckets in order, so a bucket begins 
 those of all buckets before it are complete.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 import weakref

@@ -5,8 +5,6 @@ says what it is for: the shards of FSDP, the parameters that tensor parallelism 
 pipeline. Meshes are held weakly, and read once, at the end of a step, when something is new.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

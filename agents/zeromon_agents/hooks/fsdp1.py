@@ -4,8 +4,6 @@ FSDP1's runtime is module-level functions that call each other through the modul
 are patched in the module.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterable

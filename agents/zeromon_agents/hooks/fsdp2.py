@@ -5,8 +5,6 @@ FSDPParamGroup are looked up on the instance at every call, so patching the clas
 They run outside of compiled regions, so no graph breaks.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable

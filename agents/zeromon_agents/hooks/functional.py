@@ -11,8 +11,6 @@ without a reference to it: under the address of the storage's memory. That is al
 tensor where it is no view, and costs half as much to read as the storage.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Where a script, a framework or a logger holds loss, gradient norm and learning rate as numbers."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ the calls is the schedule's own table of actions. Private names of torch that th
 each has a canary test.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Iterable

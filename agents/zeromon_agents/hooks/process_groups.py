@@ -1,7 +1,5 @@
 """Process groups: what the collective hooks keep of each, and how the name table describes it."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable

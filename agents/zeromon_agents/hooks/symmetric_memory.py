@@ -5,8 +5,6 @@ they are counted, with operation and bytes, and not timed. One that falls back t
 is left to the hook on that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes what happens to units (FSDP param groups, flat parameters, ZeRO sub-modules, buckets)."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

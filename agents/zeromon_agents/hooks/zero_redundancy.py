@@ -1,7 +1,5 @@
 """``ZeroRedundancyOptimizer``: DDP whose optimizer state is sharded. It needs no hooks of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from zeromon.ring.strategy import ZERO_REDUNDANCY

@@ -4,8 +4,6 @@ torch gives each type a device module (``torch.cuda``, ``torch.xpu``, ``torch.np
 functions, of which a young backend may lack some. Nothing here initializes a device.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -4,8 +4,6 @@ What an allocator does not count is -1, or no record, and never 0: CUDA's own al
 blocks nor retries, and torch counts nothing where its cache is off or another allocator is plugged in.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import time

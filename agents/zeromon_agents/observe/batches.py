@@ -5,8 +5,6 @@ one without gradients (a reference model) and one that a checkpoint repeats do n
 forward of a wrapped model was seen in a step, the batches of the DataLoader count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Only tensors on the CPU are read, of each a bounded sample, and only before the 
 sent: the collector compares the checksums of the ranks.
 """
 
-from __future__ import annotations
-
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping

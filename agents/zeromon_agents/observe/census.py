@@ -4,8 +4,6 @@ A provider yields (role, tensors). When two providers claim the same storage, th
 census keeps no tensor: only addresses and sizes, and those until the census ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import time

@@ -5,8 +5,6 @@ raises :class:`Unfit` where it cannot be made. The second ``next`` makes the cha
 the end of a training step, and its ``finally`` undoes all of it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from itertools import pairwise

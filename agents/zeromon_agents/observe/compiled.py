@@ -1,7 +1,5 @@
 """What torch.compile has done in this process, by its own counters. Imports nothing, and only reads."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable

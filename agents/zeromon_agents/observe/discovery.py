@@ -6,8 +6,6 @@ instances: one call in C of 20 to 50 ms for a million objects. ``isinstance`` ov
 three times as long, and would trigger proxies.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterable

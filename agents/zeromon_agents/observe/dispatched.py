@@ -6,8 +6,6 @@ name, bytes and a phase, and no times. The call costs some microseconds, so only
 which something has passed the other hooks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress

@@ -5,8 +5,6 @@ what ``eval()`` began counts as an evaluation only when it ends with ``train()``
 without gradients before the next backward.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How many steps the training will take, where something in the process says so."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -3,8 +3,6 @@
 The collector reads the limits from outside (``zeromon.probes.host_memory``).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

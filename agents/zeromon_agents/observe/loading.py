@@ -7,8 +7,6 @@ hooks of its parent; one that was spawned gets them from the start-up shim, and 
 of its parent.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import struct

@@ -4,8 +4,6 @@ A lookup table (``nn.Embedding``) multiplies nothing, unless a linear layer shar
 a token uses some: as many as the configuration of the model says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

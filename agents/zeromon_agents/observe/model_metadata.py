@@ -4,8 +4,6 @@ Only shapes and settings are read. The keys and their units are declared in
 :mod:`zeromon.ring.model_metadata`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ I/O operator, so the handle's class is the one point to patch. Copies between de
 a few methods of the ZeRO optimizers, which :mod:`zeromon_agents.hooks.deepspeed` wraps and reports here.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ optimizer's step show which function is the training loop: what that function ca
 code, and what calls that function is not.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

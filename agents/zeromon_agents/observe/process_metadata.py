@@ -1,7 +1,5 @@
 """What is set in this process and what a remedy may set: variables, threads, autocast. Reads only."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

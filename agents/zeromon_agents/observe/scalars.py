@@ -4,8 +4,6 @@ A tensor on a device is never read: that would wait for the device. Of several t
 quantity, the first one is followed, so that a loss that two loggers get is one series.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -6,8 +6,6 @@ sizes; a group's sequence number says how far this rank has come in the group. T
 and only while nothing moves. Where the Flight Recorder is off, only the sequence numbers are known.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -10,8 +10,6 @@ before the optimizer (clipping, a sum of the losses). Only the next backward tel
 then that of forward, and what was communicated meanwhile has been written as of no phase.
 """
 
-from __future__ import annotations
-
 import numbers
 import threading
 import time

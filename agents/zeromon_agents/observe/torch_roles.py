@@ -4,8 +4,6 @@ Hooks register a model at its wrapper's forward, and an optimizer at its step; b
 private name of torch has a canary test, and a name that this torch lacks leaves its role out.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

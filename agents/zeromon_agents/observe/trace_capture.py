@@ -8,8 +8,6 @@ synchronizes when it stops, so a trace starts only on the user's request.
 The script's own profiler has priority: a request is refused while it records, and ends when it starts.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

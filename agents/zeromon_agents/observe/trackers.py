@@ -1,7 +1,5 @@
 """Which run of W&B and of MLflow this process has open. Imports nothing, and only reads."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -7,8 +7,6 @@ was renewed lately. Where one rank does not, all ranks undo the change at the sa
 whose command was killed ends by itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

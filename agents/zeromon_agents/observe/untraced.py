@@ -9,8 +9,6 @@ A group's own sequence number says how many there were. Their operation is known
 All others are reported as counted, with an unknown operation.
 """
 
-from __future__ import annotations
-
 import functools
 import pickle
 import time

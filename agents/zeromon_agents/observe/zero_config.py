@@ -1,7 +1,5 @@
 """Settings of a DeepSpeed engine: the effective value of each, beside the value that the user wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

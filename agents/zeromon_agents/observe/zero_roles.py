@@ -4,8 +4,6 @@ Each private name of DeepSpeed's optimizers has a canary test. A name that this 
 role out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

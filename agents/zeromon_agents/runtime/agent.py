@@ -5,8 +5,6 @@ needs no hook: it samples host memory, writes a heartbeat, reports the first err
 and starts a collector when none runs.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

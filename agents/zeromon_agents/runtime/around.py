@@ -4,8 +4,6 @@ The collective hook in :mod:`zeromon_agents.hooks.c10d` is inlined instead: it r
 step, and each call inside of a wrapper costs about 50 ns.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the injected payload calls, in a thread of its own: attach to this process, and detach."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Starts the collector of this node when none runs."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

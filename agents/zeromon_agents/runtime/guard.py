@@ -5,8 +5,6 @@ Everything that a hook does beyond the wrapped call must be guarded: by
 more call would cost too much, by ``except Guard.CAUGHT`` and :meth:`Guard.note`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec

@@ -10,8 +10,6 @@ ON      everything is recorded
 ======  ==========================================================================
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

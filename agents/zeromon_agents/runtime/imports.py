@@ -1,7 +1,5 @@
 """Runs a callback when a module has been imported, without importing it; and times imports."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """Replaces attributes of classes and modules, and restores exactly what was there before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

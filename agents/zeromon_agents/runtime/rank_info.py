@@ -1,7 +1,5 @@
 """Which rank this process is, from its process group or from the launcher's environment variables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

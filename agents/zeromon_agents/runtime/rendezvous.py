@@ -12,8 +12,6 @@ The store has no authentication: whoever reaches it can publish a node. Where th
 ``ZEROMON_MEET`` is its old name, which still works in this release.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

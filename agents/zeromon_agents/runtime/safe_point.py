@@ -4,8 +4,6 @@ torch calls its global optimizer hooks while it iterates over the dictionary tha
 another thread adds or removes meanwhile would raise in the training loop.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

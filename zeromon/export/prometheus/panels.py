@@ -1,7 +1,5 @@
 """What a board of Grafana is made of: panels, queries, colours, events. Pure."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zeromon.levels import Level

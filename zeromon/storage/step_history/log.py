@@ -3,8 +3,6 @@
 What was written outlives its writer. A record that was written in part ends the log.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib

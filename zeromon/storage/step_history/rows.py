@@ -5,8 +5,6 @@ A row of several merged steps holds means of times and scalars, and maxima of by
 or None where the step has none; the others are integers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The one writer of a step history: appends rows to a log, turns full logs into Parquet."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

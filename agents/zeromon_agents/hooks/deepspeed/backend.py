@@ -1,7 +1,5 @@
 """Installs the hooks on DeepSpeed's classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

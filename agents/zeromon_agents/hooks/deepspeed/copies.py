@@ -1,7 +1,5 @@
 """What offloading copies between device and host, by the arguments of the methods that copy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The DeepSpeed engines of this process: number, stage, offload, units, and their metadata."""
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref

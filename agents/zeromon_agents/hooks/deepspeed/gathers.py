@@ -1,7 +1,5 @@
 """ZeRO-3: which sub-module's parameters are gathered, prefetched and released, and how many bytes."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

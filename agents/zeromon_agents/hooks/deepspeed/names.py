@@ -1,7 +1,5 @@
 """Modules and methods of DeepSpeed that the hooks patch, and DeepSpeed's names of process groups."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

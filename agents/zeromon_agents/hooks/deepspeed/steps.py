@@ -1,7 +1,5 @@
 """The engine's own hooks: construction, forward, backward, optimizer step, precision."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any
