@@ -17,6 +17,7 @@ from first_lines import first_lines
 from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
 
 from zeromon.collector.run import read_folder
+from zeromon.readout.ledger import job_ledger
 from zeromon.readout.verdict import Health
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
@@ -163,6 +164,8 @@ def test_a_taken_port_is_said_and_the_next_one_serves(node: Node) -> None:
 def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> None:
     """An agent notices; the new one reads the rings from their beginning."""
     training = start_run(node, free_port(), STEPS="70", PAUSE="0.1")
+    wait_for(lambda: (node.root / "r" / "run.json").exists(), pause=0.002)
+    began = time.monotonic()
     address = wait_for(lambda: collector_address(node.root))
     wait_for(lambda: any(run.steps >= 5 for run in runs_at(address)))
     pid = json.loads((node.root / "collector.json").read_text())["pid"]
@@ -172,9 +175,13 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     steps = wait_for(lambda: [run.steps for run in runs_at(again) if run.steps >= 10])
     assert steps[0] >= 10
     training.communicate(timeout=120)
+    lasted = time.monotonic() - began
     assert training.returncode == 0
     snapshot = wait_for(lambda: ended_record(node))
     assert [(r.rank, r.steps, r.dropped) for r in snapshot.ranks] == [(0, 70, 0), (1, 70, 0)]
+    whole = job_ledger([snapshot])
+    assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01), "the ledger misses time"
+    assert sum(row.seconds for row in whole.rows) == pytest.approx(whole.rank_seconds)
 
 
 def ended_record(node: Node):  # type: ignore[no-untyped-def]
