@@ -167,12 +167,12 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     wait_for(lambda: (node.root / "r" / "run.json").exists(), pause=0.002)
     began = time.monotonic()
     address = wait_for(lambda: collector_address(node.root))
-    wait_for(lambda: any(run.steps >= 5 for run in runs_at(address)))
+    wait_for(lambda: any(run.step >= 5 for run in runs_at(address)))
     pid = json.loads((node.root / "collector.json").read_text())["pid"]
     (node.root / "collector.json").write_text("{}")
     os.kill(pid, signal.SIGKILL)
     again = wait_for(lambda: collector_address(node.root))
-    steps = wait_for(lambda: [run.steps for run in runs_at(again) if run.steps >= 10])
+    steps = wait_for(lambda: [run.step for run in runs_at(again) if run.step >= 10])
     assert steps[0] >= 10
     training.communicate(timeout=120)
     lasted = time.monotonic() - began
