@@ -1,5 +1,6 @@
 """What a training loop does beside training, and what makes single steps slow. Pure."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,9 +9,9 @@ from typing import NamedTuple
 from zeromon.diagnosis.cpu_doubt import Waits, lacks_cpus
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
-from zeromon.levels import AVOIDABLE, DEVICE_IDLE, OWN_CODE, Severity
-from zeromon.readout.breakdown import PART_NAMES, rank_parts
-from zeromon.readout.text import busiest_line
+from zeromon.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
+from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
+from zeromon.readout.text import busiest_line, phase_words
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
@@ -168,6 +169,12 @@ _SEE = {
 @rule("ZM608", severity=Severity.INFO)
 def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     """Single steps take far longer than the usual one, and the loop tells why. Reported once."""
+    alone = max(filter(None, map(_pauses, run.ranks)), key=lambda one: one.share, default=None)
+    if alone is not None and not _pause_together(run, alone):
+        yield Match(
+            _pauses_text(alone), alone.rank, waits=Waits(alone.share, LATE, alone.rank, excess=True)
+        )
+        return
     found = [(rank, slow) for rank in run.ranks if (slow := slowest(rank)) is not None]
     rank, slow = max(found, key=lambda one: one[1].lost_seconds, default=(None, None))
     if rank is None or slow is None:
@@ -183,6 +190,70 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
         f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}",
         rank.rank,
         remedy,
+    )
+
+
+class Pauses(NamedTuple):
+    """Steps in which a rank itself takes far longer than usual, and waits for nobody."""
+
+    rank: int
+    steps: tuple[int, ...]
+    seconds: float
+    """The median."""
+    share: float
+    """Of the time of all steps since the first one."""
+    phase: str
+
+
+_MIN_PAUSES = 2
+
+
+def _pauses(rank: RankSnapshot) -> Pauses | None:
+    """The pauses of *rank*; None where they are few or take a small share of the time."""
+    steps = [step for step in _later(rank) if step.timed]
+    if not steps:
+        return None
+    parts = [step_parts(step) for step in steps]
+    own = [sum(part.values()) - part["exposed"] for part in parts]
+    usual = statistics.median(own)
+    least = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
+    long = [place for place, spent in enumerate(own) if spent > least]
+    if len(long) < _MIN_PAUSES:
+        return None
+    lost = sum(own[place] - usual for place in long)
+    share = lost / (steps[-1].end_ns - steps[long[0]].start_ns)
+    if share < LATE.warning:
+        return None
+    sums = {p: sum(parts[place][p] for place in long) for p in parts[0] if p != "exposed"}
+    saves = all(parts[place]["checkpoint"] for place in long)
+    return Pauses(
+        rank.rank,
+        tuple(steps[place].step for place in long),
+        statistics.median(own[place] - usual for place in long) / 1e9,
+        share,
+        "checkpoint" if saves else max(sums, key=lambda p: sums[p]),
+    )
+
+
+def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
+    """Whether the other ranks pause in these steps, too, or there is none."""
+    others = [one for rank in run.ranks if rank.rank != alone.rank and (one := _pauses(rank))]
+    return len(run.ranks) < 2 or any(
+        len(set(one.steps) & set(alone.steps)) > len(alone.steps) / 2 for one in others
+    )
+
+
+def _pauses_text(alone: Pauses) -> str:
+    """``pauses for 1.0 s about every 20 steps (since step 61)``, and where."""
+    gaps = [after - before for before, after in itertools.pairwise(alone.steps)]
+    every = statistics.median(gaps)
+    is_regular = all(abs(gap - every) <= max(1, every / 4) for gap in gaps)
+    rhythm = f"about every {every:.0f} steps" if is_regular else f"in {len(alone.steps)} steps"
+    does = "saves a checkpoint" if alone.phase == "checkpoint" else "pauses"
+    where = "" if alone.phase == "checkpoint" else f" ({phase_words(alone.phase)})"
+    return (
+        f"{does} for {human_seconds(alone.seconds)} {rhythm}{where} since step "
+        f"{human_count(alone.steps[0])}, {human_ratio(alone.share)} of the time; the other ranks wait"
     )
 
 

@@ -1,0 +1,56 @@
+"""Pauses of one rank, for which the others wait: told with their size and rhythm (ZM608)."""
+
+from __future__ import annotations
+
+import pytest
+from builders import MS, rank, run, summary
+
+from zeromon.diagnosis.engine import advise
+from zeromon.ring.events import Phase
+from zeromon.snapshot import RankSnapshot
+
+USUAL_MS = 100
+
+
+def paused(number: int, pauses: dict[int, int], waits: dict[int, int], saves: bool) -> RankSnapshot:
+    """150 steps of 100 ms; *pauses*, *waits*: step -> ms of the rank's own time, or in backward."""
+    steps, at = [], 0
+    for step in range(1, 151):
+        own, wait = pauses.get(step, 0) * MS, waits.get(step, 0) * MS
+        spent = [0] * len(Phase)
+        spent[Phase.FORWARD], spent[Phase.BACKWARD] = 40 * MS, 60 * MS + wait
+        spent[Phase.CHECKPOINT] = 10 * MS if saves and own else 0
+        spent[Phase.OTHER] = max(0, own - spent[Phase.CHECKPOINT])
+        exposed = [0] * len(Phase)
+        exposed[Phase.BACKWARD] = wait
+        end = at + sum(spent)
+        steps.append(summary(step, start_ns=at, end_ns=end, phase_ns=tuple(spent),
+                             phase_exposed_ns=tuple(exposed), exposed_ns=wait))  # fmt: skip
+        at = end
+    return rank(number, recent=tuple(steps), steps=150, step=150, step_seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "saves", "text"),
+    [
+        (dict.fromkeys(range(61, 151, 20), 1000), False,
+         "pauses for 1.0 s about every 20 steps (time between phases) since step 61"),
+        ({51: 5000, 101: 5000}, True, "saves a checkpoint for 5.0 s about every 50 steps since step 51"),
+        (dict.fromkeys((61, 64, 90, 149), 1000), False,
+         "pauses for 1.0 s in 4 steps (time between phases) since step 61"),
+    ],
+)  # fmt: skip
+def test_pauses_of_one_rank_are_told_with_their_rhythm(
+    pauses: dict[int, int], saves: bool, text: str
+) -> None:
+    ranks = (paused(0, pauses, {}, saves), paused(1, {}, pauses, saves))
+    (told,) = (f for f in advise(run(*ranks)) if f.code == "ZM608")
+    assert (told.rank, str(told.severity)) == (0, "warning")
+    assert told.text.replace("1.00 s", "1.0 s").replace("5.00 s", "5.0 s").startswith(text)
+    together = (paused(0, pauses, {}, saves), paused(1, pauses, {}, saves))
+    assert not [f for f in advise(run(*together)) if f.code == "ZM608" and "rank" in f.text]
+
+
+def test_one_pause_is_no_rhythm() -> None:
+    ranks = (paused(0, {61: 1000}, {}, False), paused(1, {}, {61: 1000}, False))
+    assert not [f for f in advise(run(*ranks)) if f.code == "ZM608"]
