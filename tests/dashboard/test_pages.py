@@ -214,6 +214,8 @@ def test_every_figure_of_the_overview_is_of_the_chosen_ranks(chosen: tuple[int, 
     assert f"rank {max(shown)}, last 20 steps" in waits
     step = next(card for card in cards_of(page) if card.startswith("Step time"))
     assert "mean of the last 20 steps" in step
+    read = Known(where, replace(snapshot, origin="http://p:9090", every_seconds=15.0), steps(1, 3))
+    assert any("mean of the last 60.00 s" in card for card in cards_of(overview.content(read)))
     bars = page.parts["breakdown"]["figure"]
     assert bars["data"][0]["y"] == [f"rank {number}" for number in shown]
     assert "mean of the last 20" in bars["layout"]["title"]["text"]

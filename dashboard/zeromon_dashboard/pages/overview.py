@@ -140,8 +140,9 @@ def _steps(run: RunSnapshot) -> Any:
         began = any(rank.steps for rank in run.ranks)
         return card("Step time", "n/a", "no step has ended lately" if began else "no step yet")
     slowest, pause = max(known), pause_seconds(run)
+    over = f"last {human_seconds(max(10.0, 4 * run.every_seconds))}" if run.origin else LAST_STEPS
     rate = f"{1 / slowest:.3g} steps/s" if pause is None else pause_text(pause)
-    return card("Step time", human_seconds(slowest), f"{rate}; mean of the {LAST_STEPS}")
+    return card("Step time", human_seconds(slowest), f"{rate}; mean of the {over}")
 
 
 def _throughput(run: RunSnapshot) -> Any:
