@@ -1,5 +1,8 @@
 """When asynchronous collectives of a CPU have ended: callbacks of the backend."""
 
+# without it each callback would evaluate its annotations
+from __future__ import annotations
+
 import time
 from typing import Any
 
