@@ -199,7 +199,8 @@ def _earlier(run: RunSnapshot, known: Iterable[Finding]) -> str:
 def finding_lines(finding: Finding) -> list[str]:
     """A finding, and its remedy where it has one."""
     held = finding.gone - finding.came if finding.gone is not None and finding.came else 0.0
-    until = f" (for {human_seconds(held)}, to the end)" if held >= _SHOWN_SECONDS else ""
+    is_shown = held >= _SHOWN_SECONDS and finding.severity != Severity.INFO
+    until = f" (for {human_seconds(held)}, to the end)" if is_shown else ""
     lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}{until}"]
     if finding.remedy is not None:
         text = remedy_text(finding.remedy)
