@@ -6,18 +6,19 @@ import random
 import statistics
 
 import pytest
-from builders import summary
+from builders import rank, summary
 from forecasters import run as replay
 
 from zeromon.memory.forecast import (
     device_risk,
     forecast,
     growth,
+    host_risk,
     level_risk,
     pareto,
     spike_probability,
 )
-from zeromon.snapshot import Risk, StepSummary
+from zeromon.snapshot import RankSnapshot, Risk, StepSummary
 
 GIB = 1 << 30
 CAPACITY = 80 * GIB
@@ -73,6 +74,33 @@ def test_the_interval_holds_the_truth_of_a_noisy_leak() -> None:
         _, soonest, latest = trend.steps_left(CAPACITY)
         inside += soonest <= 400 <= latest
     assert inside >= 36
+
+
+def test_a_leak_far_from_the_capacity_is_seen_with_its_first_step() -> None:
+    """0.01 % a step after 60 level steps: no step is forecast, and no alarm is raised by the risk."""
+    chooser = random.Random(11)
+    flat = [0.3 + chooser.uniform(0, 2e-5) for _ in range(60)]
+    risk = forecast("host", series([*flat, *(0.3 + 1e-4 * n for n in range(1, 41))]), CAPACITY)
+    assert risk is not None and risk.cause == "growth" and risk.steps_left is None
+    assert risk.ratio < 0.5
+    assert risk.growth_bytes_per_step == pytest.approx(1e-4 * CAPACITY, rel=0.05)
+    assert 57 <= risk.since_step <= 63
+    assert risk.grown_bytes == pytest.approx(40e-4 * CAPACITY, rel=0.1)
+
+
+def test_the_ranks_that_grow_are_named_where_others_do_not() -> None:
+    def held(number: int, leaks: bool) -> RankSnapshot:
+        steps = tuple(
+            summary(n, rss_bytes=GIB + (leaks and n > 60) * (n - 60) * (8 << 20))
+            for n in range(1, 111)
+        )
+        return rank(number, recent=steps, rss_bytes=steps[-1].rss_bytes, host_available_bytes=GIB)
+
+    for leaking in ((1,), (0, 1)):
+        risk = host_risk([held(0, 0 in leaking), held(1, 1 in leaking)])
+        assert risk is not None and risk.cause == "growth"
+        assert risk.growing_ranks == (leaking if len(leaking) == 1 else ())
+        assert 57 <= risk.since_step <= 63
 
 
 def test_warm_up_is_no_leak() -> None:

@@ -256,6 +256,7 @@ class RunFollower:
         followers = attempts.present(by_attempt)
         if len(by_attempt) > self._attempts:  # figures of several ranks or steps begin anew
             self._skew, self._risks, self._stragglers = ArrivalSkew(), Risks(), ()
+            self._findings = FindingMemory()
             self._attempts = len(by_attempt)
         self._account_for(by_attempt)
         # before the ranks are summarized: waits and transfers belong to these steps

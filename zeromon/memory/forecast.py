@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from zeromon.levels import OOM
 from zeromon.snapshot import DeviceMemory, HostMemory, Pool, Risk, RiskCause, StepSummary
@@ -33,8 +33,10 @@ _LEAST_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no tre
 _LEAST_OF_NOISE = 4.0
 _LEAST_OF_CAPACITY = 0.001
 _MOST_WINDOWS_AHEAD = 4  # a trend is extrapolated over at most four times its window
-_GOES_ON = 2.0
+_GOES_ON = 6.0
 """Growth that would level off within so many times its rise so far is none."""
+_LONG_WINDOW = 256
+"""Growth over so many samples is no warm-up."""
 _ONSET_STEPS, _ONSET_NOISE = 3.0, 6.0
 """How far, in steps of growth or in deviations, a sample of a trend lies from its line at most."""
 _SPIKE_WINDOW = 512
@@ -44,6 +46,8 @@ _LEAST_EVENTS = 8
 _MOST_SHAPE = 0.5
 _ALARM_CHANCE = 0.8
 _ALARM = OOM.warning
+_NO_ALARM = 0.9 * _ALARM
+"""The highest risk of a growth that is too young for a forecast."""
 SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
 """A level of at most SAFE_LEVEL is no risk."""
 
@@ -60,6 +64,8 @@ class Growth:
     slope_high: float
     now_bytes: float
     """The level at the end of the trend, bytes."""
+    middle_bytes: float
+    """The same without the crests."""
     noise: float
     """The deviation of the samples from it, bytes."""
     window: int
@@ -67,6 +73,8 @@ class Growth:
     """The first step from which on the use follows the trend."""
     grown_bytes: float
     """Since then."""
+    was_level: bool = False
+    """The use was level before that step."""
 
     def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
         """Returns the (expected, soonest, latest) number of steps until *capacity_bytes*."""
@@ -88,31 +96,40 @@ def growth(samples: Samples, capacity_bytes: int) -> Growth | None:
         if trend is not None:
             left = trend.steps_left(capacity_bytes)[0]
             if left <= _MOST_WINDOWS_AHEAD * window:
-                candidates.append((left, replace(trend, **_onset(samples, trend))))
+                candidates.append((left, _with_onset(samples, trend)))
     return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
 def steady_growth(samples: Samples) -> Growth | None:
-    """Returns the trend of the longest window with one, however far the capacity is; None without."""
-    for window in reversed(_WINDOWS):
+    """Returns the newest trend, however far the capacity is; None without one.
+
+    A warm-up rises as steadily for a while: growth that did not begin after a level must last longer.
+    """
+    trends = []
+    for window in _WINDOWS:
         if len(samples) >= window:
             part = samples[-window:]
             rise = part[-1][1] - part[0][1]
             trend = _growth_in(part, round(part[-1][1] + _GOES_ON * rise))
-            if trend is not None:
-                return replace(trend, **_onset(samples, trend))
-    return None
+            trends += [trend] if trend is not None else []
+    if not trends:
+        return None
+    newest = _with_onset(samples, trends[0])
+    return newest if newest.was_level or trends[-1].window >= _LONG_WINDOW else None
 
 
-def _onset(samples: Samples, trend: Growth) -> dict[str, Any]:
-    """Returns where *trend*, prolonged to the steps before its window, begins."""
-    end, first = samples[-1][0], samples[0]
+def _with_onset(samples: Samples, trend: Growth) -> Growth:
+    """Returns *trend*, prolonged to the steps before its window, with its begin."""
+    end, first, was_level = samples[-1][0], samples[0], False
+    bound = max(_ONSET_STEPS * trend.slope, _ONSET_NOISE * trend.noise)
     for step, used in reversed(samples):
-        expected = trend.now_bytes + trend.slope * (step - end)
-        if abs(used - expected) > max(_ONSET_STEPS * trend.slope, _ONSET_NOISE * trend.noise):
+        above = used - (trend.middle_bytes + trend.slope * (step - end))
+        if abs(above) > bound:
+            was_level = above > 0  # before a trend that slows down, it lies below
             break
         first = step, used
-    return {"since_step": first[0], "grown_bytes": max(0.0, samples[-1][1] - first[1])}
+    grown = max(0.0, samples[-1][1] - first[1])
+    return replace(trend, since_step=first[0], grown_bytes=grown, was_level=was_level)
 
 
 def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
@@ -151,6 +168,7 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
         slope_low=slopes[tenth],
         slope_high=max(slopes[-1 - tenth], slope),
         now_bytes=middle + max(0.0, crest),
+        middle_bytes=middle,
         noise=noise,
         window=len(samples),
         since_step=samples[0][0],
@@ -291,7 +309,8 @@ def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
         grown = _growing(risk, RiskCause.GROWTH, trend, capacity_bytes)
         return grown if grown.ratio >= risk.ratio else _grown(risk, trend)
     if (trend := steady_growth(settled)) is not None:
-        return _grown(risk, trend)
+        far = min(growth_risk(trend.steps_left(capacity_bytes)[0]), _NO_ALARM)
+        return replace(_grown(risk, trend), ratio=max(level, far))
     spiked = spike_risk(spike_probability(settled, capacity_bytes))
     return replace(risk, ratio=spiked, cause=RiskCause.SPIKE) if spiked > risk.ratio else risk
 
