@@ -157,6 +157,8 @@ _UNWELL = re.compile(
     re.I,
 )
 """What must not be said of a healthy run. A share of communication may be, and a lack of CPUs."""
+_RARE = ("hiccup", "checkpoint")
+_STEADY = re.compile(r"late by [^;]* per step|wait [^;]* a step for", re.I)
 _ABOUT_ALL = re.compile(r"no CPU|waits for communication|exposed", re.I)
 """Says nothing of a fault, though it may name a rank."""
 _SINCE = re.compile(r"since step ([\d,]+)")
@@ -179,6 +181,8 @@ def judge(case: Case, text: str, *, is_live: bool) -> Judged:
     rank = "" if case.rank == ALL_RANKS else _pattern(case, _rank_of(expected, is_live))
     names_cause = bool(re.search(cause, text, re.I))
     names_rank = not rank or bool(re.search(rank, text, re.I))
+    if names_cause and names_rank and case.kind in _RARE and _STEADY.search(text):
+        return Judged(Mark.PARTLY, "told as a delay of each step")
     if names_cause and names_rank:
         return _with_step(case, text)
     if names_cause:

@@ -438,7 +438,13 @@ def join() -> None:
     if FAULT.kind == "restart_fails" and ATTEMPT and FAULT.is_here:
         os.environ.update(MASTER_PORT="9", TORCHELASTIC_USE_AGENT_STORE="False")  # nobody is there
         dist.init_process_group("gloo", timeout=timedelta(seconds=3))
-    elif OPTIONS.strategy.startswith("zero") and OPTIONS.strategy != "zero1":
+    elif ATTEMPT:
+        # gloo would read the addresses of the attempt before and wait for ranks that have ended
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(address, port, WORLD, is_master=False)
+        own = dist.PrefixStore(f"attempt-{ATTEMPT}", store)
+        dist.init_process_group("gloo", store=own, rank=RANK, world_size=WORLD)
+    elif OPTIONS.strategy in ("zero2", "zero3"):
         import deepspeed
 
         deepspeed.init_distributed("gloo")
