@@ -295,7 +295,7 @@ def is_over(step: int) -> bool:
         return False
     marks = [float(path.read_text() or "inf") for path in Path(OPTIONS.marks).glob("fault.*")]
     end = min([STARTED + MAX_SECONDS, *(mark + OPTIONS.seconds for mark in marks)])
-    if FAULT.kind == "restart_recovers":
+    if FAULT.kind.startswith("restart"):
         end = STARTED + OPTIONS.seconds if ATTEMPT else FOREVER + STARTED
     vote = torch.tensor([float(time.time() > end)])
     dist.broadcast(vote, 0)
