@@ -77,6 +77,11 @@ class Fact:
     hint: str = ""
 
 
+def judged(name: str, value: str, is_fine: bool, hint: str, severity: str = "warning") -> Fact:
+    """A fact with a *severity* and a *hint* where it is not fine."""
+    return Fact(name, value) if is_fine else Fact(name, value, severity, hint)
+
+
 def survey() -> list[Fact]:
     """All facts, in the order in which they are shown."""
     found: list[Fact] = []
@@ -117,14 +122,8 @@ def torch_facts(python: str = "") -> list[Fact]:
     if found.get("error"):
         facts.append(Fact("agent", str(found["error"]), "warning"))
     elif missing:
-        facts.append(
-            Fact(
-                "agent",
-                f"this torch lacks {', '.join(missing)}: ranks cannot be watched",
-                "warning",
-                "torch 2.6 or newer is needed.",
-            )
-        )
+        text = f"this torch lacks {', '.join(missing)}: ranks cannot be watched"
+        facts.append(Fact("agent", text, "warning", "torch 2.6 or newer is needed."))
     else:
         seen = "collectives, units, steps, memory by role; "
         on_device = "device timing" if found.get("devices") else "no device here: the host's clock"
@@ -185,13 +184,8 @@ def devices() -> list[Fact]:
             if device.throttle_reasons
             else ""
         )
-        found.append(
-            Fact(
-                "device",
-                f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}",
-                "warning" if device.throttle_reasons else "fine",
-            )
-        )
+        text = f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}"
+        found.append(judged("device", text, not device.throttle_reasons, ""))
     driver = known.driver()
     found = found or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
     if driver:
@@ -207,16 +201,10 @@ def devices() -> list[Fact]:
 def memory() -> list[Fact]:
     """Shared memory, the host's limit, and the folders of rings and records."""
     shm = shutil.disk_usage("/dev/shm")
-    small = shm.total < _LEAST_SHM
-    facts = [
-        Fact(
-            "/dev/shm",
-            f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free; a rank's ring takes "
-            f"{human_bytes(ring_size())}",
-            "warning" if small else "fine",
-            "docker run --shm-size=16g: DataLoader workers and NCCL need it." if small else "",
-        )
-    ]
+    free = f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free"
+    text = f"{free}; a rank's ring takes {human_bytes(ring_size())}"
+    hint = "docker run --shm-size=16g: DataLoader workers and NCCL need it."
+    facts = [judged("/dev/shm", text, shm.total >= _LEAST_SHM, hint)]
     host = HostReader().read(os.getpid())
     limit = (
         f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
@@ -226,17 +214,11 @@ def memory() -> list[Fact]:
     facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} to take, {limit}"))
     store = paths.store_root()
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
-    free = shutil.disk_usage(existing).free
+    room = shutil.disk_usage(existing).free
     writable = os.access(existing, os.W_OK)
-    facts.append(
-        Fact(
-            "records",
-            f"{store}, {human_bytes(free)} free" if writable else f"{store} cannot be written",
-            "fine" if writable and free > _GIB else "warning",
-            "" if writable and free > _GIB else "Set ZEROMON_STORE to another folder.",
-        )
-    )
-    return facts
+    text = f"{store}, {human_bytes(room)} free" if writable else f"{store} cannot be written"
+    hint = "Set ZEROMON_STORE to another folder."
+    return [*facts, judged("records", text, writable and room > _GIB, hint)]
 
 
 def extension_cache() -> list[Fact]:
@@ -255,21 +237,14 @@ def limits() -> list[Fact]:
     """Limits of this user's processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    few = 0 <= files < _LEAST_FILES
+    opened = str(files) if files >= 0 else "unlimited"
     endless = locked == resource.RLIM_INFINITY
+    pinned = "unlimited" if endless else human_bytes(locked)
+    to_open = "ulimit -n 65536: each worker, peer and file takes one."
+    to_lock = "ulimit -l unlimited: InfiniBand registers what it sends."
     return [
-        Fact(
-            "open files",
-            str(files) if files >= 0 else "unlimited",
-            "warning" if few else "fine",
-            "ulimit -n 65536: each worker, peer and file takes one." if few else "",
-        ),
-        Fact(
-            "locked memory",
-            "unlimited" if endless else human_bytes(locked),
-            "fine" if endless else "note",
-            "" if endless else "ulimit -l unlimited: InfiniBand registers what it sends.",
-        ),
+        judged("open files", opened, not 0 <= files < _LEAST_FILES, to_open),
+        judged("locked memory", pinned, endless, to_lock, "note"),
     ]
 
 
@@ -279,13 +254,10 @@ def kernel() -> list[Fact]:
     numbers = tuple(int(p) for p in release.split("-")[0].split(".")[:2] if p.isdigit())
     tells = numbers >= _EXIT_STATUS_SINCE
     can, why, hint = right_to_trace()
+    text = f"{release}: {'reports' if tells else 'does not report'} how a process ended"
+    without = "Before Linux 6.15 the report of a killed rank has no signal."
     return [
-        Fact(
-            "kernel",
-            f"{release}: {'reports' if tells else 'does not report'} how a process ended",
-            "fine" if tells else "note",
-            "" if tells else "Before Linux 6.15 the report of a killed rank has no signal.",
-        ),
+        judged("kernel", text, tells, without, "note"),
         Fact("ptrace", why, "fine" if can else "note", hint),
     ]
 
