@@ -125,13 +125,10 @@ class Activities(Backend):
             self.patches.wrap(module.DeepSpeedEngine, "eval", evaluates)
 
     def _watch(self, module: Any, function: str, phase: Phase, activity: Activity) -> None:
-        owner_name, _, name = function.rpartition(".")
-        owner = getattr(module, owner_name, None) if owner_name else module
-        if owner is None or name not in vars(owner):
-            return  # another version of the package
         before = functools.partial(self._begins, phase)
         after = functools.partial(self._ends, activity)
-        self.patches.wrap(owner, name, around(self.context, before, after, where=function))
+        hook = around(self.context, before, after, where=function)
+        self.patches.wrap_in(module, function, hook)
 
     # ---- functions ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ _TRAINER_KEYS = {
     "loss": Scalar.LOSS, "grad_norm": Scalar.GRAD_NORM, "learning_rate": Scalar.LEARNING_RATE
 }  # fmt: skip
 """What ``Trainer`` logs of a step; at the end it logs means over the training under other keys."""
-_CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"
+_CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -24,38 +24,30 @@ class Loggers(Backend):
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches each function once, when its module is loaded."""
-        to_scalars = "convert_tensors_to_scalars"
+        lightning, clip = ("lightning.pytorch", "pytorch_lightning"), "clip_grad_norm_"
+        torch_utils = ("torch.nn.utils", "torch.nn.utils.clip_grad")
+        to_scalars, add_scalar = "convert_tensors_to_scalars", "SummaryWriter.add_scalar"
+        clips = (self._clips, self._clipped)
         return (
             self._hook("transformers.trainer", "Trainer.log", self._trainer),
-            self._hook(f"lightning.{_CONNECTOR}", to_scalars, None, self._lightning),
-            self._hook(
-                "pytorch_lightning" + _CONNECTOR.removeprefix("pytorch"),
-                to_scalars,
-                None,
-                self._lightning,
-            ),
             self._hook(
                 "transformers.trainer_callback", "CallbackHandler.on_train_begin", self._hf_begins
             ),
             *(
-                self._hook(f"{name}.loops.fit_loop", "_FitLoop.on_run_start", self._fit_begins)
-                for name in ("lightning.pytorch", "pytorch_lightning")
-            ),
-            self._hook("torch.utils.tensorboard.writer", "SummaryWriter.add_scalar", self._tag),
-            self._hook("tensorboardX.writer", "SummaryWriter.add_scalar", self._tag),
-            self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
-            self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
-            self._hook(
-                _FSDP1, "FullyShardedDataParallel.clip_grad_norm_", self._clips, self._clipped
+                self._hook(f"{name}.{_CONNECTOR}", to_scalars, None, self._lightning)
+                for name in lightning
             ),
             *(
-                self._hook(module, name, before, after)
-                for module in ("torch.nn.utils", "torch.nn.utils.clip_grad")
-                for name, before, after in (
-                    ("clip_grad_norm_", self._clips, self._clipped),
-                    ("clip_grads_with_norm_", self._scales, None),
-                )
+                self._hook(f"{name}.loops.fit_loop", "_FitLoop.on_run_start", self._fit_begins)
+                for name in lightning
             ),
+            self._hook("torch.utils.tensorboard.writer", add_scalar, self._tag),
+            self._hook("tensorboardX.writer", add_scalar, self._tag),
+            self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
+            self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
+            self._hook(_FSDP1, f"FullyShardedDataParallel.{clip}", *clips),
+            *(self._hook(module, clip, *clips) for module in torch_utils),
+            *(self._hook(module, "clip_grads_with_norm_", self._scales) for module in torch_utils),
         )
 
     def _hook(
@@ -66,11 +58,8 @@ class Loggers(Backend):
         after: Callable[..., None] | None = None,
     ) -> ImportHook:
         def watch(loaded: Any) -> None:
-            owner_name, _, name = function.rpartition(".")
-            owner = getattr(loaded, owner_name, None) if owner_name else loaded
-            if owner is not None and name in vars(owner):  # else another version of the package
-                hook = around(self.context, before, after, where=function, traced=True)
-                self.patches.wrap(owner, name, hook)
+            hook = around(self.context, before, after, where=function, traced=True)
+            self.patches.wrap_in(loaded, function, hook)
 
         return module, watch
 

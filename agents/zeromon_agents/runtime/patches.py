@@ -29,6 +29,13 @@ class Patches:
         """Replaces *owner*.*name* by ``wrapper(original)``. Raises KeyError as :meth:`original`."""
         self.set(owner, name, wrapper(self.original(owner, name)))
 
+    def wrap_in(self, module: Any, function: str, wrapper: Callable[[Any], Any]) -> None:
+        """Wraps a function or a ``Class.method`` of *module*, if its version has it."""
+        owner_name, _, name = function.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
+        if owner is not None and name in vars(owner):
+            self.wrap(owner, name, wrapper)
+
     def restore(self) -> list[str]:
         """Restores every original, newest first, and returns the names that could not be restored.
 
