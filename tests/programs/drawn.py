@@ -296,7 +296,8 @@ def is_over(step: int) -> bool:
     marks = [float(path.read_text() or "inf") for path in Path(OPTIONS.marks).glob("fault.*")]
     end = min([STARTED + MAX_SECONDS, *(mark + OPTIONS.seconds for mark in marks)])
     if FAULT.kind.startswith("restart"):
-        end = STARTED + OPTIONS.seconds if ATTEMPT else FOREVER + STARTED
+        is_last = ATTEMPT and FAULT.kind == "restart_recovers"
+        end = STARTED + (OPTIONS.seconds if is_last else FOREVER)
     vote = torch.tensor([float(time.time() > end)])
     dist.broadcast(vote, 0)
     return bool(vote.item())
