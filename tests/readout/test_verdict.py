@@ -164,7 +164,28 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     ),
     "restart": (_two(attempt=2), Health.HEALTHY, "of a step"),
     "finished": (_two(ended=True), Health.FINISHED, "of a step"),
-    "first step": (run(rank(0, steps=0, recent=())), Health.STARTING, "no step has ended yet"),
+    "first step": (
+        run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
+        Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
+    ),
+    "pauses, which the script's own code makes": (
+        _two(findings=(
+            _found("ZM609", "own_code", Severity.WARNING, "own code", share=0.43),
+            _found("ZM608", "slow_steps", Severity.WARNING, "pauses for 1 s", share=0.34),
+        )),
+        Health.SLOW, "pauses for 1 s",
+    ),
+    "late beside a busy machine": (
+        _two(findings=(
+            _found("ZM605", "cpu_starved", Severity.WARNING, "no CPU for 60.0 %"),
+            _found("ZM301", "exposed_communication", Severity.WARNING, "exposed", share=0.26),
+        )),
+        Health.SLOW, "exposed",
+    ),
+    "a busy machine alone": (
+        _two(findings=(_found("ZM605", "cpu_starved", Severity.WARNING, "no CPU for 60.0 %"),)),
+        Health.SLOW, "no CPU",
+    ),
     "detached": (
         run(rank(0, ended=DETACHED)), Health.NOT_WATCHED, "is not known",
     ),

@@ -10,6 +10,7 @@ from zeromon.readout.hang import hang_headline
 from zeromon.readout.risk import risk_headline
 from zeromon.readout.starting import restarting_text, starting_text
 from zeromon.readout.text import (
+    doing,
     exposed_unknown,
     finding_text,
     has_died,
@@ -215,18 +216,30 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
 
 
 _EXPLAINS = 0.5
+_NAMED = ("straggler", "slow_steps")
+"""Rules that name the rank which others wait for: they stand before the waits that they explain."""
 
 
 def _most_severe(found: Sequence[Finding]) -> Finding:
-    """The finding about the largest share of a step; a straggler before the waits that it explains."""
-    most = max(found, key=lambda finding: finding.share or 0.0)
-    late = next((finding for finding in found if finding.rule == "straggler"), most)
-    return late if (late.share or 0.0) >= _EXPLAINS * (most.share or 0.0) else most
+    """The finding about the largest share of a step; a busy machine only where nothing else is found."""
+    own = [finding for finding in found if finding.rule != "cpu_starved"] or found
+    most = max(own, key=lambda finding: finding.share or 0.0)
+    named = [finding for finding in own if finding.rule in _NAMED]
+    first = max(named, key=lambda finding: finding.share or 0.0, default=most)
+    return first if (first.share or 0.0) >= _EXPLAINS * (most.share or 0.0) else most
+
+
+def _no_step_text(run: RunSnapshot) -> str:
+    """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
+    waited = human_seconds(max(0.0, run.taken_wall - run.started_wall))
+    stuck = next((rank for rank in run.ranks if rank.stack), None)
+    place = f"; rank {stuck.rank} is {doing(stuck)}" if stuck is not None else ""
+    return f"no step has ended after {waited}{place}"
 
 
 def _well(run: RunSnapshot) -> Verdict:
     if not any(rank.steps for rank in run.ranks):
-        return Verdict(Health.STARTING, Health.STARTING.severity, "no step has ended yet")
+        return _plain(Health.STARTING, _no_step_text(run))
     if is_ending(run):
         return Verdict(Health.HEALTHY, None, "the script has ended, its processes end")
     worst = nearest_oom(run.ranks)
