@@ -146,11 +146,12 @@ class Engines:
                 self._modules.pop(module, None)
 
     def write_dropped(self) -> None:
-        """Writes which engines are gone, in place of their models and settings.
+        """Writes which engines are gone, in place of their models and settings, once there is another.
 
-        The garbage collector may run anywhere, so what it calls only remembers them.
+        The last one stays what the run trained. The garbage collector may run anywhere, so what it calls
+        only remembers them.
         """
-        while self._dropped:
+        while self._dropped and self._engines:
             gone = self._dropped.pop()
             facts = {"stage": gone.stage, **gone.strategy.metadata(), "dropped": True}
             self._context.add_metadata(**{f"engine{gone.number}": facts})
