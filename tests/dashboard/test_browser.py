@@ -232,7 +232,7 @@ def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: T
     assert names == ["rank 1"]
     address = json.loads((site.folder / "rings" / "collector.json").read_text())["port"]
     with urllib.request.urlopen(f"http://127.0.0.1:{address}/api/runs") as answer:
-        told = next(r["steps"] for r in json.loads(answer.read()) if r["run"] == "live-run")
+        told = next(r["step"] for r in json.loads(answer.read()) if r["run"] == "live-run")
     last = tab.page.evaluate(f"{graph}.data[0].x.at(-1)")
     shown = int(re.sub(r"\D", "", tab.text("verdict")))
     rate = 200  # steps a second, at most, between the two readings

@@ -117,6 +117,17 @@ def test_a_lack_of_cpus_makes_a_straggler_only_where_it_stays(count: int, named:
     assert (len(found) == named and count * STEP_MS / 1e3 < UNSTEADY_SECONDS) or found[0].cause
 
 
+@pytest.mark.parametrize(("lacks", "named"), [(0.1, 1), (0.16, 1), (0.3, 0)])
+def test_phases_are_no_reason_where_ranks_lack_cpus_for_longer(lacks: float, named: int) -> None:
+    """All ranks lack CPUs alike: 18 ms more in a phase of a step of 100 ms may be that."""
+    pressure = Pressure(
+        cpu_wait_ratio=lacks, minute_cpu_wait_ratio=lacks, held_cpu_wait_ratio=lacks,
+        major_faults_per_second=0,
+    )  # fmt: skip
+    known = [replace(r, pressure=pressure) for r in ranks(slow=1)]
+    assert len(stragglers(steps({1: 18.0}, 60), known)) == named
+
+
 def test_late_in_most_of_the_last_seconds() -> None:
     """Twenty short steps are over in a moment: rank 1 is late in the last 24 of 200 steps of 10 ms."""
     skew = ArrivalSkew()

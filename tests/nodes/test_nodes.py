@@ -87,7 +87,7 @@ def trained() -> Iterator[Trained]:
             time.sleep(0.5)
             assert time.monotonic() < deadline, [host.log() for host in hosts.hosts]
             runs = _runs(hosts)
-            if len(runs) == 3 and len({r["run"] for r in runs}) == 1 and runs[0]["steps"] > 5:
+            if len(runs) == 3 and len({r["run"] for r in runs}) == 1 and runs[0]["step"] > 5:
                 found.run = runs[0]["run"]
         yield found
     finally:

@@ -36,7 +36,7 @@ def explained(run: RunSnapshot, waits: Waits) -> float:
         return 0.0
     if waits.is_needless:
         return 0.0
-    lacks = {rank.rank: _lack(rank) for rank in run.ranks}
+    lacks = {rank.rank: cpu_lack(rank) for rank in run.ranks}
     if waits.rank == ANY:
         most = max(lacks.values(), default=0.0)
     else:
@@ -51,7 +51,7 @@ def lacks_cpus(rank: RankSnapshot) -> bool:
     return rank.pressure is not None and rank.pressure.held_cpu_wait_ratio >= CPU_WAIT.warning
 
 
-def _lack(rank: RankSnapshot) -> float:
+def cpu_lack(rank: RankSnapshot) -> float:
     """The share of the last steps in which *rank* had no CPU, at most that of ZM605; 0 without it."""
     if rank.pressure is None or not lacks_cpus(rank):
         return 0.0

@@ -13,6 +13,7 @@ from itertools import accumulate, chain
 from typing import Final
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
+from zeromon.diagnosis.cpu_doubt import cpu_lack
 from zeromon.levels import LATE, LATE_STEPS, REASON, UNSTEADY_SECONDS, WINDOW_SECONDS, WINDOW_STEPS
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler
@@ -136,7 +137,9 @@ def _of_rank(
         phases, longer = longer_phases(mine, others, REASON * share * (mine.step_seconds or 0.0))
         lacks = lack_of_cpus(mine, others, REASON * share)
         why = lacks or cause(mine, others)
-        if (not phases and not why) or (lacks and not _stays(steps, rank, step_seconds)):
+        # phases of identical ranks differ, too, by less than what each of them lacks CPUs for
+        is_unsteady = lacks or longer < cpu_lack(mine) * (mine.step_seconds or 0.0)
+        if (not phases and not why) or (is_unsteady and not _stays(steps, rank, step_seconds)):
             return None
     return Straggler(
         rank=rank,

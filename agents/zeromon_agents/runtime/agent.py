@@ -315,7 +315,9 @@ class Agent:
     def _write_models(self) -> None:
         self.models.changed = False
         metadata = self.backends.metadata()
-        is_over = self._metadata.get("models") and not metadata.get("models")  # the script has ended
+        is_over = self._metadata.get("models") and not metadata.get(
+            "models"
+        )  # the script has ended
         if metadata != self._metadata and not is_over:
             self._metadata = metadata
             self.context.add_metadata(**metadata)
