@@ -53,7 +53,7 @@ def _ended(live: RunSnapshot, *deaths: dict[str, Any]) -> RunSnapshot:
     memory.shown(live, advise(live))
     ends = deaths or ({"ended": "finished"},) * len(live.ranks)
     ranks = (replace(r, alive=False, **end) for r, end in zip(live.ranks, ends, strict=True))
-    over = replace(live, ended=True, ranks=tuple(ranks), hangs=())
+    over = replace(live, ended=True, ranks=tuple(ranks))
     return replace(over, findings=memory.shown(over, advise(over)))
 
 

@@ -58,7 +58,7 @@ def test_a_healthy_run_until_ctrl_c(node: Node) -> None:
     assert result.code != 0
     assert Health.HEALTHY in {one.health for one in judged}, judged
     last = first_lines(result.snapshot)
-    assert last.health is Health.STOPPED and "stopped by Ctrl-C" in last.cause, last
+    assert last.health is Health.STOPPED and "stopped by Ctrl-C" in last.text, last
 
 
 @pytest.mark.long

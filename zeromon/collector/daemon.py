@@ -352,8 +352,10 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
             took = time.monotonic() - began
             # on a node without free CPUs a tick takes long, and is followed by a longer pause
             stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
-        until = time.monotonic() + _LAST_SECONDS
-        while collector.is_ending() and time.monotonic() < until:
+        began = time.monotonic()
+        while (lasts := time.monotonic() - began) < _LAST_SECONDS:
+            if not collector.is_ending() and lasts > _TICK_SECONDS:
+                break
             collector.tick()
             time.sleep(_TICK_SECONDS / 4)
     finally:

@@ -12,6 +12,9 @@ BY_SEVERITY = attrgetter("order")
 LINGER_SECONDS = 10.0
 """How long a finding, or its severity, stays after it ceased to hold; else it would flap."""
 
+_EVENTS = STALLS | {"rank_died"}
+"""Rules about what has happened, which no threshold makes flap."""
+
 _Key = tuple[str, int]
 """Rule and rank."""
 
@@ -36,8 +39,8 @@ class FindingMemory:
         """Returns what to show of *run*, of which *holding* holds now; the most urgent first.
 
         A finding comes at once and goes :data:`LINGER_SECONDS` after it held last. A rule that holds now
-        for another rank is not shown for the rank before. A run that makes progress is not stalled. What
-        was shown while every rank lived stays after the end, with the time of the end.
+        for another rank is not shown for the rank before. What was shown while every rank lived stays
+        after the end, with the time of the end. Stalls do not: a snapshot says what stalled to its end.
         """
         wall, now = run.taken_wall, {(finding.rule, finding.rank): finding for finding in holding}
         ceased = {rule for rule, _ in now} | STALLS
@@ -59,7 +62,7 @@ class FindingMemory:
             rules = {finding.rule for finding in found}
             found = (
                 *(replace(finding, gone=wall) for finding in found),
-                *(finding for finding in self._while_whole if finding.rule not in rules),
+                *(f for f in self._while_whole if f.rule not in rules | STALLS),
             )
         return _by_severity(found)
 
@@ -79,7 +82,7 @@ def _steady(
     shown: tuple[float, Finding] | None, now: Finding, wall: float
 ) -> tuple[float, Finding]:
     """*now*, with the severity that is *shown* where that is higher and held a moment ago."""
-    if shown is None or shown[1].severity.order >= now.severity.order:
+    if shown is None or shown[1].severity.order >= now.severity.order or now.rule in _EVENTS:
         return wall, now
     if wall - shown[0] >= LINGER_SECONDS:
         return wall, now

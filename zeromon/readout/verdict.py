@@ -166,10 +166,18 @@ def _death(run: RunSnapshot) -> str:
     # its own cause; else a death on another node, before what else is wrong there
     severe.sort(key=lambda f: (f.rule != "rank_died", first is None or f.rank != first.rank))
     text = finding_text(severe[0]) if severe else run_state(run)
-    led = _stalled(run) if not any(hang.dead for hang in run.hangs) else None  # else it followed
-    if first is not None and death_cause(first) in (HOST_OOM, DEVICE_OOM):
+    is_own = first is not None and (not severe or severe[0].rank == first.rank)
+    how = death_cause(first) if first is not None and is_own else ""
+    led = None
+    if how in (HOST_OOM, DEVICE_OOM):
         led = _memory_risk(run)
+    elif how in _ABORTED and not any(hang.dead for hang in run.hangs):  # else the hang followed
+        led = _stalled(run)
     return f"{led.cause}; {text}" if led is not None and led.cause != text else text
+
+
+_ABORTED = ("SIGABRT", "exception", "peer_lost")
+"""How a backend ends a rank whose collective hangs for too long."""
 
 
 def _memory_risk(run: RunSnapshot) -> Verdict | None:
