@@ -67,7 +67,8 @@ def test_ddp_small_buckets_hide_what_the_one_large_one_exposes(node: Node) -> No
     off, on = (most(trained(node, "ddp", setting)) for setting in ("off", "on"))
     (large,) = [row for row in off.traffic if row.unit]
     assert (large.unit, large.op, large.phase) == ("bucket 0", "all_reduce", "backward")
-    assert large.nbytes == pytest.approx(6 * (512 * 512 + 512) * 4, rel=0.01)
+    # the second step, in which DDP builds its buckets anew, has none that is timed
+    assert large.nbytes == pytest.approx(6 * (512 * 512 + 512) * 4, rel=0.02)
     assert large.exposed_seconds > 0.8 * large.seconds
     small = [row for row in on.traffic if row.unit]
     assert {row.unit for row in small} == {f"bucket {n}" for n in range(6)}
