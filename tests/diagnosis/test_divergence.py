@@ -8,21 +8,23 @@ lasts, after the launcher was stopped, and from the rings alone, which do not sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from builders import run
+from builders import rank, run
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.focus import roles_of
 from zeromon.fold.fold import fold
-from zeromon.fold.group_progress import call_histories
+from zeromon.fold.group_progress import REDUCER, call_histories
 from zeromon.fold.observed import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import run_state
+from zeromon.readout.verdict import verdict
 from zeromon.ring.events import (
     Done,
     Exit,
@@ -36,7 +38,7 @@ from zeromon.ring.events import (
     PhaseSpan,
     StepMark,
 )
-from zeromon.snapshot import CallHistory, DeathRole, HangKind, RunSnapshot
+from zeromon.snapshot import CallHistory, DeathRole, GroupProgress, HangKind, InFlight, RunSnapshot
 
 MS, SECOND = 1_000_000, 1_000_000_000
 UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"
@@ -375,3 +377,36 @@ def test_all_inside_takes_the_number_and_the_call_of_every_member() -> None:
     )
     (hang,) = judged(played, ("", "")).hangs
     assert hang.kind is HangKind.ALL_INSIDE
+
+
+@pytest.mark.parametrize(
+    ("ended", "reached", "named"),
+    [("SIGABRT", 75, True), ("SIGKILL", 75, False), ("SIGABRT", 73, False)],
+)
+def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: bool) -> None:
+    """Rank 0 skips a vote: its next bucket meets the vote of rank 1, which gloo aborts."""
+    group = GroupProgress(
+        group_id="g", label="world", ranks=(0, 1), sequence=74, op="all_reduce", nbytes=28
+    )
+    bucket = replace(group, sequence=reached, nbytes=-1, unit=REDUCER, phase="backward")
+    vote = InFlight(
+        op="all_reduce", group="world", group_id="g", sequence=74, unit="", phase="other", nbytes=28,
+        issued_ns=1,
+    )  # fmt: skip
+    lost = {
+        "alive": False,
+        "failed": True,
+        "ended": "exception",
+        "exception": "Connection reset by peer",
+    }
+    aborted = {"alive": False, "failed": True, "ended": ended, "in_flight": (vote,)}
+    dead = run(rank(0, groups=(bucket,), **lost), rank(1, groups=(group,), **aborted), ended=True)
+    dead = replace(dead, hangs=hangs_of(dead.ranks, dead.taken_ns))
+    said = verdict(dead).cause
+    assert (
+        said.startswith(
+            "mismatched units in group world (ranks 0, 1): rank 1 called all_reduce (28 B), rank 0 called "
+            "all_reduce of DDP's reducer in backward"
+        )
+        == named
+    ), said

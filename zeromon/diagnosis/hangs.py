@@ -15,6 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from zeromon.focus import has_left
+from zeromon.fold.group_progress import REDUCER
 from zeromon.levels import HANG_SECONDS
 from zeromon.snapshot import (
     CallHistory,
@@ -141,7 +142,9 @@ def _broken_off(
             continue
         newest = max(group.sequence for group in members.values())
         last = [_call(r, g) for r, g in members.items() if g.sequence == newest]
-        kind, calls = _difference(recent(name)) or (_mismatch(last), last)
+        kind, calls = (
+            _difference(recent(name)) or _beside_reducer(ranks, name) or (_mismatch(last), last)
+        )
         if kind is None or not failed.intersection(call.rank for call in calls):
             continue
         group = members[min(members)]
@@ -161,6 +164,32 @@ def _broken_off(
             )
         )
     return broken
+
+
+def _beside_reducer(
+    ranks: Sequence[AnyRank], name: str
+) -> tuple[HangKind, list[MemberCall]] | None:
+    """The call that a backend aborted while other ranks were in DDP's reducer, and what they called.
+
+    The reducer issues its calls from C++, so they stand in no history: a rank that has come as far in
+    the group without a call of its own was in one of them.
+    """
+    aborted = [
+        _call(rank.rank, entry)
+        for rank in ranks
+        if isinstance(rank, RankSnapshot) and rank.ended == "SIGABRT"
+        for entry in rank.in_flight
+        if entry.group_id == name and entry.unit != REDUCER
+    ]
+    reduced = [
+        _call(rank.rank, of)
+        for rank in ranks
+        if (of := _progress(rank, name)) is not None and of.unit == REDUCER
+    ]
+    met = [call for call in reduced if aborted and call.sequence >= aborted[0].sequence]
+    if not met:
+        return None
+    return HangKind.MISMATCHED_UNITS, [replace(c, sequence=-1) for c in (*aborted[:1], *met)]
 
 
 def _difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCall]] | None:

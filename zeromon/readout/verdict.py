@@ -223,7 +223,7 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
     return Verdict(Health.SLOW, Severity.WARNING, finding_text(_most_severe(found)))
 
 
-_EXPLAINS = 0.5
+_EXPLAINS = 0.25
 _NAMED = ("straggler", "slow_steps")
 """Rules that name the rank which others wait for: they stand before the waits that they explain."""
 
