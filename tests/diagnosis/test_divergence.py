@@ -393,20 +393,10 @@ def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: 
         op="all_reduce", group="world", group_id="g", sequence=74, unit="", phase="other", nbytes=28,
         issued_ns=1,
     )  # fmt: skip
-    lost = {
-        "alive": False,
-        "failed": True,
-        "ended": "exception",
-        "exception": "Connection reset by peer",
-    }
-    aborted = {"alive": False, "failed": True, "ended": ended, "in_flight": (vote,)}
-    dead = run(rank(0, groups=(bucket,), **lost), rank(1, groups=(group,), **aborted), ended=True)
-    dead = replace(dead, hangs=hangs_of(dead.ranks, dead.taken_ns))
-    said = verdict(dead).cause
-    assert (
-        said.startswith(
-            "mismatched units in group world (ranks 0, 1): rank 1 called all_reduce (28 B), rank 0 called "
-            "all_reduce of DDP's reducer in backward"
-        )
-        == named
-    ), said
+    dead = {"alive": False, "failed": True}
+    lost = {**dead, "ended": "exception", "exception": "Connection reset by peer"}
+    aborted = {**dead, "ended": ended, "in_flight": (vote,)}
+    ranks = rank(0, groups=(bucket,), **lost), rank(1, groups=(group,), **aborted)
+    snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(ranks, 100))
+    met = "rank 1 called all_reduce (28 B), rank 0 called all_reduce of DDP's reducer in backward"
+    assert verdict(snapshot).cause.startswith(f"mismatched units in world: {met}") is named
