@@ -551,6 +551,15 @@ def test_a_severity_at_its_edge_does_not_flap() -> None:
     assert (calm[0], calm[-1]) == (Severity.WARNING, Severity.INFO)
 
 
+def test_a_severity_does_not_flap_where_a_rule_moves_from_rank_to_rank() -> None:
+    """A grave one of rank 0 and a mild one of rank 1 in turn: the worst rank changes every second."""
+    memory, grave = FindingMemory(), replace(FINDING, severity=Severity.WARNING)
+    mild = replace(FINDING, rank=1)
+    shown = [memory.shown(at(n), [grave if n % 2 else mild])[0] for n in range(1, 60)]
+    assert {finding.severity for finding in shown} == {Severity.WARNING}
+    assert shown[-1].came == 1
+
+
 def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
     """The worst rank changes from second to second; of two that hold at once both are shown."""
     memory, other = FindingMemory(), replace(FINDING, rank=1)

@@ -50,8 +50,9 @@ class FindingMemory:
             if key[0] not in ceased and wall - item[0] < LINGER_SECONDS
         }
         for key, finding in now.items():
-            dated = replace(finding, came=self._came(key, now, wall))
-            held[key] = _steady(self._held.get(key), dated, wall)
+            before = self._before(key, now)
+            came = before[1].came if before is not None else wall
+            held[key] = _steady(before, replace(finding, came=came), wall)
         self._held = held
         found = tuple(finding for _, finding in held.values())
         if not run.ended and all(rank.alive for rank in run.ranks):
@@ -66,16 +67,14 @@ class FindingMemory:
             )
         return _by_severity(found)
 
-    def _came(self, key: _Key, now: Container[_Key], wall: float) -> float:
-        """When *key* was first shown; of a rule that left another rank for it, when that one was."""
+    def _before(self, key: _Key, now: Container[_Key]) -> tuple[float, Finding] | None:
+        """What was shown of *key*; of a rule that left another rank for it, the gravest of that."""
         if key in self._held:
-            return self._held[key][1].came
+            return self._held[key]
         left = [
-            one.came
-            for other, (_, one) in self._held.items()
-            if other[0] == key[0] and other not in now
+            item for other, item in self._held.items() if other[0] == key[0] and other not in now
         ]
-        return min(left, default=wall)
+        return min(left, key=lambda item: item[1].severity.order, default=None)
 
 
 def _steady(
