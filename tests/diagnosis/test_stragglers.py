@@ -126,6 +126,11 @@ def test_phases_are_no_reason_where_ranks_lack_cpus_for_longer(lacks: float, nam
     )  # fmt: skip
     known = [replace(r, pressure=pressure) for r in ranks(slow=1)]
     assert len(stragglers(steps({1: 18.0}, 60), known)) == named
+    several = summary(
+        1, phase_ns=(5 * MS, 49 * MS, 59 * MS, 19 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6
+    )
+    known[1] = replace(known[1], recent=(several,) * 20)
+    assert len(stragglers(steps({1: 18.0}, 60), known)) == (lacks < CPU_WAIT.warning)
 
 
 def test_late_in_most_of_the_last_seconds() -> None:

@@ -137,8 +137,9 @@ def _of_rank(
         phases, longer = longer_phases(mine, others, REASON * share * (mine.step_seconds or 0.0))
         lacks = lack_of_cpus(mine, others, REASON * share)
         why = lacks or cause(mine, others)
-        # phases of identical ranks differ, too, by less than what each of them lacks CPUs for
-        is_unsteady = lacks or longer < cpu_lack(mine) * (mine.step_seconds or 0.0)
+        # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
+        lack = cpu_lack(mine) * (mine.step_seconds or 0.0)
+        is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
         if (not phases and not why) or (is_unsteady and not _stays(steps, rank, step_seconds)):
             return None
     return Straggler(
