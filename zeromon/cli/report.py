@@ -167,7 +167,7 @@ def newest_snapshot(name: str | None) -> RunSnapshot:
 
 
 def _is_ending(run: RunSnapshot) -> bool:
-    """Whether the ranks of a run of this node are gone, and its collector still follows it."""
+    """Whether all ranks of a local run have exited and its collector has not noticed yet."""
     is_here = run.node == socket.gethostname() and not (run.ended or run.origin)
     return is_here and bool(run.ranks) and all(start_ticks(r.pid) is None for r in run.ranks)
 

@@ -83,7 +83,7 @@ class Listed:
     health: str
     """The word of the verdict."""
     cause: str
-    """What threatened it last; "" where nothing did."""
+    """The last threat to the run; "" without one."""
     state: str
     seconds: float
     """From its start to its end, or to the last snapshot."""

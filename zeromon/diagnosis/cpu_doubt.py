@@ -32,9 +32,7 @@ class Waits(NamedTuple):
 
 def explained(run: RunSnapshot, waits: Waits) -> float:
     """The share of a step that a lack of CPUs may explain, at most all."""
-    if waits.is_work:
-        return 0.0
-    if waits.is_needless:
+    if waits.is_work or waits.is_needless:
         return 0.0
     lacks = {rank.rank: cpu_lack(rank) for rank in run.ranks}
     if waits.rank == ANY:

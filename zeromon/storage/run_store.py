@@ -73,7 +73,7 @@ class Manifest:
     health: str = ""
     """The word of its verdict."""
     cause: str = ""
-    """What threatened it last; "" where nothing did."""
+    """The last threat to the run; "" without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
