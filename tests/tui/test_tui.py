@@ -94,6 +94,16 @@ async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 2
     await pilot.pause()
 
 
+async def typed(pilot: Pilot[int], keys: str) -> None:
+    """Types *keys*, each once the screen stands still: on a busy machine one is still being drawn."""
+    for key in keys.split():
+        await pilot.press(key)
+        before = ""
+        while before != (before := screen_text(pilot.app)):  # type: ignore[arg-type]
+            await pilot.pause(0.1)
+            await pilot.pause()
+
+
 def screen_text(app: ZeromonApp) -> str:
     """What is on the screen, without colours."""
     lines = app.screen._compositor.render_strips()
@@ -140,8 +150,7 @@ def test_pictures(
 
     async def before(pilot: Pilot[int]) -> None:
         await settled(pilot)
-        await pilot.press(*keys.split())
-        await pilot.pause(0.1)
+        await typed(pilot, keys)
 
     assert snap_compare(make(snapshot(ranks), theme=theme), terminal_size=size, run_before=before)
 
@@ -158,8 +167,7 @@ def test_pictures_of_thousands_of_ranks(
     async def before(pilot: Pilot[int]) -> None:
         await settled(pilot)
         await until(pilot, lambda: bool(pilot.app._trends.whole))  # type: ignore[attr-defined]
-        await pilot.press(*keys.split())
-        await pilot.pause(0.1)
+        await typed(pilot, keys)
 
     made = make(FleetSource(fleet_picture()))
     assert snap_compare(made, terminal_size=size, run_before=before)
