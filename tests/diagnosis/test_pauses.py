@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from builders import MS, rank, run, summary
 
@@ -51,6 +53,9 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
     assert not [f for f in advise(run(*together)) if f.code == "ZM608" and "rank" in f.text]
 
 
-def test_one_pause_is_no_rhythm() -> None:
-    ranks = (paused(0, {61: 1000}, {}, False), paused(1, {}, {61: 1000}, False))
+@pytest.mark.parametrize("steps", [(61,), range(76, 151), range(91, 151)])
+def test_one_pause_or_one_in_each_step_is_no_rhythm(steps: Iterable[int]) -> None:
+    """What comes in each step from one on is a rank that is late (ZM309)."""
+    long = dict.fromkeys(steps, 1000)
+    ranks = (paused(0, long, {}, False), paused(1, {}, long, False))
     assert not [f for f in advise(run(*ranks)) if f.code == "ZM608"]

@@ -224,6 +224,15 @@ def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
     assert judged.cause == "rank 1: the loss is NaN since step 25"
 
 
+def test_a_death_does_not_hide_what_threatened_the_run_before() -> None:
+    """A rank that was late all along, and an abort of the processes at their end."""
+    late = _two(stragglers=(_STRAGGLER,))
+    judged = verdict(_ended(late, {"failed": True, "ended": "SIGABRT"}, {"ended": "finished"}))
+    assert judged.health is Health.DEAD
+    death, _, before = judged.cause.partition("; before: ")
+    assert "SIGABRT" in death and before.startswith("rank 1: late by")
+
+
 def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
     lost = _found("ZM005", "events_dropped", Severity.WARNING, "events were dropped")
     assert verdict(_two(findings=(lost,))).health is Health.HEALTHY

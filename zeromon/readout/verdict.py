@@ -157,7 +157,7 @@ def _stalled(run: RunSnapshot) -> Verdict | None:
 
 
 def _death(run: RunSnapshot) -> str:
-    """What the first rank died of, after what led to it."""
+    """What the first rank died of, with what led to it or threatened the run before."""
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)
@@ -173,7 +173,10 @@ def _death(run: RunSnapshot) -> str:
         led = _memory_risk(run)
     elif how in _ABORTED and not any(hang.dead for hang in run.hangs):  # else the hang followed
         led = _stalled(run)
-    return f"{led.cause}; {text}" if led is not None and led.cause != text else text
+    if led is not None and led.cause != text:
+        return f"{led.cause}; {text}"
+    before = None if run.hangs or not run.ended else _lost_time(run)
+    return text if before is None else f"{text}; before: {before.cause}"
 
 
 _ABORTED = ("SIGABRT", "exception", "peer_lost")

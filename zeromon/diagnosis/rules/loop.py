@@ -209,7 +209,7 @@ _MIN_PAUSES = 2
 
 
 def _pauses(rank: RankSnapshot) -> Pauses | None:
-    """The pauses of *rank*; None where they are few or take a small share of the time."""
+    """The pauses of *rank*; None where few, in most steps, or short in sum."""
     steps = [step for step in _later(rank) if step.timed]
     if not steps:
         return None
@@ -218,7 +218,7 @@ def _pauses(rank: RankSnapshot) -> Pauses | None:
     usual = statistics.median(own)
     least = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
     long = [place for place, spent in enumerate(own) if spent > least]
-    if len(long) < _MIN_PAUSES:
+    if not _MIN_PAUSES <= len(long) <= (len(own) - long[0]) / 2:  # more often: late, no pauses
         return None
     lost = sum(own[place] - usual for place in long)
     share = lost / (steps[-1].end_ns - steps[long[0]].start_ns)
