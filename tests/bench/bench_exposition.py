@@ -19,11 +19,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from builders import full_run, run
+from by_client import ByClient
 from prometheus_client.exposition import choose_encoder
 from records import keep
 from served import Fixed
 
-from zeromon.export.prometheus.exposition import GZIP_LEVEL, Exposition, Writer
+from zeromon.export.prometheus.exposition import GZIP_LEVEL, Writer
 
 RANKS = (8, 80, 800)
 ROUNDS = 7
@@ -69,15 +70,15 @@ def main() -> None:
     one = full_run().ranks[0]
     for ranks in map(int, sys.argv[1:] or RANKS):
         view = Fixed(run(*(replace(one, rank=n) for n in range(ranks))))
-        exposition, writer = Exposition(view), Writer()
+        families, writer = ByClient(view.view, view.health), Writer()
         for name, accept in (("text", ""), ("openmetrics", "application/openmetrics-text")):
             encode, _ = choose_encoder(accept)
 
             def by_hand(opened: bool = bool(accept), w: Writer = writer, v: Fixed = view) -> bytes:
                 return w.write(v.view, v.health, openmetrics=opened)
 
-            def by_client(encode: Any = encode, exposition: Exposition = exposition) -> Any:
-                return encode(exposition)
+            def by_client(encode: Any = encode, families: ByClient = families) -> Any:
+                return encode(families)
 
             text = by_hand()
             client, ours = side_by_side(by_client, by_hand)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from builders import rank, run
+from by_client import collect
 
 from zeromon.collector.attempts import attempts_of, earlier, numbers, present
 from zeromon.collector.daemon import Collector
@@ -19,7 +20,6 @@ from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RunFollower
 from zeromon.collector.silences import judge_silences
 from zeromon.diagnosis.engine import advise
-from zeromon.export.prometheus.families import collect
 from zeromon.fold.ledger import ledger_totals
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import full_run, rank, run
+from by_client import collect
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from served import Fixed, get
@@ -14,7 +15,6 @@ from served import Fixed, get
 from zeromon.collector.http import start_server
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.export.prometheus.families import collect
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health as Verdict

@@ -1,29 +1,22 @@
 """What ``/metrics`` answers: the Prometheus text format or OpenMetrics, packed where that is asked for.
 
-A node's usual few ranks are written by prometheus-client. Beyond that it takes a second and more (it
-makes an object and sorts the labels of each series), so the same rows of the same table
-(:mod:`zeromon.export.prometheus.metrics`) are written here, behind prefixes that are kept from one
-scrape to the next.
+prometheus-client decides by the Accept header. It would take a second and more for many ranks (it makes
+an object and sorts the labels of each series), so the rows of :mod:`zeromon.export.prometheus.metrics`
+are written here, behind prefixes that are kept from one scrape to the next.
 """
 
 import gzip
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
-from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder, gzip_accepted
-from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.families import collect, cumulative
-from zeromon.export.prometheus.metrics import Row, Spec, rows_of
+from zeromon.export.prometheus.metrics import Row, Spec, cumulative, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 from zeromon.units import printable
-
-MOST_BY_CLIENT = 8
-"""Ranks that prometheus-client writes: about 1,000 series."""
 
 _FORGET_AFTER = 256
 GZIP_LEVEL = 1
@@ -43,7 +36,7 @@ class Snapshots(Protocol):
         """Their collector."""
 
 
-class Exposition(PrometheusCollector):
+class Exposition:
     """``/metrics`` of *snapshots*, computed when it is scraped, from whatever snapshot is current."""
 
     def __init__(self, snapshots: Snapshots) -> None:
@@ -51,20 +44,13 @@ class Exposition(PrometheusCollector):
         self._writer = Writer()
         self._one_at_a_time = threading.Lock()
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields every metric family, for prometheus-client."""
-        return collect(self._snapshots.view, self._snapshots.health)
-
     def answer(self, accept: str, encodings: str) -> tuple[list[tuple[str, str]], bytes]:
         """Headers and body, by what a request accepts."""
-        encode, content_type = choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
+        opened = content_type.startswith("application/openmetrics-text")
         with self._one_at_a_time:
-            runs = self._snapshots.view
-            if sum(len(run.ranks) for run in runs) <= MOST_BY_CLIENT:
-                body = encode(self)
-            else:
-                opened = content_type.startswith("application/openmetrics-text")
-                body = self._writer.write(runs, self._snapshots.health, openmetrics=opened)
+            shown = self._snapshots
+            body = self._writer.write(shown.view, shown.health, openmetrics=opened)
         headers = [("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding")]
         if gzip_accepted(encodings):
             body = gzip.compress(body, GZIP_LEVEL, mtime=0)

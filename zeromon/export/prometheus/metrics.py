@@ -5,10 +5,12 @@ others only where they mean something and are bounded (never an FQN). What is un
 0. Pure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from zeromon.focus import death_cause, roles_of
+from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
@@ -25,6 +27,7 @@ from zeromon.snapshot import (
     RankSnapshot,
     RunSnapshot,
 )
+from zeromon.snapshot.communication import SIZE_BOUNDS
 
 Row = tuple[tuple[str, ...], float | None]
 RankRows = Callable[[RankSnapshot], Iterable[Row]]
@@ -247,6 +250,23 @@ def _disk(read: Callable[[Disk], float | None]) -> Rows:
 
 def _host(read: Callable[[HostMemory], float | None]) -> Rows:
     return _one(lambda rank: read(rank.host) if rank.host else None)
+
+
+_HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
+    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+    "zeromon_collective_size_bytes": (
+        SIZE_BOUNDS,
+        lambda rank: [sum(one) for one in zip(*(row.calls for row in rank.sizes), strict=True)],
+    ),
+}
+"""Upper bounds, and how to read the counts by them."""
+
+
+def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: upper bound, and how many are not above it."""
+    bounds, read = _HISTOGRAMS[spec.name]
+    labels = (*map(str, bounds), "+Inf")
+    return zip(labels, accumulate(read(rank)), strict=True)
 
 
 # fmt: off

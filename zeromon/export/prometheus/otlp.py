@@ -26,8 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from zeromon import __version__
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.families import cumulative
-from zeromon.export.prometheus.metrics import Spec, rows_of
+from zeromon.export.prometheus.metrics import Spec, cumulative, rows_of
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import printable
 

@@ -1,6 +1,8 @@
-"""Makes the metrics of :data:`~zeromon.export.prometheus.metrics.METRICS` of snapshots. Pure."""
+"""The metrics of :data:`zeromon.export.prometheus.metrics.METRICS` as prometheus-client writes them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client import Metric
@@ -10,31 +12,24 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     InfoMetricFamily,
 )
+from prometheus_client.registry import Collector
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Row, Spec, rows_of
-from zeromon.fold.state import STEP_BUCKETS
-from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
-from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.export.prometheus.metrics import Row, Spec, cumulative, rows_of
+from zeromon.snapshot import Health, RunSnapshot
 from zeromon.units import printable
 
-
-def _labels(bounds: Sequence[float]) -> tuple[str, ...]:
-    return (*map(str, bounds), "+Inf")
-
-
-_HISTOGRAMS: dict[str, tuple[Sequence[str], Callable[[RankSnapshot], Sequence[int]]]] = {
-    "zeromon_step_seconds": (_labels(STEP_BUCKETS), lambda rank: rank.step_buckets),
-    "zeromon_collective_size_bytes": (
-        _labels(SIZE_BOUNDS),
-        lambda rank: [
-            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
-        ],
-    ),
-}
-"""Bounds, and how to read the counts by them."""
-
 _FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+
+
+class ByClient(Collector):
+    """What prometheus-client's encoders take."""
+
+    def __init__(self, runs: Iterable[RunSnapshot], health: Health | None = None) -> None:
+        self._runs, self._health = tuple(runs), health
+
+    def collect(self) -> Iterator[Metric]:
+        return collect(self._runs, self._health)
 
 
 def collect(runs: Iterable[RunSnapshot], health: Health | None = None) -> Iterator[Metric]:
@@ -93,12 +88,3 @@ def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
                 buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
                 family.add_metric((printable(run.run), str(rank.rank)), buckets, total or 0.0)
     return family
-
-
-def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
-    """The buckets of a histogram: upper bound, and how many are not above it."""
-    bounds, read = _HISTOGRAMS[spec.name]
-    so_far = 0
-    for bound, count in zip(bounds, read(rank), strict=True):
-        so_far += count
-        yield bound, so_far
