@@ -36,10 +36,10 @@ def paused(number: int, pauses: dict[int, int], waits: dict[int, int], saves: bo
     ("pauses", "saves", "text"),
     [
         (dict.fromkeys(range(61, 151, 20), 1000), False,
-         "pauses for 1.0 s about every 20 steps (time between phases) since step 61"),
+         "pauses for 1.0 s about every 20 steps (own code) since step 61"),
         ({51: 5000, 101: 5000}, True, "saves a checkpoint for 5.0 s about every 50 steps since step 51"),
         (dict.fromkeys((61, 64, 90, 149), 1000), False,
-         "pauses for 1.0 s in 4 steps (time between phases) since step 61"),
+         "pauses for 1.0 s in 4 steps (own code) since step 61"),
     ],
 )  # fmt: skip
 def test_pauses_of_one_rank_are_told_with_their_rhythm(

@@ -236,6 +236,13 @@ def test_no_memory_is_called_free_while_it_runs_out() -> None:
     assert "are free" in " ".join(f.text for f in advise(run(rank, replace(rank, rank=1))))
 
 
+def test_a_rank_has_its_part_of_its_own_node() -> None:
+    """Two ranks on each of two nodes: half of the node is free for each, and the finding says so."""
+    first = one(*GATHERS, host=HostMemory(headroom_bytes=64 * GIB))
+    ranks = [replace(first, rank=n, node=f"node{n // 2}") for n in range(4)]
+    assert "32.0 GiB per rank are free" in " ".join(f.text for f in advise(run(*ranks)))
+
+
 def test_growing_workers_are_urgent_where_the_host_is_soon_full() -> None:
     """4 workers of two ranks take 42 MiB a step of 200 ms."""
     for room, severity in ((64 * GIB, Severity.WARNING), (1 << 50, Severity.INFO)):

@@ -70,7 +70,7 @@ def test_each_fault_is_expected_and_is_in_the_program() -> None:
     assert [kind for kind in KINDS if kind not in described] == []
 
 
-LATE = "slow: rank 1 is late by 80 ms per step (time between phases) since step 41"
+LATE = "slow: rank 1 is late by 80 ms per step (own code) since step 41"
 
 
 @pytest.mark.parametrize(

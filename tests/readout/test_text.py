@@ -145,7 +145,7 @@ def test_a_straggler_comes_with_what_is_known_of_it() -> None:
         "the others wait 12.0 ms per step (3.1 %); its clocks are held down"
     )
     between = replace(late, phases=("other", "forward"), cause="")
-    assert "late by 10.0 ms per step (time between phases and forward)" in straggler_text(between)
+    assert "late by 10.0 ms per step (own code and forward)" in straggler_text(between)
     bare = Straggler(
         rank=3, late_seconds=0.012, share=0.031, since_step=0, phases=(), longer_seconds=0.0
     )

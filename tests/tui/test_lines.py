@@ -18,6 +18,7 @@ from zeromon.levels import Severity
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
+from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.tui import plots, status_text, tables
 from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
@@ -245,9 +246,19 @@ def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
 def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
     one = summary(1, start_ns=0, end_ns=100, communication_ns=75, exposed_ns=25)
     assert plain(lanes.communication([one], 0, 100, 8, letters=True)) == "====xx  "
-    assert (
-        plain(lanes.communication([replace(one, idle=True)], 0, 100, 8, letters=True)).strip() == ""
-    )
+    by_phase = replace(one, phase_ns=(0, 50, 50, 0, 0, 0), phase_exposed_ns=(0, 0, 25, 0, 0, 0))
+    assert plain(lanes.lane([by_phase], 0, 100, 8, letters=True)) == "FFFFBBxx"
+    assert plain(lanes.communication([by_phase], 0, 100, 8, letters=True)) == "    ==xx"
+    idle = replace(by_phase, idle=True)
+    assert plain(lanes.lane([idle], 0, 100, 8, letters=True)) == "FFFFBBBB"
+    assert plain(lanes.communication([idle], 0, 100, 8, letters=True)) == "????????"
+
+
+def test_a_step_begins_with_the_wait_for_its_batch() -> None:
+    spent = [0] * len(Phase)
+    spent[Phase.FORWARD], spent[Phase.DATA_WAIT], spent[Phase.OTHER] = 50, 25, 25
+    one = summary(1, start_ns=0, end_ns=100, phase_ns=tuple(spent))
+    assert plain(lanes.lane([one], 0, 100, 8, letters=True)) == "ddFFFF--"
 
 
 def test_the_ruler_counts_back_from_now() -> None:

@@ -71,6 +71,14 @@ def test_a_step_is_one_line() -> None:
     assert step_line(run, 7, DisplayOptions()) == "step 7: not known"
 
 
+def test_what_is_exposed_is_said_of_every_step() -> None:
+    """Also of one whose communication was counted only."""
+    run = at_step(100)
+    idle = [replace(r, recent=(replace(r.recent[-1], idle=True),)) for r in run.ranks]
+    line = step_line(replace(run, ranks=tuple(idle)), 100, DisplayOptions())
+    assert "  exposed n/a (not timed)  " in line
+
+
 def test_every_step_is_said_once_and_the_end() -> None:
     ended = tuple(replace(r, alive=False, ended="finished") for r in at_step(104).ranks)
     last = replace(at_step(104), ended=True, ranks=ended)

@@ -344,11 +344,6 @@ def finding_text(finding: About) -> str:
     return f"{subject(finding.rank)}{finding.text}"
 
 
-def phase_words(phase: str) -> str:
-    """A phase in a sentence, where ``other`` alone says nothing: ``time between phases``."""
-    return "time between phases" if phase == "other" else PART_NAMES.get(phase, phase)
-
-
 def clock(wall: float) -> str:
     """``2026-11-25 18:02:11``: *wall*, seconds since the epoch, in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
@@ -393,7 +388,7 @@ def straggler_sentence(late: Straggler) -> str:
         return f"all its ranks come after all others, which wait {cost}{since}{why}"
     if not late.phases:
         return f"late{since}; the others wait {cost}{why}"
-    where = " and ".join(phase_words(phase) for phase in late.phases)
+    where = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
     longer = human_seconds(late.longer_seconds)
     return f"late by {longer} per step ({where}){since}; the others wait {cost}{why}"
 

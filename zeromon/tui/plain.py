@@ -101,12 +101,11 @@ def step_line(run: RunSnapshot, step: int, look: DisplayOptions) -> str:
         f"{human_seconds(slowest[1].seconds)} (rank {slowest[0]})",
     ]
     timed = [(rank, one) for rank, one in steps if one.timed and one.seconds > 0]
+    share = "n/a (not timed)"
     if timed:
         most = max(timed, key=lambda pair: pair[1].exposed_ns / pair[1].seconds)
-        share = human_ratio(most[1].exposed_ns / 1e9 / most[1].seconds)
-        parts.append(f"exposed {share} (rank {most[0]})")
-    elif not any(one.idle for _, one in steps):
-        parts.append("exposed n/a (not timed)")
+        share = f"{human_ratio(most[1].exposed_ns / 1e9 / most[1].seconds)} (rank {most[0]})"
+    parts.append(f"exposed {share}")
     device = [(one.reserved_bytes, rank) for rank, one in steps if one.reserved_bytes >= 0]
     if device:
         parts.append(f"reserved {look.size(max(device)[0])} (rank {max(device)[1]})")

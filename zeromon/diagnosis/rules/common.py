@@ -111,7 +111,7 @@ def unsharded_bytes(rank: RankSnapshot) -> int:
 
 
 def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
-    """Bytes that *rank* may still allocate: on its device, or its part of the host; -1 where unknown.
+    """Bytes that *rank* may still allocate: on its device, or its part of its node; -1 where unknown.
 
     0 where that memory is running out, however much of it is free now.
     """
@@ -121,7 +121,7 @@ def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
         return rank.memory.headroom_bytes
     if rank.host is None or rank.host.headroom_bytes < 0:
         return -1
-    return rank.host.headroom_bytes // max(1, len(run.ranks))
+    return rank.host.headroom_bytes // sum(other.node == rank.node for other in run.ranks)
 
 
 def bucket_cap_mb(rank: RankSnapshot) -> float | None:

@@ -124,7 +124,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     saved = exposed(gathers) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
     yield Match(
         f"gathering parameters waits {human_seconds(exposed(gathers))} a step "
-        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
+        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
             cause="stage 3 moves parameters twice a step, stage 2 once: 3 to 2 in all (the paper's "

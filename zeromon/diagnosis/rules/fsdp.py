@@ -118,7 +118,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     gained = gain(run, _NOT_GATHERED, exposed(again), **kept)
     yield Match(
         f"gathering parameters again in backward waits {human_seconds(exposed(again))} a step "
-        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} are free",
+        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
             cause=f"{_FREES[form]} frees parameters that backward needs soon after",

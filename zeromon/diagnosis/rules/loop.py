@@ -11,7 +11,7 @@ from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
 from zeromon.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
-from zeromon.readout.text import busiest_line, phase_words
+from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
@@ -250,7 +250,7 @@ def _pauses_text(alone: Pauses) -> str:
     is_regular = all(abs(gap - every) <= max(1, every / 4) for gap in gaps)
     rhythm = f"about every {every:.0f} steps" if is_regular else f"in {len(alone.steps)} steps"
     does = "saves a checkpoint" if alone.phase == "checkpoint" else "pauses"
-    where = "" if alone.phase == "checkpoint" else f" ({phase_words(alone.phase)})"
+    where = "" if alone.phase == "checkpoint" else f" ({PART_NAMES[alone.phase]})"
     return (
         f"{does} for {human_seconds(alone.seconds)} {rhythm}{where} since step "
         f"{human_count(alone.steps[0])}, {human_ratio(alone.share)} of the time; the other ranks wait"

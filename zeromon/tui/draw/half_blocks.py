@@ -5,12 +5,12 @@ import re
 from zeromon.readout.breakdown import PARTS
 from zeromon.tui.line import Line, Span, merged
 
-TONES = ("", *PARTS, "hidden")
+TONES = ("", *PARTS, "hidden", "untimed")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
 LETTERS = {
     "forward": "F", "backward": "B", "optimizer": "O", "cpu_optimizer": "C", "exposed": "x",
     "data_wait": "d", "evaluation": "E", "checkpoint": "K", "garbage_collection": "G",
-    "compile": "M", "generation": "g", "other": "-", "hidden": "=",
+    "compile": "M", "generation": "g", "other": "-", "hidden": "=", "untimed": "?",
 }  # fmt: skip
 """The letters of the parts of a step, for screens without colour."""
 NUMBERS = {tone: number for number, tone in enumerate(TONES)}
@@ -37,6 +37,8 @@ def styled(halves: bytearray, empty: Span, *, letters: bool = False) -> Line:
 
 
 def _cell(left: str, right: str) -> Span:
+    if "untimed" in (left, right):
+        return LETTERS["untimed"], "faint"
     if left == right:
         return "█", left
     if not right:

@@ -1,18 +1,19 @@
 """Draws lanes over time: the last steps of each rank. Pure.
 
 Steps and the gaps between them have their true position and length. Within a step only sums by phase are
-known, not times: a lane draws them as shares, in a fixed order.
+known, not times: a lane draws them as shares, in the order of a step: what is exposed ends its phase.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from zeromon.readout.breakdown import PARTS, step_parts
+from zeromon.readout.breakdown import PHASES, RECORDED
 from zeromon.snapshot import StepSummary
 from zeromon.tui.draw.half_blocks import NUMBERS, styled
 from zeromon.tui.line import Line, Span, cells
 from zeromon.units import human_seconds
 
+_ORDER = ("data_wait", *(phase for phase in PHASES if phase != "data_wait"))
 NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))
 """The cell where there is no step, with colour and without."""
 
@@ -23,22 +24,50 @@ def lane(
     """Returns the steps of one rank between two times, divided into parts."""
     halves = bytearray(width * 2)
     for step in _visible(recent, first_ns, last_ns):
-        parts = step_parts(step)
-        _fill(halves, step, [(name, parts[name]) for name in PARTS], first_ns, last_ns)
+        parts: list[tuple[str, int]] = []
+        for phase, own, exposed in _phases(step):
+            parts += [(phase, own), ("exposed", exposed)]
+        _fill(halves, step, parts, first_ns, last_ns)
     return styled(halves, NOTHING[letters], letters=letters)
 
 
 def communication(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
-    """Returns the communication of each step: hidden behind compute, then exposed."""
+    """Returns the communication of each step: what is exposed, below its phase, and before it the hidden.
+
+    Hidden communication is known of a whole step alone: it is drawn where some is exposed, else at the beginning.
+    """
     halves = bytearray(width * 2)
     for step in _visible(recent, first_ns, last_ns):
-        if step.timed:
-            hidden = max(0, step.communication_ns - step.exposed_ns)
-            parts = [("hidden", hidden), ("exposed", step.exposed_ns)]
-            _fill(halves, step, parts, first_ns, last_ns)
+        _fill(halves, step, _communication(step), first_ns, last_ns)
     return styled(halves, NOTHING[letters], letters=letters)
+
+
+def _phases(step: StepSummary) -> Iterator[tuple[str, int, int]]:
+    """(phase, its nanoseconds without what is exposed, what is exposed), in the order of a step."""
+    spent = dict(zip(RECORDED, step.phase_ns, strict=False))
+    exposed: dict[str, int] = {}
+    if step.timed:
+        exposed = dict(zip(RECORDED, step.phase_exposed_ns, strict=False))
+    for phase in _ORDER:
+        whole = spent.get(phase, 0)
+        waits = min(whole, exposed.get(phase, 0))
+        yield phase, whole - waits, waits
+
+
+def _communication(step: StepSummary) -> Iterator[tuple[str, int]]:
+    if not step.timed:
+        yield "untimed", step.end_ns - step.start_ns
+        return
+    hidden, phases = max(0, step.communication_ns - step.exposed_ns), list(_phases(step))
+    whole = sum(exposed for _, _, exposed in phases)
+    if not whole:
+        yield from (("hidden", hidden), ("exposed", step.exposed_ns))
+        return
+    for _, own, exposed in phases:
+        before = min(own, hidden * exposed // whole)
+        yield from (("", own - before), ("hidden", before), ("exposed", exposed))
 
 
 def _visible(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iterator[StepSummary]:
@@ -64,7 +93,7 @@ def _fill(
             continue
         begin, at = end, min(step.end_ns, at + spent)
         end = max(0, min(len(halves), round((at - first_ns) * each)))
-        if end > begin:
+        if name and end > begin:
             halves[begin:end] = bytes((NUMBERS[name],)) * (end - begin)
 
 

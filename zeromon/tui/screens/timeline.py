@@ -25,7 +25,7 @@ _LABEL = 10
 _STEPS_AT_FIRST = 12
 _MOST_THICK = 3
 _LEAST_PAUSE_SECONDS = 0.9
-_TRUE = "Steps are at their true times; within a step, shares only (enter: its collectives)"
+_TRUE = "True times of steps, shares of phases; ? not timed (enter: collectives)"
 
 
 class Lanes(TimeAxis):
