@@ -36,7 +36,7 @@ def communication(
 ) -> Line:
     """Returns the communication of each step: what is exposed, below its phase, and before it the hidden.
 
-    Hidden communication is known of a whole step alone: it is drawn where some is exposed, else at the beginning.
+    The hidden is known of a whole step alone: it is drawn where some is exposed, else at the start.
     """
     halves = bytearray(width * 2)
     for step in _visible(recent, first_ns, last_ns):
