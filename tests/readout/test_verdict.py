@@ -231,6 +231,8 @@ def test_a_death_does_not_hide_what_threatened_the_run_before() -> None:
     assert judged.health is Health.DEAD
     death, _, before = judged.cause.partition("; before: ")
     assert "SIGABRT" in death and before.startswith("rank 1: late by")
+    raised = {"failed": True, "ended": "exception", "exception": "ValueError: 3"}
+    assert "late" not in verdict(_ended(late, raised, {"ended": "finished"})).cause
 
 
 def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:

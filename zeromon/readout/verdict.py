@@ -157,7 +157,7 @@ def _stalled(run: RunSnapshot) -> Verdict | None:
 
 
 def _death(run: RunSnapshot) -> str:
-    """What the first rank died of, with what led to it or threatened the run before."""
+    """What the first rank died of, after what led to it; of an abort, what threatened the run before."""
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)
@@ -175,7 +175,7 @@ def _death(run: RunSnapshot) -> str:
         led = _stalled(run)
     if led is not None and led.cause != text:
         return f"{led.cause}; {text}"
-    before = None if run.hangs or not run.ended else _lost_time(run)
+    before = _lost_time(run) if how == "SIGABRT" and run.ended and not run.hangs else None
     return text if before is None else f"{text}; before: {before.cause}"
 
 

@@ -34,7 +34,7 @@ def lane(
 def communication(
     recent: Sequence[StepSummary], first_ns: int, last_ns: int, width: int, *, letters: bool = False
 ) -> Line:
-    """Returns the communication of each step: what is exposed, below its phase, and before it the hidden.
+    """Returns the communication of each step: the exposed below its phase, the hidden before it.
 
     The hidden is known of a whole step alone: it is drawn where some is exposed, else at the start.
     """
