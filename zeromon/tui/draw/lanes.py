@@ -80,7 +80,7 @@ def _visible(recent: Sequence[StepSummary], first_ns: int, last_ns: int) -> Iter
 def _fill(
     halves: bytearray,
     step: StepSummary,
-    parts: Sequence[tuple[str, int]],
+    parts: Iterable[tuple[str, int]],
     first_ns: int,
     last_ns: int,
 ) -> None:
