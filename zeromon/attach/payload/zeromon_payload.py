@@ -32,23 +32,7 @@ def refusal():
         return "it has not loaded torch", "Give the pid of a rank, or of its launcher."
     if getattr(torch.__spec__, "_initializing", False):
         return "it is still loading torch", "Try again in a moment."
-    if has_older_agent():
-        return (
-            "an older zeromon has loaded its agent into it",
-            "Use the version that loaded it, or restart the process: its hooks end with the process.",
-        )
     return None
-
-
-def has_older_agent():
-    """Whether an agent is loaded whose modules or functions have other names than this payload calls."""
-    modules = sys.modules
-    bootstrap = modules.get("zeromon_agents.runtime.bootstrap")
-    return (
-        "zeromon_agents.bootstrap" in modules
-        or hasattr(modules.get("zeromon_agents.runtime.attached"), "leave")
-        or hasattr(getattr(bootstrap, "BOOTSTRAP", None), "join")
-    )
 
 
 def load():
